@@ -1,0 +1,1 @@
+//! One per device: weights, KV bytes, and the forward pass a batch asks for.

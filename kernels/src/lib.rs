@@ -1,0 +1,1 @@
+//! Devices, buffers and kernels; the home of unsafe code.

@@ -1,0 +1,1 @@
+//! One file per architecture, composed of parallel-aware layers.

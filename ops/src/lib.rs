@@ -1,0 +1,1 @@
+//! Tensors and shape-checked maths on one device.

@@ -1,0 +1,96 @@
+//! One step of one replica as its executors receive it. Every TP rank gets the same bytes.
+
+use crate::{BlockId, Epoch, RequestId, Sampling, Seat, StepId, Token};
+use serde::{Deserialize, Serialize};
+
+/// What the executors of a replica run in one step. Decode rows come first, then longer chunks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Batch {
+    /// The step; replies carry it back.
+    pub step: StepId,
+    /// Generation of the executor group this batch is meant for.
+    pub epoch: Epoch,
+    /// How the step is dispatched; agreed by assignment, never negotiated between ranks.
+    pub bucket: Bucket,
+    /// Tokens that every rank of a lockstep group pads its MoE layers to; 0 outside lockstep.
+    pub moe_tokens: u32,
+    /// One row per chunk.
+    pub rows: Vec<Row>,
+}
+
+/// How a step is dispatched on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Bucket {
+    /// Replay the graph captured for `rows` rows of `width` tokens each.
+    Graph {
+        /// Rows the graph was captured for; at least the rows of the batch.
+        rows: u32,
+        /// Tokens per row: 1, or 1 + drafts.
+        width: u32,
+    },
+    /// Launch every kernel for this many tokens.
+    Eager {
+        /// Tokens forwarded by the step.
+        tokens: u32,
+    },
+}
+
+/// One chunk of one request: forwards `len + drafts` tokens from position `start`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// Whose tokens these are.
+    pub request: RequestId,
+    /// Epoch of the request (it grows with preemption and group loss), echoed by `StepOutput` order.
+    pub epoch: u32,
+    /// The request's row of device state.
+    pub seat: Seat,
+    /// Position of the first token.
+    pub start: u32,
+    /// Known tokens forwarded, at least 1.
+    pub len: u32,
+    /// Draft tokens forwarded behind them, taken from the seat.
+    pub drafts: u8,
+    /// Whether a token is sampled behind the last one: true iff no successor is known.
+    pub samples: bool,
+    /// Where the token ids come from.
+    pub input: Input,
+    /// Changes of the block tables since the seat's last row; whole tables with an epoch's first row.
+    pub tables: Vec<TableUpdate>,
+    /// Known successor of the chunk's last token (drafters and prompt log-probabilities read it).
+    pub next: Option<Token>,
+    /// Present with the first row of a request's epoch: the seat is initialised from it.
+    pub init: Option<SeatInit>,
+}
+
+/// Source of a row's token ids.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Input {
+    /// `len` ids from the host.
+    Tokens(Vec<Token>),
+    /// The id this seat sampled in an earlier step whose output the scheduler has not seen yet.
+    SampledAt(StepId),
+}
+
+/// Replaces the entries of one block table from `from` on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TableUpdate {
+    /// Index of the KV group in `KvSpec::groups`.
+    pub group: u8,
+    /// First entry replaced; the table ends behind `blocks`.
+    pub from: u32,
+    /// The new entries.
+    pub blocks: Vec<BlockId>,
+}
+
+/// What a seat must know about a request before its first row.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SeatInit {
+    /// Sampling rules.
+    pub sampling: Sampling,
+    /// Key of the request's random numbers (Philox), drawn once at submit.
+    pub key: u64,
+    /// Tokens of the prompt; positions from here on are output.
+    pub prompt_len: u32,
+    /// All ids known so far, prompt and output, if `Sampling::reads_history`; else empty.
+    pub history: Vec<Token>,
+}

@@ -1,0 +1,89 @@
+//! Messages between the scheduler and one executor.
+
+use crate::{Batch, Epoch, KvSpec, Rank, StepId, StepOutput};
+use serde::{Deserialize, Serialize};
+
+/// Scheduler to executor.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum ToExecutor {
+    /// Allocate this many KV blocks: the smallest number that every rank can hold.
+    SizeKv {
+        /// Blocks per rank.
+        blocks: u32,
+    },
+    /// Run a step.
+    Batch(Batch),
+    /// Finish the current step and exit.
+    Shutdown,
+}
+
+/// Executor to scheduler.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum FromExecutor {
+    /// First message: who this is and what it serves.
+    Hello(Hello),
+    /// Start-up goes on.
+    Progress {
+        /// What is being done.
+        phase: Phase,
+        /// Units finished.
+        done: u64,
+        /// Units in all.
+        total: u64,
+    },
+    /// Warm-up is over; answered by `SizeKv`.
+    Memory(Memory),
+    /// KV is allocated; batches are welcome.
+    Ready(Ready),
+    /// Answer to a batch.
+    StepOutput(StepOutput),
+    /// The device or the executor failed; it exits.
+    Fault {
+        /// The step it happened in, if any.
+        step: Option<StepId>,
+        /// What happened.
+        text: String,
+    },
+}
+
+/// Identity of an executor; a mismatch refuses to start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// Protocol version.
+    pub version: u16,
+    /// Rank in the world.
+    pub rank: Rank,
+    /// Group generation.
+    pub epoch: Epoch,
+    /// Device, in words.
+    pub device: String,
+}
+
+/// A part of the executor's start-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Phase {
+    /// Reading and packing weights; units are bytes.
+    Load,
+    /// Forward passes that measure memory and speed; units are passes.
+    WarmUp,
+}
+
+/// Measured after the warm-up.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Memory {
+    /// KV layout of the model on this rank.
+    pub spec: KvSpec,
+    /// Blocks this rank can hold.
+    pub blocks: u32,
+    /// Nanoseconds per token of the slowest warm-up pass; seeds step deadlines.
+    pub ns_per_token: u64,
+}
+
+/// The executor accepts batches.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ready {
+    /// Blocks allocated.
+    pub blocks: u32,
+    /// Row counts for which graphs are captured, ascending; empty = eager only.
+    pub graph_rows: Vec<u32>,
+}

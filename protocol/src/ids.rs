@@ -1,0 +1,62 @@
+//! Identifiers. All are opaque numbers; none carries meaning beyond equality and order.
+
+use serde::{Deserialize, Serialize};
+
+/// A vocabulary id.
+pub type Token = u32;
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+        $(#[$doc])*
+        #[derive(
+            Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+        )]
+        #[serde(transparent)]
+        pub struct $name(pub $inner);
+    };
+}
+
+id!(
+    /// One choice of one user request, unique for the life of the scheduler process.
+    RequestId(u64)
+);
+id!(
+    /// One step of one replica, counted from 1.
+    StepId(u64)
+);
+id!(
+    /// Generation of an executor group: everything that belongs to an older one is dropped.
+    Epoch(u64)
+);
+id!(
+    /// Row of persistent per-request state on a device.
+    Seat(u32)
+);
+id!(
+    /// Physical index of a KV block in its pool.
+    BlockId(u32)
+);
+id!(
+    /// Position of a process in a parallel group.
+    Rank(u16)
+);
+id!(
+    /// One KV cache and the executors that share it (a DP rank).
+    Replica(u16)
+);
+
+impl StepId {
+    /// The step after this one.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+impl Epoch {
+    /// The generation after this one.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}

@@ -1,0 +1,21 @@
+//! What crosses a process boundary: ids, batches, step outputs, KV layout and KV events.
+//!
+//! Plain data only. A type belongs here if it is serialised between the scheduler and an executor,
+//! or between the scheduler and a KV-event subscriber; it knows no policy and no device.
+
+mod batch;
+mod executor;
+mod ids;
+mod kv_event;
+mod kv_spec;
+pub mod link;
+mod output;
+mod sampling;
+
+pub use batch::{Batch, Bucket, Input, Row, SeatInit, TableUpdate};
+pub use executor::{FromExecutor, Hello, Memory, Phase, Ready, ToExecutor};
+pub use ids::{BlockId, Epoch, Rank, Replica, RequestId, Seat, StepId, Token};
+pub use kv_event::{BlockHash, ExtraKey, KvEvent};
+pub use kv_spec::{KvGroup, KvKind, KvSpec};
+pub use output::{RowError, RowOutput, StepOutput, StepTiming, TokenLogprobs};
+pub use sampling::Sampling;

@@ -1,0 +1,65 @@
+//! What an executor answers to a batch.
+
+use crate::{Epoch, StepId, Token};
+use serde::{Deserialize, Serialize};
+
+/// Result of one step: one entry per batch row, in the same order. A step that sampled nothing still answers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StepOutput {
+    /// The step answered.
+    pub step: StepId,
+    /// Group generation the executor belongs to.
+    pub epoch: Epoch,
+    /// One result per batch row.
+    pub rows: Vec<RowOutput>,
+    /// Where the time went.
+    pub timing: StepTiming,
+}
+
+/// Result of one row.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct RowOutput {
+    /// Sampled ids: accepted drafts, then one more. Empty for a row that does not sample.
+    pub emitted: Vec<Token>,
+    /// Drafts accepted.
+    pub accepted: u8,
+    /// Set if the row could not be computed; nothing was emitted then.
+    pub error: Option<RowError>,
+    /// One entry per emitted id, if asked for; else empty.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// One entry per prompt position `start + 1 ..` of the chunk, if asked for; else empty.
+    pub prompt_logprobs: Vec<TokenLogprobs>,
+}
+
+/// Why a single row failed while its neighbours went on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RowError {
+    /// Logits held NaN or infinity.
+    NonFiniteLogits,
+    /// Every id was masked.
+    AllMasked,
+}
+
+/// Log-probability of one token under the raw logits (log-softmax in f32).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TokenLogprobs {
+    /// The token.
+    pub token: Token,
+    /// Its natural log-probability.
+    pub logprob: f32,
+    /// Its rank among all ids, from 1.
+    pub rank: u32,
+    /// The most likely ids, best first, lowest id first on ties.
+    pub top: Vec<(Token, f32)>,
+}
+
+/// Nanoseconds spent per part of a step on the executor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct StepTiming {
+    /// Preparing inputs.
+    pub inputs_ns: u64,
+    /// Forward pass, logits included.
+    pub forward_ns: u64,
+    /// Sampling.
+    pub sample_ns: u64,
+}

@@ -1,0 +1,1 @@
+//! Decides the next step of every replica.

@@ -1,0 +1,1 @@
+//! The `hadron` binary as a library, so that integration tests can reach its parts.

@@ -1,0 +1,2 @@
+//! Entry point: parses the command line and runs one role.
+fn main() {}
