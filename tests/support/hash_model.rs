@@ -1,0 +1,394 @@
+//! A simulated executor built on `protocol` alone: it does what a `Batch` says, on hashes.
+//!
+//! Owns slots and seats, as a device does; never refcounts, never a policy. The next token is a hash
+//! of the whole prefix **read back through the block table**, slot by slot, so an aliased, stale,
+//! freed or misplaced block shows as a wrong token at once. Reads happen after the writes of all
+//! rows of the step, as on a device. `Reading::Nothing` is the zero-time device for HTTP
+//! benchmarks: the token is a hash of (key, position) and no slot is touched.
+//!
+//! A batch that no device could run (a hole in a table, an unknown seat) is a `Violation`.
+
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+#[path = "hash_text.rs"]
+pub(crate) mod text;
+
+use protocol::{
+    Batch, BlockId, Epoch, Input, RequestId, Row, RowError, RowOutput, StepId, StepOutput,
+    StepTiming, Token, TokenLogprobs,
+};
+use text::{EMPTY, POISON, Voice, avalanche, entry, fold};
+
+/// Whether the next token depends on what the slots hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reading {
+    /// Write and read every slot.
+    Slots,
+    /// Touch no slot.
+    Nothing,
+}
+
+/// Size of a simulated device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shape {
+    /// KV blocks in the pool.
+    pub(crate) blocks: u32,
+    /// Positions per block.
+    pub(crate) block_tokens: u32,
+    /// Ids are drawn from `0 .. vocab`.
+    pub(crate) vocab: Token,
+    /// Drafts made behind every sampled token.
+    pub(crate) drafts: u8,
+    /// Whether slots are used.
+    pub(crate) reading: Reading,
+}
+
+/// A batch asked for something that no device could do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Violation(pub(crate) String);
+
+/// Result of one row before it is known whether it fails.
+type Outcome<T> = Result<T, Violation>;
+
+/// Persistent state of one seat.
+#[derive(Debug, Clone)]
+struct SeatState {
+    request: RequestId,
+    epoch: u32,
+    voice: Voice,
+    table: Vec<BlockId>,
+    /// The last sampled token, not yet in a slot, and the step that sampled it.
+    last: Option<(Token, StepId)>,
+    /// Position of `last`.
+    next: u32,
+    drafts: Vec<Token>,
+}
+
+/// What a row forwards, once the seat has filled in what the host does not know.
+struct Span {
+    start: u32,
+    ids: Vec<Token>,
+}
+
+/// The simulated device.
+#[derive(Debug)]
+pub(crate) struct HashModel {
+    shape: Shape,
+    slots: Vec<u64>,
+    seats: Vec<Option<SeatState>>,
+}
+
+impl HashModel {
+    /// A device whose slots have never been written.
+    pub(crate) fn new(shape: Shape) -> Self {
+        let slots = match shape.reading {
+            Reading::Slots => vec![POISON; shape.blocks as usize * shape.block_tokens as usize],
+            Reading::Nothing => Vec::new(),
+        };
+        Self { shape, slots, seats: Vec::new() }
+    }
+
+    /// Makes the content of a freed block unreadable. Call it in stream order.
+    pub(crate) fn poison(&mut self, block: BlockId) {
+        let size = self.shape.block_tokens as usize;
+        let from = block.0 as usize * size;
+        if let Some(slots) = self.slots.get_mut(from..from + size) {
+            slots.fill(POISON);
+        }
+    }
+
+    /// Runs one step.
+    pub(crate) fn run(&mut self, batch: &Batch) -> Outcome<StepOutput> {
+        self.run_with(batch, |_| None)
+    }
+
+    /// Runs one step in which `fails` makes single rows fail, as NaN logits would: such a row
+    /// leaves unreadable entries behind and emits nothing.
+    pub(crate) fn run_with(
+        &mut self,
+        batch: &Batch,
+        fails: impl Fn(&Row) -> Option<RowError>,
+    ) -> Outcome<StepOutput> {
+        let mut spans = Vec::with_capacity(batch.rows.len());
+        let mut rows = vec![RowOutput::default(); batch.rows.len()];
+        for (row, output) in batch.rows.iter().zip(&mut rows) {
+            self.take_seat(row)?;
+            let span = self.span(row)?;
+            output.error = fails(row);
+            if self.shape.reading == Reading::Slots {
+                output.prompt_logprobs = self.write(row, &span, output.error.is_some())?;
+            }
+            spans.push(span);
+        }
+        for ((row, span), output) in batch.rows.iter().zip(&spans).zip(&mut rows) {
+            match output.error {
+                Some(_) => self.seat_mut(row)?.lose(batch.step, span.start + row.len),
+                None if row.samples => self.sample(batch.step, row, span, output)?,
+                None => {}
+            }
+        }
+        let timing = StepTiming::default();
+        Ok(StepOutput { step: batch.step, epoch: batch.epoch, rows, timing })
+    }
+
+    /// Starts a request's epoch in its seat, if this is its first row, and updates its block table.
+    fn take_seat(&mut self, row: &Row) -> Outcome<()> {
+        let index = row.seat.0 as usize;
+        if index >= self.seats.len() {
+            self.seats.resize_with(index + 1, || None);
+        }
+        if let Some(init) = &row.init {
+            let (sampling, vocab) = (init.sampling.clone(), self.shape.vocab);
+            let mut voice = Voice::new(vocab, sampling, init.key, init.prompt_len);
+            voice.hear(&init.history);
+            self.seats[index] = Some(SeatState {
+                request: row.request,
+                epoch: row.epoch,
+                voice,
+                table: Vec::new(),
+                last: None,
+                next: 0,
+                drafts: Vec::new(),
+            });
+        }
+        let blocks = self.shape.blocks;
+        let seat = self.seat_mut(row)?;
+        for update in &row.tables {
+            let from = update.from as usize;
+            if update.group != 0 || from > seat.table.len() {
+                return fail(row, format_args!("table update {update:?} leaves a hole"));
+            }
+            if update.blocks.iter().any(|b| b.0 >= blocks) {
+                return fail(
+                    row,
+                    format_args!("table update {update:?} leaves the pool of {blocks}"),
+                );
+            }
+            seat.table.truncate(from);
+            seat.table.extend_from_slice(&update.blocks);
+        }
+        Ok(())
+    }
+
+    /// Resolves the input ids of a row: from the host, or from the seat.
+    fn span(&mut self, row: &Row) -> Outcome<Span> {
+        let seat = self.seat_mut(row)?;
+        let (start, mut ids) = match (&row.input, seat.last) {
+            (Input::Tokens(ids), _) if ids.len() == row.len as usize => (row.start, ids.clone()),
+            (Input::SampledAt(step), Some((token, at))) if at == *step && row.len == 1 => {
+                (seat.next, vec![token])
+            }
+            (input, last) => {
+                return fail(
+                    row,
+                    format_args!("input {input:?} with seat {last:?}, len {}", row.len),
+                );
+            }
+        };
+        if start < row.start {
+            return fail(row, format_args!("starts at {start}, before the row's {}", row.start));
+        }
+        if row.drafts > 0 {
+            let Some(drafts) = seat.drafts.get(..usize::from(row.drafts)) else {
+                return fail(row, format_args!("{} drafts, seat {:?}", row.drafts, seat.drafts));
+            };
+            ids.extend_from_slice(drafts);
+        }
+        Ok(Span { start, ids })
+    }
+
+    /// Writes the entries of a row's ids; answers the prompt log-probabilities of the chunk.
+    fn write(&mut self, row: &Row, span: &Span, failed: bool) -> Outcome<Vec<TokenLogprobs>> {
+        let Self { shape, slots, seats } = self;
+        let seat = seat_of(seats, row)?;
+        let wanted = seat.voice.sampling.prompt_logprobs;
+        let mut context = read(slots, &seat.table, shape, span.start, row)?;
+        let mut logprobs = Vec::new();
+        for (i, &id) in span.ids.iter().enumerate() {
+            let position = span.start + i as u32;
+            let value = entry(context, id);
+            context = fold(context, value);
+            let slot = slot(&seat.table, shape, position, row)?;
+            slots[slot] = if failed { POISON } else { value };
+            let of_prompt = position + 1 < seat.voice.prompt_len;
+            if let (Some(top), true, false) = (wanted, of_prompt, failed) {
+                let Some(next) = span.ids.get(i + 1).copied().or(row.next) else {
+                    return fail(row, format_args!("prompt id {} is not named", position + 1));
+                };
+                logprobs.push(text::logprobs(context, next, top, shape.vocab));
+            }
+        }
+        Ok(logprobs)
+    }
+
+    /// Samples behind a row, verifying its drafts, and makes drafts for the next one.
+    fn sample(
+        &mut self,
+        step: StepId,
+        row: &Row,
+        span: &Span,
+        output: &mut RowOutput,
+    ) -> Outcome<()> {
+        let Self { shape, slots, seats } = self;
+        let seat = seat_of_mut(seats, row)?;
+        let first = span.start + row.len; // Position of the first token emitted.
+        let mut context = match shape.reading {
+            Reading::Slots => read(slots, &seat.table, shape, first, row)?,
+            Reading::Nothing => avalanche(seat.voice.key ^ avalanche(u64::from(first))),
+        };
+        let wanted = seat.voice.sampling.logprobs;
+        for i in 0..=usize::from(row.drafts) {
+            let position = first + i as u32;
+            let Some(token) = seat.voice.next(context, position) else {
+                *output = RowOutput { error: Some(RowError::AllMasked), ..RowOutput::default() };
+                seat.lose(step, position);
+                return Ok(());
+            };
+            output.emitted.push(token);
+            output.logprobs.extend(wanted.map(|n| text::logprobs(context, token, n, shape.vocab)));
+            seat.voice.hear(&[token]);
+            seat.last = Some((token, step));
+            seat.next = position;
+            if span.ids.get(row.len as usize + i) != Some(&token) {
+                break;
+            }
+            output.accepted += 1;
+            let slot = slot(&seat.table, shape, position, row)?;
+            context = fold(context, slots.get(slot).copied().unwrap_or_default());
+        }
+        seat.draft(context, shape.drafts);
+        Ok(())
+    }
+
+    /// The seat a row names, if it still belongs to the row's request and epoch.
+    fn seat_mut(&mut self, row: &Row) -> Outcome<&mut SeatState> {
+        seat_of_mut(&mut self.seats, row)
+    }
+}
+
+impl SeatState {
+    /// After a failed row: a step already in flight may still read this seat and gets rubbish.
+    fn lose(&mut self, step: StepId, next: u32) {
+        self.last = Some((0, step));
+        self.next = next;
+        self.draft(POISON, self.drafts.len() as u8);
+    }
+
+    /// Guesses what follows: usually right, wrong often enough that rejections happen.
+    fn draft(&mut self, mut context: u64, count: u8) {
+        self.drafts.clear();
+        let Some((mut token, _)) = self.last else { return };
+        let mut voice = self.voice.clone();
+        for i in 1..=u32::from(count) {
+            context = fold(context, entry(context, token));
+            let Some(mut guess) = voice.next(context, self.next + i) else { break };
+            if avalanche(context ^ 1).is_multiple_of(3) {
+                guess = (guess + 1) % voice.vocab;
+            }
+            voice.hear(&[guess]);
+            self.drafts.push(guess);
+            token = guess;
+        }
+        // A short guess is padded, so that a full row of drafts is always there.
+        self.drafts.resize(usize::from(count), 0);
+    }
+}
+
+/// Folds the entries of positions `[0, end)`, read slot by slot through the table.
+fn read(slots: &[u64], table: &[BlockId], shape: &Shape, end: u32, row: &Row) -> Outcome<u64> {
+    let size = shape.block_tokens as usize;
+    let mut left = end as usize;
+    let mut context = EMPTY;
+    for block in table {
+        if left == 0 {
+            break;
+        }
+        let from = block.0 as usize * size;
+        let here = left.min(size);
+        context = slots[from..from + here].iter().fold(context, |c, &e| fold(c, e));
+        left -= here;
+    }
+    if left > 0 {
+        return fail(
+            row,
+            format_args!("reads {end} positions, table covers {}", end as usize - left),
+        );
+    }
+    Ok(context)
+}
+
+/// The slot of a position.
+fn slot(table: &[BlockId], shape: &Shape, position: u32, row: &Row) -> Outcome<usize> {
+    let size = shape.block_tokens;
+    match table.get((position / size) as usize) {
+        Some(block) => Ok((block.0 * size + position % size) as usize),
+        None => fail(row, format_args!("position {position} lies past a table of {}", table.len())),
+    }
+}
+
+fn seat_of<'a>(seats: &'a [Option<SeatState>], row: &Row) -> Outcome<&'a SeatState> {
+    match seats.get(row.seat.0 as usize).and_then(Option::as_ref) {
+        Some(seat) if (seat.request, seat.epoch) == (row.request, row.epoch) => Ok(seat),
+        other => fail(row, format_args!("seat holds {:?}", other.map(|s| (s.request, s.epoch)))),
+    }
+}
+
+fn seat_of_mut<'a>(seats: &'a mut [Option<SeatState>], row: &Row) -> Outcome<&'a mut SeatState> {
+    seat_of(seats, row)?;
+    seats
+        .get_mut(row.seat.0 as usize)
+        .and_then(Option::as_mut)
+        .ok_or_else(|| Violation("seat vanished".into()))
+}
+
+fn fail<T>(row: &Row, text: std::fmt::Arguments<'_>) -> Outcome<T> {
+    let Row { request, epoch, seat, start, len, .. } = row;
+    Err(Violation(format!(
+        "request {}.{epoch} seat {} [{start}, {start} + {len}): {text}",
+        request.0, seat.0
+    )))
+}
+
+/// An executor thread around a zero-time device: the start-up handshake, then one reply per batch.
+pub(crate) mod thread {
+    use super::{Epoch, HashModel, Shape};
+    use protocol::link::{InProcess, Link, LinkError};
+    use protocol::{FromExecutor, Hello, KvGroup, KvKind, KvSpec, Memory, Rank, Ready, ToExecutor};
+    use std::time::Duration;
+
+    /// Serves a link until `Shutdown` or until the other end is gone.
+    ///
+    /// Errors: `LinkError::Closed` if the scheduler goes away without `Shutdown`.
+    pub(crate) fn serve(
+        shape: Shape,
+        mut link: InProcess<FromExecutor, ToExecutor>,
+    ) -> Result<(), LinkError> {
+        let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
+        let spec = KvSpec { block_tokens: shape.block_tokens, groups: vec![group] };
+        let blocks = shape.blocks;
+        let device = "hash model".to_owned();
+        let hello = Hello { version: 1, rank: Rank(0), epoch: Epoch(0), device };
+        link.send(FromExecutor::Hello(hello))?;
+        link.send(FromExecutor::Memory(Memory { spec, blocks, ns_per_token: 1 }))?;
+        let mut model = HashModel::new(shape);
+        loop {
+            match link.recv(Duration::from_hours(1))? {
+                None => {}
+                Some(ToExecutor::SizeKv { blocks }) => {
+                    model = HashModel::new(Shape { blocks, ..shape });
+                    link.send(FromExecutor::Ready(Ready { blocks, graph_rows: Vec::new() }))?;
+                }
+                Some(ToExecutor::Batch(batch)) => {
+                    let reply = match model.run(&batch) {
+                        Ok(output) => FromExecutor::StepOutput(output),
+                        Err(violation) => {
+                            FromExecutor::Fault { step: Some(batch.step), text: violation.0 }
+                        }
+                    };
+                    link.send(reply)?;
+                }
+                Some(ToExecutor::Shutdown) => return Ok(()),
+            }
+        }
+    }
+}

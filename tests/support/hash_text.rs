@@ -1,0 +1,130 @@
+//! The "language" of the hash model: what a KV entry holds and which token follows a prefix.
+//!
+//! Owns the formulas only, so that the simulated device and the oracle cannot differ by accident:
+//! the device reads its contexts back through block tables, the oracle folds a request's own ids.
+//!
+//! A KV entry stands for keys and values of one position in a causal model: it depends on the id
+//! there and on everything read before it. A context is the fold of all entries in front of a
+//! position; a wrong, stale, shared or missing entry anywhere changes every token behind it.
+
+use protocol::{Sampling, Token, TokenLogprobs};
+
+/// Content of a slot that nothing may read: never written, freed, or written by a failed row.
+pub(crate) const POISON: u64 = 0xdead_beef_dead_beef;
+
+/// The context of an empty prefix.
+pub(crate) const EMPTY: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Finaliser of splitmix64: every input bit reaches every output bit.
+pub(crate) fn avalanche(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// Context behind `entry`, given the context in front of it. Not commutative.
+pub(crate) fn fold(context: u64, entry: u64) -> u64 {
+    (context ^ entry).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(29)
+}
+
+/// The KV entry of `token` behind `context`.
+pub(crate) fn entry(context: u64, token: Token) -> u64 {
+    avalanche(context.wrapping_add(u64::from(token).wrapping_mul(0xd6e8_feb8_6659_fd93)))
+}
+
+/// What the sampler of a seat knows besides the context: everything that may choose a token.
+#[derive(Debug, Clone)]
+pub(crate) struct Voice {
+    /// Ids are drawn from `0 .. vocab`.
+    pub(crate) vocab: Token,
+    /// The request's rules; `min_tokens`, `stop_ids`, `allowed` and the temperature are honoured.
+    pub(crate) sampling: Sampling,
+    /// Key of its noise; chooses tokens only if the temperature is not 0.
+    pub(crate) key: u64,
+    /// Positions from here on are output.
+    pub(crate) prompt_len: u32,
+    /// Fold of all ids seen, if a rule reads the history; else unused.
+    pub(crate) history: u64,
+}
+
+impl Voice {
+    /// A voice that has seen nothing.
+    pub(crate) fn new(vocab: Token, sampling: Sampling, key: u64, prompt_len: u32) -> Self {
+        Self { vocab, sampling, key, prompt_len, history: EMPTY }
+    }
+
+    /// Adds ids to the history that penalties would read.
+    pub(crate) fn hear(&mut self, ids: &[Token]) {
+        if self.sampling.reads_history() {
+            for &id in ids {
+                self.history = fold(self.history, u64::from(id) + 1);
+            }
+        }
+    }
+
+    /// The token at `position` behind `context`; `None` if every id is masked.
+    pub(crate) fn next(&self, context: u64, position: u32) -> Option<Token> {
+        let mut x = context;
+        if self.sampling.temperature >= 1e-5 {
+            x = avalanche(x ^ avalanche(self.key ^ u64::from(position)));
+        }
+        if self.sampling.reads_history() {
+            x = avalanche(x ^ self.history);
+        }
+        let masked = position < self.prompt_len.saturating_add(self.sampling.min_tokens);
+        (1..=64).find_map(|attempt| {
+            x = avalanche(x.wrapping_add(attempt));
+            let token = match &self.sampling.allowed {
+                Some(ids) => *ids.get((x % ids.len().max(1) as u64) as usize)?,
+                None => (x % u64::from(self.vocab)) as Token,
+            };
+            (!masked || !self.sampling.stop_ids.contains(&token)).then_some(token)
+        })
+    }
+}
+
+/// Log-probabilities of `token` behind `context`, with `top` alternatives.
+pub(crate) fn logprobs(context: u64, token: Token, top: u32, vocab: Token) -> TokenLogprobs {
+    let of = |id: Token| -((entry(context, id) >> 40) as f32 / 65_536.0);
+    TokenLogprobs {
+        token,
+        logprob: of(token),
+        rank: 1 + (entry(context, token) % u64::from(vocab)) as u32,
+        top: (0..top.min(vocab)).map(|id| (id, of(id))).collect(),
+    }
+}
+
+/// The output of a request alone and cold, computed from its own ids: the oracle.
+#[derive(Debug, Clone)]
+pub(crate) struct Oracle {
+    context: u64,
+    position: u32,
+    voice: Voice,
+}
+
+impl Oracle {
+    /// An oracle that has read `prompt`.
+    pub(crate) fn new(mut voice: Voice, prompt: &[Token]) -> Self {
+        voice.hear(prompt);
+        let context = prompt.iter().fold(EMPTY, |c, &id| fold(c, entry(c, id)));
+        Self { context, position: prompt.len() as u32, voice }
+    }
+
+    /// The context in front of the next token.
+    pub(crate) fn context(&self) -> u64 {
+        self.context
+    }
+}
+
+impl Iterator for Oracle {
+    type Item = Token;
+
+    /// The next token; `None` if every id is masked.
+    fn next(&mut self) -> Option<Token> {
+        let token = self.voice.next(self.context, self.position)?;
+        self.context = fold(self.context, entry(self.context, token));
+        self.position += 1;
+        self.voice.hear(&[token]);
+        Some(token)
+    }
+}
