@@ -59,7 +59,8 @@ pub struct Row {
     /// Known successor of the chunk's last token (drafters and prompt log-probabilities read it).
     pub next: Option<Token>,
     /// Present with the first row of a request's epoch: the seat is initialised from it.
-    pub init: Option<SeatInit>,
+    /// Boxed: it is rare and large, and steps of thousands of rows should stay small.
+    pub init: Option<Box<SeatInit>>,
 }
 
 /// Source of a row's token ids.

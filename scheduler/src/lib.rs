@@ -1,1 +1,21 @@
 //! Decides the next step of every replica.
+//!
+//! `Engine::tick(now, inbox) -> effects` is the whole surface: no I/O, clock, thread, randomness or
+//! hash-map order takes part in a decision, so a recorded inbox replays to the same effects.
+
+mod config;
+mod engine;
+mod event;
+mod limits;
+mod stats;
+mod submit;
+mod token_event;
+
+pub use config::{EngineConfig, EngineError, Routing};
+pub use engine::Engine;
+pub use event::{Control, Effect, Event};
+pub use kvcache::{BlockKey, Bug, ExtraKeys, KvConfig, KvError, Planted, PromptHasher};
+pub use limits::Limits;
+pub use stats::{BlockStats, StepStats};
+pub use submit::{Refusal, Submit};
+pub use token_event::{AbortCause, ErrorCode, Finish, StopReason, TokenEvent};

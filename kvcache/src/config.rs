@@ -1,0 +1,60 @@
+//! What a KV cache is built from.
+
+use crate::{Hasher, Planted};
+use protocol::KvSpec;
+
+/// Size and behaviour of one replica's KV cache.
+#[derive(Debug, Clone)]
+pub struct KvConfig {
+    /// Layout of the model's cache.
+    pub spec: KvSpec,
+    /// Blocks in the pool.
+    pub blocks: u32,
+    /// Whether full blocks become findable for other requests.
+    pub caching: bool,
+    /// Key of the private guard, drawn once per process; it must never leave the process.
+    pub guard_key: [u64; 2],
+    /// Bits of the block hash that are kept, 1 to 64. Fewer than 64 only in simulations, where
+    /// collisions must happen.
+    pub hash_bits: u8,
+    /// Bug in force, for simulations of a build with the feature `planted`.
+    pub planted: Planted,
+}
+
+impl KvConfig {
+    /// A cache of `blocks` blocks with prefix caching on and full hashes.
+    pub fn new(spec: KvSpec, blocks: u32, guard_key: [u64; 2]) -> Self {
+        Self { spec, blocks, caching: true, guard_key, hash_bits: 64, planted: Planted::default() }
+    }
+
+    /// The function that gives blocks of this cache their keys.
+    pub fn hasher(&self) -> Hasher {
+        Hasher::new(self.spec.block_tokens, self.guard_key, self.hash_bits, self.planted)
+    }
+}
+
+/// Why a cache cannot be built.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum KvError {
+    /// The pool would be empty.
+    #[error("the KV pool has no blocks")]
+    NoBlocks,
+    /// A block must hold tokens.
+    #[error("a KV block of {block_tokens} tokens cannot hold anything")]
+    NoBlockTokens {
+        /// Tokens per block asked for.
+        block_tokens: u32,
+    },
+    /// One block table serves every group for now, so all groups must hold all positions.
+    #[error("a KV layout needs between 1 and 255 groups, got {groups}")]
+    Groups {
+        /// Groups asked for.
+        groups: usize,
+    },
+    /// The hash must keep some bits.
+    #[error("a block hash of {bits} bits is not between 1 and 64")]
+    HashBits {
+        /// Bits asked for.
+        bits: u8,
+    },
+}

@@ -1,0 +1,233 @@
+//! Keys of full blocks: a public chained hash and a private guard.
+//!
+//! `hash_i = xxh64(0, P ++ T ++ E)`: P = `hash_{i-1}` as u64 LE (absent for block 0), T = the ids,
+//! each i64 LE, E = extra keys as tag-length-value followed by `2^63 | length` (absent without
+//! any). Injective: ids are not negative, so the last word has its top bit set iff E exists.
+//! xxh64 can be forged, hence `guard_i = SipHash-2-4(key, guard_{i-1} ++ T ++ E)` under a key that
+//! never leaves the process. A hit needs both, and equal ids and extra keys.
+
+use crate::{Bug, Planted};
+use protocol::{BlockHash, ExtraKey, Token};
+use siphasher::sip::SipHasher24;
+use std::hash::Hasher as _;
+use std::sync::Arc;
+use xxhash_rust::xxh64::Xxh64;
+
+/// Identity of a full block: what it holds and what came before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockKey {
+    /// Chained hash, published in KV events.
+    pub hash: BlockHash,
+    /// Private chained digest; compared on every hit.
+    pub guard: u64,
+}
+
+/// Where one multimodal item lies.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct MediaItem {
+    /// Digest of the item's content.
+    pub digest: [u8; 16],
+    /// Position of its first token.
+    pub start: u32,
+    /// Tokens it covers.
+    pub len: u32,
+}
+
+/// What the content of a request's blocks depends on besides token ids.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct ExtraKeys {
+    /// Adapter name; part of every block.
+    pub lora: Option<String>,
+    /// Multimodal items; part of each block they overlap.
+    pub media: Vec<MediaItem>,
+    /// Keeps tenants apart; part of the first block, hence of the whole chain.
+    pub salt: Option<String>,
+    /// Digest of embeddings given in place of ids; part of every block.
+    pub embedding: Option<[u8; 16]>,
+}
+
+impl ExtraKeys {
+    /// Keys of a request that has at most a salt; `None` if nothing sets it apart.
+    pub fn salted(salt: Option<String>) -> Option<Arc<Self>> {
+        salt.map(|salt| Arc::new(Self { salt: Some(salt), ..Self::default() }))
+    }
+
+    /// The keys of block `index`, in the form KV events carry them.
+    pub fn of_block(&self, index: u32) -> Vec<ExtraKey> {
+        let lora = self.lora.iter().map(|name| ExtraKey::Lora(name.clone()));
+        let salt = self.salt.iter().filter(|_| index == 0).map(|s| ExtraKey::Salt(s.clone()));
+        lora.chain(salt).collect()
+    }
+
+    /// Appends E of the block that starts at position `start`: tags ascending, length word last.
+    fn encode(&self, start: u32, block_tokens: u32, out: &mut Vec<u8>) {
+        let first = out.len();
+        let mut put = |tag: u8, parts: [&[u8]; 2]| {
+            out.push(tag);
+            out.extend(((parts[0].len() + parts[1].len()) as u32).to_le_bytes());
+            out.extend(parts[0]);
+            out.extend(parts[1]);
+        };
+        if let Some(lora) = &self.lora {
+            put(1, [lora.as_bytes(), &[]]);
+        }
+        let end = start + block_tokens;
+        for item in self.media.iter().filter(|m| m.start < end && start < m.start + m.len) {
+            let offset = (i64::from(item.start) - i64::from(start)) as i32;
+            put(2, [&item.digest, &offset.to_le_bytes()]);
+        }
+        if let Some(salt) = self.salt.as_ref().filter(|_| start == 0) {
+            put(3, [salt.as_bytes(), &[]]);
+        }
+        if let Some(digest) = &self.embedding {
+            put(4, [digest, &[]]);
+        }
+        let bytes = (out.len() - first) as u64;
+        if bytes > 0 {
+            out.extend((1 << 63 | bytes).to_le_bytes());
+        }
+    }
+}
+
+/// Computes block keys for one cache.
+#[derive(Debug, Clone, Copy)]
+pub struct Hasher {
+    block_tokens: u32,
+    guard_key: [u64; 2],
+    hash_mask: u64,
+    planted: Planted,
+}
+
+impl Hasher {
+    pub(crate) fn new(block_tokens: u32, key: [u64; 2], bits: u8, planted: Planted) -> Self {
+        let hash_mask = u64::MAX >> (64 - u32::from(bits.clamp(1, 64)));
+        Self { block_tokens, guard_key: key, hash_mask, planted }
+    }
+
+    /// Tokens per block.
+    pub fn block_tokens(&self) -> u32 {
+        self.block_tokens
+    }
+
+    /// Appends the keys of the full blocks of `tokens` that `keys` lacks.
+    pub fn extend(&self, keys: &mut Vec<BlockKey>, tokens: &[Token], extra: Option<&ExtraKeys>) {
+        let bs = self.block_tokens as usize;
+        let mut scratch = Vec::new();
+        for index in keys.len()..tokens.len() / bs {
+            let ids = &tokens[index * bs..(index + 1) * bs];
+            let key = self.key(keys.last().copied(), index as u32, ids, extra, &mut scratch);
+            keys.push(key);
+        }
+    }
+
+    fn key(
+        &self,
+        parent: Option<BlockKey>,
+        index: u32,
+        ids: &[Token],
+        extra: Option<&ExtraKeys>,
+        scratch: &mut Vec<u8>,
+    ) -> BlockKey {
+        scratch.clear();
+        scratch.extend(ids.iter().flat_map(|&id| u64::from(id).to_le_bytes()));
+        if let Some(extra) = extra.filter(|_| !self.planted.has(Bug::SaltIgnored)) {
+            extra.encode(index * self.block_tokens, self.block_tokens, scratch);
+        }
+        let mut hash = Xxh64::new(0);
+        let mut guard = SipHasher24::new_with_keys(self.guard_key[0], self.guard_key[1]);
+        if let Some(parent) = parent {
+            hash.update(&parent.hash.0.to_le_bytes());
+            guard.write(&parent.guard.to_le_bytes());
+        }
+        hash.update(scratch);
+        guard.write(scratch);
+        // Some consumers of events read 0 as "no parent".
+        let hash = BlockHash((hash.digest() & self.hash_mask).max(1));
+        BlockKey { hash, guard: guard.finish() }
+    }
+}
+
+/// Computes the keys of prompts on the thread that submits them, off the step thread.
+#[derive(Debug, Clone, Copy)]
+pub struct PromptHasher {
+    hasher: Hasher,
+    caching: bool,
+}
+
+impl PromptHasher {
+    /// A hasher for a cache; without prefix caching it returns nothing at no cost.
+    pub fn new(hasher: Hasher, caching: bool) -> Self {
+        Self { hasher, caching }
+    }
+
+    /// Keys of the full blocks of a prompt.
+    pub fn hash(&self, tokens: &[Token], extra: Option<&ExtraKeys>) -> Vec<BlockKey> {
+        if !self.caching {
+            return Vec::new();
+        }
+        let mut keys = Vec::with_capacity(tokens.len() / self.hasher.block_tokens as usize + 1);
+        self.hasher.extend(&mut keys, tokens, extra);
+        keys
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hashes(bs: u32, tokens: &[Token], extra: Option<&ExtraKeys>) -> Vec<u64> {
+        let hasher = Hasher::new(bs, [1, 2], 64, Planted::default());
+        PromptHasher::new(hasher, true).hash(tokens, extra).iter().map(|k| k.hash.0).collect()
+    }
+
+    const EIGHT: [Token; 8] = [1, 2, 3, 4, 5, 6, 7, 8];
+
+    fn lora_and_salt(lora: Option<&str>, salt: Option<&str>) -> ExtraKeys {
+        let owned = |s: &str| s.to_owned();
+        ExtraKeys { lora: lora.map(owned), salt: salt.map(owned), ..ExtraKeys::default() }
+    }
+
+    #[test]
+    fn plain_chain_vectors() {
+        assert_eq!(hashes(4, &EIGHT, None), [8_356_527_653_647_720_045, 610_383_040_053_763_902]);
+        let ascending: Vec<Token> = (0..16).collect();
+        assert_eq!(hashes(16, &ascending, None), [50_805_424_035_424_587]);
+        assert_eq!(hashes(16, &[0; 16], None), [8_040_990_501_003_754_519]);
+    }
+
+    #[test]
+    fn extra_key_vectors() {
+        let salt = lora_and_salt(None, Some("tenant-a"));
+        let expected = [2_306_828_092_844_964_485, 12_387_133_016_671_752_586];
+        assert_eq!(hashes(4, &EIGHT, Some(&salt)), expected);
+        let lora = lora_and_salt(Some("sql-v2"), None);
+        let expected = [10_707_569_423_191_416_226, 6_103_950_829_815_179_899];
+        assert_eq!(hashes(4, &EIGHT, Some(&lora)), expected);
+        let both = lora_and_salt(Some("sql-v2"), Some("tenant-a"));
+        assert_eq!(hashes(4, &EIGHT[..4], Some(&both)), [17_562_283_148_452_703_261]);
+        let digest = std::array::from_fn(|i| i as u8);
+        let item = MediaItem { digest, start: 1, len: 2 };
+        let media = ExtraKeys { media: vec![item], ..ExtraKeys::default() };
+        assert_eq!(hashes(4, &EIGHT[..4], Some(&media)), [836_623_385_267_956_103]);
+    }
+
+    #[test]
+    fn salt_encoding_is_the_documented_one() {
+        let mut bytes = Vec::new();
+        lora_and_salt(None, Some("tenant-a")).encode(0, 4, &mut bytes);
+        let mut expected = vec![3, 8, 0, 0, 0];
+        expected.extend(b"tenant-a");
+        expected.extend([0x0d, 0, 0, 0, 0, 0, 0, 0x80]);
+        assert_eq!(bytes, expected);
+    }
+
+    #[test]
+    fn truncated_hashes_are_never_zero_and_guards_stay_apart() {
+        let hasher = Hasher::new(1, [3, 4], 1, Planted::default());
+        let mut keys = Vec::new();
+        hasher.extend(&mut keys, &EIGHT, None);
+        assert!(keys.iter().all(|k| k.hash.0 == 1));
+        let guards: std::collections::BTreeSet<u64> = keys.iter().map(|k| k.guard).collect();
+        assert_eq!(guards.len(), keys.len());
+    }
+}

@@ -1,0 +1,107 @@
+//! Bugs that a build with the feature `planted` can switch on, one at a time.
+//!
+//! A simulator that finds nothing proves nothing; one that finds each of these does. The choice is
+//! a value that travels in the configuration. Without the feature every question below is answered
+//! `false` at compile time and the faulty branches vanish.
+
+/// A mistake somebody made in some engine, reproducible on demand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bug {
+    /// A full block becomes findable when its row is sent, before its KV is written.
+    PublishBeforeCompute,
+    /// A block is put on the free list while another table still holds it.
+    DoubleFree,
+    /// An output of a former epoch of the request is applied.
+    StaleEpochAccepted,
+    /// Fresh blocks are taken before the prefix hits of the same plan are pinned.
+    TakeBeforeClaim,
+    /// Growth is computed one position short at a block's edge.
+    BlockEdgeOffByOne,
+    /// An abort that meets a waiting request is forgotten.
+    LostAbort,
+    /// A preempted request keeps the token still in flight as a committed one.
+    PreemptKeepsInFlight,
+    /// A prefix hit may cover the last token, so that nothing is left to forward.
+    LastTokenFromCache,
+    /// Idle cached blocks of a hit are counted as costing nothing.
+    IdleHitsFree,
+    /// A block is evicted without a removal event.
+    EvictionWithoutEvent,
+    /// The epoch of a preempted request does not grow.
+    EpochNotBumped,
+    /// A request may produce one token more than its limit.
+    LengthLimitOffByOne,
+    /// Recompute after preemption samples at the end of the prompt instead of the known tokens.
+    SampleAtPromptEnd,
+    /// A hit is believed on its hash alone: ids, extra keys and guard are not compared.
+    GuardIgnored,
+    /// A cached block claimed by a hit stays on the eviction list.
+    ClaimKeepsLruPlace,
+    /// An abort leaves one block of the table held for ever.
+    AbortLeaksBlock,
+    /// The KV of a failed row becomes findable.
+    ErrorRowPublished,
+    /// The cache salt is left out of the key of the first block.
+    SaltIgnored,
+    /// A device loss does not clear the prefix index.
+    LossKeepsIndex,
+    /// Tokens behind the one that finished the request still reach the client.
+    TokensAfterFinish,
+    /// An adopted block is not announced to the device: its table keeps the freed one.
+    AdoptionNotSent,
+}
+
+impl Bug {
+    /// Every bug, for a simulator that walks through them.
+    pub const ALL: [Self; 21] = [
+        Self::PublishBeforeCompute,
+        Self::DoubleFree,
+        Self::StaleEpochAccepted,
+        Self::TakeBeforeClaim,
+        Self::BlockEdgeOffByOne,
+        Self::LostAbort,
+        Self::PreemptKeepsInFlight,
+        Self::LastTokenFromCache,
+        Self::IdleHitsFree,
+        Self::EvictionWithoutEvent,
+        Self::EpochNotBumped,
+        Self::LengthLimitOffByOne,
+        Self::SampleAtPromptEnd,
+        Self::GuardIgnored,
+        Self::ClaimKeepsLruPlace,
+        Self::AbortLeaksBlock,
+        Self::ErrorRowPublished,
+        Self::SaltIgnored,
+        Self::LossKeepsIndex,
+        Self::TokensAfterFinish,
+        Self::AdoptionNotSent,
+    ];
+}
+
+/// The bug in force: none, unless the feature `planted` is on and one was chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Planted {
+    #[cfg(feature = "planted")]
+    bug: Option<Bug>,
+}
+
+impl Planted {
+    /// A build in which `bug` is in force.
+    #[cfg(feature = "planted")]
+    pub fn bug(bug: Bug) -> Self {
+        Self { bug: Some(bug) }
+    }
+
+    /// Whether `bug` is in force.
+    #[inline]
+    #[must_use]
+    pub fn has(self, bug: Bug) -> bool {
+        #[cfg(feature = "planted")]
+        return self.bug == Some(bug);
+        #[cfg(not(feature = "planted"))]
+        {
+            let _ = bug;
+            false
+        }
+    }
+}

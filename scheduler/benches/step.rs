@@ -1,0 +1,3 @@
+//! Time of one scheduler step with a zero-time device.
+
+fn main() {}

@@ -1,0 +1,90 @@
+//! What an engine is built from.
+
+use crate::Limits;
+use kvcache::{KvConfig, KvError, Planted};
+
+/// Everything an engine needs to know at start. Replicas are ready from the first tick.
+#[derive(Debug, Clone)]
+pub struct EngineConfig {
+    /// Bounds of steps and queues.
+    pub limits: Limits,
+    /// KV cache of each replica.
+    pub kv: KvConfig,
+    /// Replicas (DP ranks), at least 1.
+    pub replicas: u16,
+    /// Whether the replicas share collectives, so that all of them step together.
+    pub lockstep: bool,
+    /// How submits find a replica.
+    pub routing: Routing,
+    /// Lockstep only: hold prefill back until enough ranks have some.
+    pub prefill_gate: bool,
+    /// Row counts for which the executors captured graphs, ascending; empty = eager only.
+    pub graph_rows: Vec<u32>,
+    /// Bug in force, for simulations of a build with the feature `planted`.
+    pub planted: Planted,
+}
+
+impl EngineConfig {
+    /// One replica, eager dispatch.
+    pub fn new(limits: Limits, kv: KvConfig) -> Self {
+        Self {
+            limits,
+            kv,
+            replicas: 1,
+            lockstep: false,
+            routing: Routing::Prefix,
+            prefill_gate: true,
+            graph_rows: Vec::new(),
+            planted: Planted::default(),
+        }
+    }
+}
+
+/// How a submit that names no replica finds one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Routing {
+    /// Least outstanding tokens plus own tokens not cached there; ties rotate.
+    #[default]
+    Prefix,
+    /// Least outstanding tokens + 512 per outstanding request.
+    LeastTokens,
+    /// Least outstanding requests.
+    LeastRequests,
+    /// Each in turn.
+    RoundRobin,
+}
+
+/// Why an engine cannot be built.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    /// The KV cache cannot be built.
+    #[error(transparent)]
+    Kv(#[from] KvError),
+    /// A limit is outside its range.
+    #[error("{name} is {value}, must be between {min} and {max}")]
+    Limit {
+        /// Field of `Limits` or `EngineConfig`.
+        name: &'static str,
+        /// Value given.
+        value: u64,
+        /// Smallest value allowed.
+        min: u64,
+        /// Largest value allowed.
+        max: u64,
+    },
+    /// The pool cannot hold one request of the longest allowed length.
+    #[error(
+        "{blocks} KV blocks of {block_tokens} tokens hold {fits} tokens, less than max_model_len \
+         {max_model_len}"
+    )]
+    PoolTooSmall {
+        /// Blocks in the pool.
+        blocks: u32,
+        /// Tokens per block.
+        block_tokens: u32,
+        /// The largest length that fits.
+        fits: u64,
+        /// The length asked for.
+        max_model_len: u32,
+    },
+}

@@ -1,0 +1,80 @@
+//! What goes into a tick and what comes out.
+
+use crate::{AbortCause, StepStats, Submit, TokenEvent};
+use protocol::{Batch, KvEvent, Replica, RequestId, StepOutput};
+
+/// Something that happened since the last tick.
+#[derive(Debug)]
+pub enum Event {
+    /// A new request.
+    Submit(Box<Submit>),
+    /// A request is taken back; unknown and finished ones are ignored.
+    Abort {
+        /// Which.
+        request: RequestId,
+        /// Why.
+        cause: AbortCause,
+    },
+    /// An operation on the whole engine.
+    Control(Control),
+    /// An executor answered a batch.
+    Output {
+        /// Who answered.
+        replica: Replica,
+        /// The answer.
+        output: StepOutput,
+    },
+    /// A replica's executors are gone. Its requests wait for `Ready`; in lockstep the whole group is lost.
+    Lost {
+        /// Which.
+        replica: Replica,
+    },
+    /// A lost replica is back, with an empty KV cache. Its executors expect the epoch of
+    /// `Engine::epoch`.
+    Ready {
+        /// Which.
+        replica: Replica,
+        /// Blocks it allocated.
+        blocks: u32,
+        /// Row counts of captured graphs, ascending.
+        graph_rows: Vec<u32>,
+    },
+}
+
+/// An operation on the whole engine; answered by `Effect::ControlDone`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Control {
+    /// Forget every cached prefix on every replica. Running requests go on.
+    ClearPrefixCache {
+        /// Echoed in the answer.
+        op_id: u64,
+    },
+}
+
+/// Something to be done because of a tick, in this order.
+#[derive(Debug)]
+pub enum Effect {
+    /// Send a batch to every executor of the replica.
+    Send {
+        /// To whom.
+        replica: Replica,
+        /// What.
+        batch: Batch,
+    },
+    /// News of requests, at most one list per applied output or inbox.
+    Tokens(Vec<TokenEvent>),
+    /// Changes of a replica's prefix index.
+    Kv {
+        /// Whose.
+        replica: Replica,
+        /// In order.
+        events: Vec<KvEvent>,
+    },
+    /// Counters of a replica that changed in this tick.
+    Stats(StepStats),
+    /// A control operation is over.
+    ControlDone {
+        /// Its id.
+        op_id: u64,
+    },
+}

@@ -1,0 +1,61 @@
+//! Bounds of a replica's steps and of the engine's queue. Everything is bounded at start.
+
+/// What a step and the queue may hold. Units: tokens, requests, steps, milliseconds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Tokens forwarded by one step of one replica, drafts included (`--max-num-batched-tokens`).
+    pub tokens_per_step: u32,
+    /// Requests with a seat per replica (`--max-num-seqs`).
+    pub requests_running: u32,
+    /// Longest prefill chunk (`--long-prefill-token-threshold`); `None` = the step's budget.
+    pub tokens_per_chunk: Option<u32>,
+    /// Steps sent and not yet answered, 1 to 4: 1 on the CPU, 2 on GPUs.
+    pub steps_in_flight: u32,
+    /// Prompt plus output of one request (`--max-model-len`).
+    pub max_model_len: u32,
+    /// Ids below this exist.
+    pub vocab_size: u32,
+    /// Requests waiting over all replicas before submits are refused.
+    pub requests_waiting: u32,
+    /// Tokens of waiting requests over all replicas before submits are refused.
+    pub tokens_waiting: u64,
+    /// Whether one step may hold both decodes and prefill chunks (off only for comparison runs).
+    pub mixed: bool,
+    /// Draft tokens per decode row (k); 0 = no speculation.
+    pub drafts: u8,
+    /// How long requests of a lost replica wait for its return before they fail.
+    pub loss_timeout_ms: u64,
+}
+
+impl Limits {
+    /// Defaults for the CPU backend: 512 tokens a step, one step in flight.
+    pub fn cpu(max_model_len: u32, vocab_size: u32) -> Self {
+        Self {
+            tokens_per_step: 512,
+            requests_running: 512,
+            tokens_per_chunk: None,
+            steps_in_flight: 1,
+            max_model_len,
+            vocab_size,
+            requests_waiting: 16_384,
+            tokens_waiting: 64 << 20,
+            mixed: true,
+            drafts: 0,
+            loss_timeout_ms: 120_000,
+        }
+    }
+
+    /// Multiple that chunk ends are aligned to: whole blocks, at least 64 tokens where a step allows it.
+    pub fn chunk_quantum(&self, block_tokens: u32) -> u32 {
+        if self.tokens_per_step < 64 {
+            return block_tokens;
+        }
+        block_tokens * 64_u32.div_ceil(block_tokens)
+    }
+
+    /// Seats such that decode rows alone can never take the whole budget of a step.
+    pub fn seats(&self) -> u32 {
+        let per_row = 1 + u32::from(self.drafts);
+        self.requests_running.min(((self.tokens_per_step - 1) / per_row).max(1))
+    }
+}

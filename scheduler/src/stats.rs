@@ -1,0 +1,61 @@
+//! Counters of one replica as data: what metrics, admission control and health read.
+
+use protocol::{Replica, StepId, StepTiming};
+
+/// Snapshot of a replica after a tick. Fields named `total` only grow.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct StepStats {
+    /// Whose.
+    pub replica: Replica,
+    /// Whether its executors are there.
+    pub ready: bool,
+    /// Last step sent.
+    pub step: StepId,
+    /// Steps sent and not answered.
+    pub steps_in_flight: u32,
+    /// Requests with a seat.
+    pub running: u32,
+    /// Requests waiting for one.
+    pub waiting: u32,
+    /// Known tokens of the waiting requests.
+    pub waiting_tokens: u64,
+    /// KV blocks by state.
+    pub blocks: BlockStats,
+    /// Rows of the last step sent.
+    pub rows: u32,
+    /// Tokens forwarded by the last step sent.
+    pub step_tokens: u32,
+    /// Executor time of the last output applied.
+    pub timing: StepTiming,
+    /// Steps answered.
+    pub steps_total: u64,
+    /// Prompt tokens of requests admitted for the first time.
+    pub prompt_tokens_total: u64,
+    /// Tokens produced.
+    pub generated_tokens_total: u64,
+    /// Preemptions.
+    pub preemptions_total: u64,
+    /// Tokens looked up in the prefix cache at admission.
+    pub prefix_queries_total: u64,
+    /// Tokens found there.
+    pub prefix_hits_total: u64,
+    /// Row results dropped: their request had ended or been preempted.
+    pub rows_dropped_total: u64,
+    /// Outputs dropped: of a former group epoch, repeated, or out of order.
+    pub outputs_dropped_total: u64,
+}
+
+/// KV blocks by state; vacant + cached + in use = pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct BlockStats {
+    /// Blocks of the pool.
+    pub pool: u32,
+    /// Blocks that hold nothing.
+    pub vacant: u32,
+    /// Blocks that nobody holds and a prefix hit may find.
+    pub cached: u32,
+    /// Blocks held by tables.
+    pub in_use: u32,
+    /// Of vacant and cached: set aside for guarded requests.
+    pub reserved: u32,
+}

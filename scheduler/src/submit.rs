@@ -1,0 +1,111 @@
+//! What a user asked, and why it may be refused before any step.
+
+use kvcache::{BlockKey, ExtraKeys};
+use protocol::{Replica, RequestId, Sampling, Token};
+use std::sync::Arc;
+
+/// One request: one choice of one prompt.
+#[derive(Debug, Clone)]
+pub struct Submit {
+    /// Unique for the life of the process.
+    pub id: RequestId,
+    /// Ids of the prompt.
+    pub tokens: Vec<Token>,
+    /// Tokens to produce at most; 0 = only score the prompt.
+    pub max_tokens: u32,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Key of the request's random numbers, drawn by the submitter.
+    pub key: u64,
+    /// Ids that end the request as end of text; empty if they shall be ignored.
+    pub eos_ids: Vec<Token>,
+    /// Ids that end the request because the user said so.
+    pub stop_ids: Vec<Token>,
+    /// Smaller is served first; equal ones in order of arrival.
+    pub priority: i32,
+    /// What sets this request's cache blocks apart (`ExtraKeys::salted`); `None` = nothing.
+    pub extra: Option<Arc<ExtraKeys>>,
+    /// The replica to use; `None` = the engine chooses.
+    pub replica: Option<Replica>,
+    /// Keys of the prompt's full blocks, from the engine's `PromptHasher` and the same `extra`.
+    /// Missing ones are computed by the engine, at the cost of its step time.
+    pub keys: Vec<BlockKey>,
+}
+
+/// Why a request was refused: the user's fault or a full queue, never a failure.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// Nothing to condition on.
+    #[error("the prompt is empty")]
+    EmptyPrompt,
+    /// An id the model does not have.
+    #[error("token id {token} is not below the vocabulary size {vocab_size}")]
+    UnknownToken {
+        /// The first such id.
+        token: Token,
+        /// Ids below this exist.
+        vocab_size: u32,
+    },
+    /// No room for a single output token.
+    #[error("the prompt has {prompt_len} tokens, the model takes less than {max_model_len}")]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt_len: u64,
+        /// Limit on prompt plus output.
+        max_model_len: u32,
+    },
+    /// Prompt and output together exceed the model.
+    #[error(
+        "{prompt_len} prompt tokens and max_tokens {max_tokens} exceed the model's {max_model_len} \
+         tokens"
+    )]
+    TotalTooLong {
+        /// Tokens of the prompt.
+        prompt_len: u64,
+        /// Output tokens asked for.
+        max_tokens: u32,
+        /// Limit on prompt plus output.
+        max_model_len: u32,
+    },
+    /// The KV pool could not hold the request even alone.
+    #[error("the request needs {blocks} KV blocks, the pool has {pool}")]
+    PoolTooSmall {
+        /// Blocks of prompt plus output.
+        blocks: u32,
+        /// Blocks of the replica.
+        pool: u32,
+    },
+    /// Too many requests wait.
+    #[error("{waiting} requests are waiting, the limit is {cap}")]
+    QueueFull {
+        /// Requests waiting.
+        waiting: u32,
+        /// Configured cap.
+        cap: u32,
+    },
+    /// Too many tokens wait.
+    #[error("{waiting} tokens are waiting and {asked} more exceed the limit of {cap}")]
+    QueueTokens {
+        /// Tokens of waiting requests.
+        waiting: u64,
+        /// Tokens of this prompt.
+        asked: u64,
+        /// Configured cap.
+        cap: u64,
+    },
+    /// The replica named does not exist.
+    #[error("replica {replica} does not exist, there are {replicas}")]
+    UnknownReplica {
+        /// Replica asked for.
+        replica: u16,
+        /// Replicas configured.
+        replicas: u16,
+    },
+}
+
+impl Refusal {
+    /// Whether trying again later may help (429) instead of never (400).
+    pub fn is_temporary(&self) -> bool {
+        matches!(self, Self::QueueFull { .. } | Self::QueueTokens { .. })
+    }
+}

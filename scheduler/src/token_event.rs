@@ -1,0 +1,77 @@
+//! What the engine tells a request's owner.
+
+use crate::Refusal;
+use protocol::{RequestId, RowError, Token, TokenLogprobs};
+
+/// News of one request. Exactly one event of a request carries `finish`, and none follows it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenEvent {
+    /// Whose news.
+    pub request: RequestId,
+    /// New tokens, in order; never repeated, also not after preemption or a device loss.
+    pub tokens: Vec<Token>,
+    /// One entry per new token, if asked for.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// Entries of further prompt positions, from position 1 on and in order, if asked for.
+    pub prompt_logprobs: Vec<TokenLogprobs>,
+    /// Prompt tokens found in the cache when the request first ran; with its first event only.
+    pub cached_tokens: Option<u32>,
+    /// Milliseconds from submit to first admission; with the request's first event only.
+    pub queued_ms: Option<u64>,
+    /// Times the request was preempted so far.
+    pub preemptions: u32,
+    /// Set on the last event.
+    pub finish: Option<Finish>,
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Finish {
+    /// A stop condition was met.
+    Stop(StopReason),
+    /// `max_tokens` or the model's length was reached.
+    Length,
+    /// Its owner took it back.
+    Abort(AbortCause),
+    /// It failed alone.
+    Error(ErrorCode),
+    /// It was never accepted.
+    Refused(Refusal),
+}
+
+/// Which stop condition was met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopReason {
+    /// This end-of-text id was produced; it is the last token delivered.
+    Eos(Token),
+    /// This id of `stop_ids` was produced; it is the last token delivered.
+    Id(Token),
+    /// The submitter found a stop string in the text.
+    Text,
+}
+
+/// Why a request is taken back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AbortCause {
+    /// A stop string was found in the text: the request ends as `Stop(Text)`.
+    StopText,
+    /// The client went away.
+    ClientGone,
+    /// The client does not read.
+    SlowReader,
+    /// The server is shutting down.
+    Drain,
+    /// A deadline of the request passed.
+    Deadline,
+}
+
+/// Why a single request failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorCode {
+    /// The device could not compute its row.
+    Row(RowError),
+    /// The device answered with an id outside the vocabulary, or with a wrong number of ids.
+    BadOutput,
+    /// Its replica was lost and did not return in time, or returned too small.
+    EngineUnavailable,
+}
