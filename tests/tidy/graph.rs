@@ -1,0 +1,124 @@
+//! Crate graph and homes of third-party crates, from `cargo metadata`.
+
+use crate::tree::{read, root};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+/// Edges inside the workspace. Each crate may use these and no others.
+const EDGES: &[(&str, &[&str])] = &[
+    ("protocol", &[]),
+    ("kvcache", &["protocol"]),
+    ("scheduler", &["kvcache", "protocol"]),
+    ("kernels", &[]),
+    ("ops", &["kernels"]),
+    ("collectives", &["kernels"]),
+    ("models", &["collectives", "ops", "protocol"]),
+    ("executor", &["collectives", "kernels", "models", "ops", "protocol"]),
+    ("hadron", &["executor", "models", "protocol", "scheduler"]),
+];
+
+/// Third-party crates that only the named packages may depend on.
+const HOMES: &[(&str, &[&str])] = &[
+    ("tokio", &["hadron"]),
+    ("axum", &["hadron"]),
+    ("hyper", &["hadron"]),
+    ("hyper-util", &["hadron"]),
+    ("clap", &["hadron"]),
+    ("anyhow", &["hadron"]),
+    ("tokenizers", &["hadron"]),
+    ("minijinja", &["hadron"]),
+    ("dashmap", &["hadron"]),
+    ("hf-hub", &["hadron"]),
+    ("tracing-subscriber", &["hadron"]),
+    ("safetensors", &["models", "hadron"]),
+    ("memmap2", &["models"]),
+    ("xxhash-rust", &["kvcache"]),
+    ("siphasher", &["kvcache"]),
+];
+
+struct Dependency {
+    name: String,
+    dev: bool,
+    in_tree: bool,
+}
+
+fn packages() -> BTreeMap<String, Vec<Dependency>> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo prints JSON");
+    let dependency = |d: &Value| Dependency {
+        name: d["name"].as_str().unwrap().to_owned(),
+        dev: d["kind"] == "dev",
+        in_tree: d["path"].is_string(),
+    };
+    metadata["packages"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|p| {
+            let dependencies = p["dependencies"].as_array().unwrap().iter().map(dependency);
+            (p["name"].as_str().unwrap().to_owned(), dependencies.collect())
+        })
+        .collect()
+}
+
+#[test]
+fn the_crate_graph_is_the_one_in_the_architecture_page() {
+    let packages = packages();
+    let known: BTreeSet<_> = EDGES.iter().map(|(name, _)| (*name).to_owned()).collect();
+    assert_eq!(packages.keys().cloned().collect::<BTreeSet<_>>(), known);
+    for (name, allowed) in EDGES {
+        for edge in packages[*name].iter().filter(|d| d.in_tree && !d.dev) {
+            assert!(
+                allowed.contains(&edge.name.as_str()),
+                "{name} must not depend on {}",
+                edge.name
+            );
+        }
+    }
+}
+
+#[test]
+fn the_deciding_arm_reaches_no_device_even_in_tests() {
+    let packages = packages();
+    for name in ["protocol", "kvcache", "scheduler"] {
+        for edge in &packages[name] {
+            let device = ["kernels", "ops", "collectives", "models", "executor"];
+            assert!(!device.contains(&edge.name.as_str()), "{name} must not reach {}", edge.name);
+        }
+    }
+}
+
+#[test]
+fn third_party_crates_stay_in_their_homes() {
+    for (package, dependencies) in packages() {
+        for dependency in dependencies.iter().filter(|d| !d.dev) {
+            if let Some((_, homes)) = HOMES.iter().find(|(name, _)| *name == dependency.name) {
+                assert!(
+                    homes.contains(&package.as_str()),
+                    "{} is not at home in {package}",
+                    dependency.name
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_direct_dependency_is_explained() {
+    let page = read("ARCHITECTURE.md");
+    for (package, dependencies) in packages() {
+        for dependency in dependencies.iter().filter(|d| !d.in_tree) {
+            let mark = format!("`{}`", dependency.name);
+            assert!(
+                page.contains(&mark),
+                "ARCHITECTURE.md has no line on {mark}, used by {package}"
+            );
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! The rules of ARCHITECTURE.md that a machine can check: the crate graph, the home of every
+//! dependency, and what source files must and must not contain. Sizes are printed, never enforced.
+
+mod graph;
+mod sizes;
+mod sources;
+mod tree;

@@ -1,0 +1,175 @@
+//! What source files must and must not contain.
+
+use crate::tree::{Source, code_lines, read, root, rust_files};
+
+/// Fails with every offending line at once.
+fn forbid(rule: &str, hits: Vec<String>) {
+    assert!(hits.is_empty(), "{rule}:\n  {}", hits.join("\n  "));
+}
+
+fn hits(files: &[Source], wanted: impl Fn(&str, &str) -> bool) -> Vec<String> {
+    let line = |file: &Source, n: usize, code: &str| format!("{}:{n}: {}", file.path, code.trim());
+    files
+        .iter()
+        .flat_map(|f| code_lines(f).map(move |(n, code)| (f, n, code)))
+        .filter(|(f, _, code)| wanted(&f.path, code))
+        .map(|(f, n, code)| line(f, n, code))
+        .collect()
+}
+
+fn in_tests(path: &str) -> bool {
+    path.starts_with("tests/") || path.contains("/tests/") || path.contains("/benches/")
+}
+
+#[test]
+fn every_file_opens_with_what_it_is() {
+    let bare = rust_files().into_iter().filter(|f| !f.text.starts_with("//!")).map(|f| f.path);
+    forbid("files without an opening `//!`", bare.collect());
+}
+
+#[test]
+fn the_environment_is_read_in_one_place() {
+    let reads = |path: &str, code: &str| {
+        !in_tests(path)
+            && !path.starts_with("src/config")
+            && (code.contains("env::var") || code.contains("env::vars") || code.contains("getenv"))
+    };
+    forbid("environment variables are read in src/config only", hits(&rust_files(), reads));
+}
+
+#[test]
+fn no_static_holds_mutable_state() {
+    let cells =
+        ["Mutex", "RwLock", "Atomic", "OnceLock", "LazyLock", "OnceCell", "RefCell", "Cell<"];
+    let global = |path: &str, code: &str| {
+        let code = code.trim_start();
+        !in_tests(path)
+            && (code.starts_with("static ")
+                || code.starts_with("pub static ")
+                || code.starts_with("pub(crate) static ")
+                || code.starts_with("thread_local!"))
+            && (code.starts_with("thread_local!") || cells.iter().any(|c| code.contains(c)))
+    };
+    forbid("state belongs to an owner, not to a static", hits(&rust_files(), global));
+}
+
+#[test]
+fn crates_that_need_no_unsafe_forbid_it() {
+    for name in ["protocol", "kvcache", "scheduler", "models", "ops", "collectives", "executor"] {
+        let lib = read(&format!("{name}/src/lib.rs"));
+        assert!(lib.contains("#![forbid(unsafe_code)]"), "{name} must forbid unsafe code");
+    }
+}
+
+#[test]
+fn clocks_stay_out_of_the_deciding_arm() {
+    let clock = |path: &str, code: &str| {
+        let deciding = ["protocol/src", "kvcache/src", "scheduler/src"];
+        deciding.iter().any(|d| path.starts_with(d))
+            && (code.contains("Instant::now") || code.contains("SystemTime"))
+    };
+    forbid("the scheduler is told the time", hits(&rust_files(), clock));
+}
+
+#[test]
+fn the_binary_names_no_kernel_and_keeps_its_ladder() {
+    let wrong = |path: &str, code: &str| {
+        let names = |word: &str| code.contains(word);
+        path.starts_with("src/")
+            && (names("kernels::")
+                || names("ops::") && !names("std::ops::") && !names("core::ops::")
+                || !path.starts_with("src/server")
+                    && !path.starts_with("src/launcher")
+                    && path != "src/lib.rs"
+                    && names("axum::")
+                || path.starts_with("src/text")
+                    && (names("crate::server") || names("crate::engine_client"))
+                || path.starts_with("src/engine_client") && names("crate::server"))
+    };
+    forbid("src/ is a ladder above the executor", hits(&rust_files(), wrong));
+}
+
+#[test]
+fn names_say_what_a_thing_is() {
+    let vague = ["util", "utils", "common", "base", "misc", "manager", "core", "helper", "helpers"];
+    let stem =
+        |path: &str| path.rsplit('/').next().unwrap_or(path).trim_end_matches(".rs").to_owned();
+    let named = rust_files().into_iter().map(|f| f.path).filter(|p| {
+        vague.contains(&stem(p).as_str()) || p.split('/').any(|part| vague.contains(&part))
+    });
+    forbid("vague file names", named.collect());
+}
+
+#[test]
+fn no_file_is_left_out_of_the_build() {
+    let files = rust_files();
+    let orphan = |file: &&Source| {
+        let path = &file.path;
+        let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let stem = name.trim_end_matches(".rs");
+        let root_file = ["lib", "main", "build"].contains(&stem)
+            || path.contains("/benches/")
+            || path.contains("/examples/")
+            || path.starts_with("tests/support/");
+        if root_file {
+            return false;
+        }
+        let (module, parents) = if stem == "mod" {
+            let (up, module) = dir.rsplit_once('/').unwrap_or(("", dir));
+            (
+                module.to_owned(),
+                vec![
+                    format!("{up}/mod.rs"),
+                    format!("{up}/lib.rs"),
+                    format!("{up}/main.rs"),
+                    format!("{up}.rs"),
+                ],
+            )
+        } else {
+            (
+                stem.to_owned(),
+                vec![
+                    format!("{dir}/mod.rs"),
+                    format!("{dir}/lib.rs"),
+                    format!("{dir}/main.rs"),
+                    format!("{dir}.rs"),
+                ],
+            )
+        };
+        let declared = |f: &Source| {
+            parents.contains(&f.path)
+                && f.text.lines().any(|l| {
+                    l.trim_end().trim_end_matches(';').ends_with(&format!("mod {module}"))
+                        || l.contains(&format!("mod {module} {{"))
+                })
+        };
+        !files.iter().any(declared)
+    };
+    let found = files.iter().filter(orphan).map(|f| f.path.clone()).collect();
+    forbid("files no module declares", found);
+}
+
+#[test]
+fn every_kernel_has_its_row() {
+    let kernels = rust_files().into_iter().find(|f| f.text.contains("pub trait Kernels"));
+    let kernels = kernels.expect("kernels/src declares `pub trait Kernels`");
+    let body = kernels.text.split("pub trait Kernels").nth(1).unwrap();
+    let body = &body[..body.find("\n}").expect("the trait ends")];
+    let page = read("kernels/KERNELS.md");
+    let missing = body
+        .lines()
+        .filter_map(|l| l.trim().strip_prefix("fn "))
+        .filter_map(|l| l.split(['(', '<']).next())
+        .filter(|name| !page.contains(&format!("`{name}`")))
+        .map(str::to_owned);
+    forbid("kernels without a row in KERNELS.md", missing.collect());
+}
+
+#[test]
+fn the_front_page_names_two_commands() {
+    let page = read("README.md");
+    for command in ["cargo run --release -- serve", "cargo test"] {
+        assert!(page.contains(command), "README.md must show `{command}`");
+    }
+    assert!(root().join(".ci/run").exists());
+}
