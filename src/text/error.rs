@@ -1,0 +1,51 @@
+//! What can go wrong with text, split by whose fault it is: the model folder's (before ready) or
+//! the request's (a 400).
+
+use std::path::PathBuf;
+
+/// The model folder cannot be used; start-up ends with this text.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// A file that must exist does not.
+    #[error("{}: missing; a model folder needs it", .0.display())]
+    Missing(PathBuf),
+    /// A file exists but cannot be read.
+    #[error("{}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's word.
+        source: std::io::Error,
+    },
+    /// A file was read but says something that cannot be used.
+    #[error("{}: {reason}", path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it, with names and numbers.
+        reason: String,
+    },
+}
+
+/// A request's text cannot be turned into ids; answered with 400.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TextError {
+    /// The template called `raise_exception`: its text is meant for the user.
+    #[error("the chat template refuses these messages: {0}")]
+    Raised(String),
+    /// The template failed on these messages; details belong in the log only.
+    #[error("the chat template cannot render these messages")]
+    Template(String),
+    /// The template ran longer than its fuel of so many instructions.
+    #[error("rendering the chat template took more than {0} instructions")]
+    Fuel(u64),
+    /// The template wrote more than the cap.
+    #[error("the rendered prompt exceeds {0} bytes")]
+    TooLong(usize),
+    /// The final message is absent from the rendered text, so that it cannot be continued.
+    #[error("the chat template drops the final message, so it cannot be continued")]
+    NothingToContinue,
+    /// The tokenizer failed.
+    #[error("the text cannot be tokenised")]
+    Tokenizer(String),
+}

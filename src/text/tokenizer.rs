@@ -1,0 +1,254 @@
+//! The tokenizer of a model folder (`tokenizer.json`), loaded once and shared.
+//!
+//! Text reaches ids by one of two doors: `encode` recognises special tokens wherever they stand
+//! (raw completion prompts, as every OpenAI-style server does), `encode_rendered` only where the
+//! chat template placed them.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use protocol::Token;
+use serde_json::Value;
+
+use super::added::Added;
+use super::chat_template::Rendered;
+use super::detokenizer::{DetokenizeOptions, Machine};
+use super::error::{LoadError, TextError};
+use super::vocabulary::{Kind, Vocabulary};
+
+/// Ids beyond this are refused at load: the tables are flat.
+const VOCABULARY_MAX: usize = 1 << 22;
+
+/// At most so many ids end a text.
+const EOS_MAX: usize = 64;
+
+/// Text to ids and back, for one model.
+#[derive(Debug)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    added: Added,
+    pub(super) vocabulary: Vocabulary,
+    /// Special tokens by role (`bos_token`, ...), as templates name them.
+    special: Vec<(String, String)>,
+    bos: Option<Token>,
+    /// `add_bos_token` of a Llama tokenizer class, which overrules the post-processor.
+    add_bos: Option<bool>,
+    eos_ids: Vec<Token>,
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer.json`, and from `tokenizer_config.json`, `generation_config.json` and
+    /// `config.json`, where they exist, the special tokens and the ids that end a text.
+    ///
+    /// Errors name the file and what is wrong in it.
+    pub fn load(dir: &Path) -> Result<Self, LoadError> {
+        let path = dir.join("tokenizer.json");
+        let bytes = read(&path)?.ok_or_else(|| LoadError::Missing(path.clone()))?;
+        let invalid = |reason: String| LoadError::Invalid { path: path.clone(), reason };
+        let json: Value = serde_json::from_slice(&bytes).map_err(|e| invalid(e.to_string()))?;
+        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes)
+            .map_err(|e| invalid(format!("not a tokenizer: {e}")))?;
+        // A training set's limits, not the model's: HF clears both before encoding a prompt.
+        inner.with_truncation(None).map_err(|e| invalid(e.to_string()))?;
+        inner.with_padding(None);
+
+        let tokens = tokens_by_id(&inner).map_err(invalid)?;
+        let vocabulary = Vocabulary::new(&tokens, &json["decoder"]).map_err(invalid)?;
+        let added = Added::new(&inner).map_err(invalid)?;
+        let config = read_json(&dir.join("tokenizer_config.json"))?.unwrap_or(Value::Null);
+        let special = special_tokens(&config);
+        let role = |name: &str| special.iter().find(|(r, _)| r == name).map(|(_, t)| t.as_str());
+        let id = |text: &str| inner.token_to_id(text);
+        let bos = role("bos_token").and_then(id);
+        let llama = config["tokenizer_class"].as_str().is_some_and(|c| c.starts_with("Llama"));
+        let add_bos = if llama { config["add_bos_token"].as_bool() } else { None };
+        let eos_ids = eos_ids(dir, role("eos_token").and_then(id))?;
+        Ok(Self { inner, added, vocabulary, special, bos, add_bos, eos_ids })
+    }
+
+    /// The ids of `text`, special tokens in it recognised; with `add_special_tokens` also what
+    /// the model puts around a text (usually a first token).
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<Token>, TextError> {
+        let encoding = self.inner.encode_fast(text, add_special_tokens).map_err(failed)?;
+        let mut ids = encoding.get_ids().to_vec();
+        if add_special_tokens {
+            self.place_bos(&mut ids);
+        }
+        Ok(ids)
+    }
+
+    /// The ids of a rendered chat: special tokens count only where the template placed them, and
+    /// are plain text inside what the user wrote.
+    ///
+    /// Equal to `encode(text, false)` when the messages spell no special token.
+    pub fn encode_rendered(&self, rendered: &Rendered) -> Result<Vec<Token>, TextError> {
+        if rendered.marks.is_empty() {
+            return self.encode(&rendered.text, false);
+        }
+        self.added.encode(&self.inner, &rendered.text, &rendered.marks).map_err(failed)
+    }
+
+    /// The text of `ids`, as a whole text of its own.
+    pub fn decode(&self, ids: &[Token], skip_special_tokens: bool) -> String {
+        let mut out = String::new();
+        let mut machine = Machine::new(DetokenizeOptions { skip_special_tokens, continues: false });
+        for &id in ids {
+            machine.push(self, id, &mut out);
+        }
+        machine.finish(self, &mut out);
+        out
+    }
+
+    /// The bytes a token stands for; empty for an id without a token.
+    pub fn token_bytes(&self, token: Token) -> &[u8] {
+        self.vocabulary.bytes(token)
+    }
+
+    /// A token on its own, as logprobs show it: its text, or `bytes:\xE2\x80` where its bytes are
+    /// not valid UTF-8, so that two tokens never look alike.
+    pub fn token_text(&self, token: Token) -> Cow<'_, str> {
+        let bytes = self.token_bytes(token);
+        match std::str::from_utf8(bytes) {
+            Ok(text) => Cow::Borrowed(text),
+            Err(_) => {
+                let mut text = String::from("bytes:");
+                for byte in bytes {
+                    let _infallible = write!(text, "\\x{byte:02X}");
+                }
+                Cow::Owned(text)
+            }
+        }
+    }
+
+    /// The token as the vocabulary file spells it (`Ġhello`), if the id has one.
+    pub fn token_spelling(&self, token: Token) -> Option<String> {
+        self.inner.id_to_token(token)
+    }
+
+    /// The id of a token spelt as in the vocabulary file.
+    pub fn token_id(&self, spelling: &str) -> Option<Token> {
+        self.inner.token_to_id(spelling)
+    }
+
+    /// Whether `token` is left out under `skip_special_tokens`.
+    pub fn is_special(&self, token: Token) -> bool {
+        self.vocabulary.kind(token) == Kind::Special
+    }
+
+    /// One more than the largest id. The model's vocabulary may be padded beyond it.
+    pub fn vocab_size(&self) -> usize {
+        self.vocabulary.len()
+    }
+
+    /// The ids that end a text, without repetition: of the tokenizer first, then of the model's
+    /// generation configuration.
+    pub fn eos_ids(&self) -> &[Token] {
+        &self.eos_ids
+    }
+
+    /// The token put in front of a text, if the model has one.
+    pub fn bos_id(&self) -> Option<Token> {
+        self.bos
+    }
+
+    /// Special tokens by role, as chat templates name them (`bos_token`, `eos_token`, ...).
+    pub fn special_tokens(&self) -> &[(String, String)] {
+        &self.special
+    }
+
+    /// Special tokens as text: what user text must not smuggle in.
+    pub(super) fn special_spellings(&self) -> &[String] {
+        self.added.special_spellings()
+    }
+
+    fn place_bos(&self, ids: &mut Vec<Token>) {
+        let Some(bos) = self.bos else { return };
+        match self.add_bos {
+            Some(true) if ids.first() != Some(&bos) => ids.insert(0, bos),
+            Some(false) if ids.first() == Some(&bos) => {
+                ids.remove(0);
+            }
+            _ => {}
+        }
+    }
+}
+
+fn failed(error: tokenizers::Error) -> TextError {
+    TextError::Tokenizer(error.to_string())
+}
+
+/// `None` if the file does not exist.
+pub(super) fn read(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
+    match std::fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(LoadError::Read { path: path.to_owned(), source }),
+    }
+}
+
+pub(super) fn read_json(path: &Path) -> Result<Option<Value>, LoadError> {
+    let Some(bytes) = read(path)? else { return Ok(None) };
+    let json = serde_json::from_slice(&bytes);
+    json.map(Some).map_err(|e| LoadError::Invalid { path: path.to_owned(), reason: e.to_string() })
+}
+
+/// Spelling and specialness of each id.
+fn tokens_by_id(inner: &tokenizers::Tokenizer) -> Result<Vec<Option<(String, bool)>>, String> {
+    let vocabulary = inner.get_vocab(true);
+    let size = vocabulary.values().max().map_or(0, |&id| id as usize + 1);
+    if size > VOCABULARY_MAX {
+        return Err(format!("the largest id is {}; at most {VOCABULARY_MAX} ids", size - 1));
+    }
+    let added = inner.get_added_tokens_decoder();
+    let mut tokens = vec![None; size];
+    for (text, id) in vocabulary {
+        tokens[id as usize] = Some((text, false));
+    }
+    for (id, token) in added {
+        if let Some(slot) = tokens.get_mut(id as usize) {
+            *slot = Some((token.content, token.special));
+        }
+    }
+    Ok(tokens)
+}
+
+/// `*_token` members of `tokenizer_config.json`, each a string or `{"content": string}`.
+fn special_tokens(config: &Value) -> Vec<(String, String)> {
+    let members = config.as_object().into_iter().flatten();
+    let tokens =
+        members.filter(|(name, _)| name.ends_with("_token")).filter_map(|(name, value)| {
+            let text = value.as_str().or_else(|| value["content"].as_str())?;
+            Some((name.clone(), text.to_owned()))
+        });
+    tokens.collect()
+}
+
+/// The tokenizer's own, then those of `generation_config.json` and `config.json`.
+fn eos_ids(dir: &Path, own: Option<Token>) -> Result<Vec<Token>, LoadError> {
+    let mut ids: Vec<Token> = own.into_iter().collect();
+    for name in ["generation_config.json", "config.json"] {
+        let path = dir.join(name);
+        let Some(json) = read_json(&path)? else { continue };
+        let invalid = |reason: &str| LoadError::Invalid {
+            path: path.clone(),
+            reason: format!("eos_token_id: {reason}"),
+        };
+        let listed = match &json["eos_token_id"] {
+            Value::Null => continue,
+            Value::Array(list) => list.clone(),
+            one => vec![one.clone()],
+        };
+        for id in &listed {
+            let id = id.as_u64().and_then(|id| Token::try_from(id).ok());
+            ids.push(id.ok_or_else(|| invalid("not an id or a list of ids"))?);
+        }
+        if listed.len() > EOS_MAX {
+            return Err(invalid(&format!("{} ids; at most {EOS_MAX}", listed.len())));
+        }
+    }
+    let mut seen = BTreeSet::new();
+    ids.retain(|&id| seen.insert(id));
+    Ok(ids)
+}
