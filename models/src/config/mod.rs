@@ -1,0 +1,164 @@
+//! A model's `config.json` as typed values, in the words of this project.
+//!
+//! Whatever changes the arithmetic is either read here or refused here, naming file and field: a
+//! feature that is silently ignored would give fluent, wrong text.
+
+mod error;
+mod fields;
+mod generation;
+mod read;
+mod rope;
+#[cfg(test)]
+mod tests;
+
+pub use error::ConfigError;
+pub use generation::GenerationConfig;
+pub use rope::{RopeConfig, RopeScaling};
+
+use std::fmt;
+use std::path::Path;
+
+/// Everything that defines the arithmetic of a model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// Which model file computes it.
+    pub architecture: Architecture,
+    /// Token ids: rows of the embedding.
+    pub vocab: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Decoder layers.
+    pub layers: usize,
+    /// Query heads over all ranks.
+    pub heads: usize,
+    /// Key and value heads over all ranks.
+    pub kv_heads: usize,
+    /// Channels per head.
+    pub head_dim: usize,
+    /// Width of a dense MLP.
+    pub intermediate: usize,
+    /// Added to the mean square in every norm.
+    pub rms_eps: f32,
+    /// Rotary embedding.
+    pub rope: RopeConfig,
+    /// Longest context the model was made for.
+    pub max_positions: usize,
+    /// Whether the head is the embedding.
+    pub tied: bool,
+    /// Whether the query, key and value projections have biases.
+    pub qkv_bias: bool,
+    /// Whether the attention output projection has a bias.
+    pub out_bias: bool,
+    /// Whether the projections of a dense MLP have biases.
+    pub mlp_bias: bool,
+    /// Experts, if some layers have them.
+    pub moe: Option<MoeConfig>,
+    /// The dtype the checkpoint was made in.
+    pub dtype: Option<CheckpointDType>,
+    /// First token of a text, if the model wants one.
+    pub bos: Option<u32>,
+    /// Tokens that end a text; `generation_config.json` overrides `config.json`.
+    pub eos: Vec<u32>,
+    /// Sampling defaults of the checkpoint.
+    pub generation: GenerationConfig,
+}
+
+/// Settings of the layers with experts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MoeConfig {
+    /// Experts per layer.
+    pub experts: usize,
+    /// Experts per token.
+    pub top_k: usize,
+    /// Width of one expert.
+    pub intermediate: usize,
+    /// Whether the weights of a token's experts are scaled to sum to 1.
+    pub normalise: bool,
+    /// Layer `i` has experts iff `(i + 1) % sparse_step = 0` and it is not in `dense_layers`.
+    pub sparse_step: usize,
+    /// Layers with a dense MLP, ascending.
+    pub dense_layers: Vec<usize>,
+}
+
+/// Supported architectures, by the name in `config.json`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Architecture {
+    /// `LlamaForCausalLM`
+    Llama,
+    /// `MistralForCausalLM`
+    Mistral,
+    /// `Qwen2ForCausalLM`
+    Qwen2,
+    /// `Qwen3ForCausalLM`
+    Qwen3,
+    /// `Qwen3MoeForCausalLM`
+    Qwen3Moe,
+}
+
+/// A dtype that a checkpoint may declare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CheckpointDType {
+    /// `float32`
+    F32,
+    /// `bfloat16`
+    BF16,
+    /// `float16`
+    F16,
+}
+
+impl Config {
+    /// Reads `config.json` and, if it exists, `generation_config.json` of a model folder.
+    pub fn from_dir(dir: &Path) -> Result<Self, ConfigError> {
+        let generation = GenerationConfig::read(dir)?;
+        read::config(&fields::Fields::read(&dir.join("config.json"))?, generation)
+    }
+
+    /// Reads a lone `config.json` under any name.
+    pub fn from_file(path: &Path) -> Result<Self, ConfigError> {
+        read::config(&fields::Fields::read(path)?, GenerationConfig::default())
+    }
+
+    /// Parses the text of a `config.json`; `path` is for error messages.
+    pub fn from_json(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        let fields = fields::Fields::parse(path, text.as_bytes())?;
+        read::config(&fields, GenerationConfig::default())
+    }
+
+    /// Whether queries and keys are normalised per head.
+    #[must_use]
+    pub fn qk_norm(&self) -> bool {
+        matches!(self.architecture, Architecture::Qwen3 | Architecture::Qwen3Moe)
+    }
+
+    /// The experts of layer `i`, unless its MLP is dense.
+    #[must_use]
+    pub fn moe_at(&self, i: usize) -> Option<&MoeConfig> {
+        let moe = self.moe.as_ref()?;
+        let sparse = (i + 1).is_multiple_of(moe.sparse_step) && !moe.dense_layers.contains(&i);
+        sparse.then_some(moe)
+    }
+}
+
+impl Architecture {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3, Self::Qwen3Moe];
+
+    /// The name in `config.json`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "LlamaForCausalLM",
+            Self::Mistral => "MistralForCausalLM",
+            Self::Qwen2 => "Qwen2ForCausalLM",
+            Self::Qwen3 => "Qwen3ForCausalLM",
+            Self::Qwen3Moe => "Qwen3MoeForCausalLM",
+        }
+    }
+}
+
+impl fmt::Display for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

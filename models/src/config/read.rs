@@ -1,0 +1,194 @@
+//! From JSON fields to [`Config`], one architecture's differences at a time.
+//!
+//! Limits on sizes are far above every published model; they keep products of a few fields inside
+//! u64 whatever a hostile file says.
+
+use super::fields::Fields;
+use super::rope::RopeConfig;
+use super::{Architecture, CheckpointDType, Config, ConfigError, GenerationConfig, MoeConfig};
+
+const WIDTH_LIMIT: u64 = 1 << 20;
+const VOCAB_LIMIT: u64 = 1 << 24;
+const LAYER_LIMIT: u64 = 1 << 12;
+const EXPERT_LIMIT: u64 = 1 << 14;
+const POSITION_LIMIT: u64 = 1 << 30;
+
+pub(super) fn config(fields: &Fields, generation: GenerationConfig) -> Result<Config, ConfigError> {
+    let architecture = architecture(fields)?;
+    refuse_unsupported(fields, architecture)?;
+    let layers = fields.size("num_hidden_layers", LAYER_LIMIT)?;
+    refuse_windows(fields, architecture, layers)?;
+    let hidden = fields.size("hidden_size", WIDTH_LIMIT)?;
+    let (heads, kv_heads, head_dim) = heads(fields, hidden)?;
+    let max_positions = fields.size("max_position_embeddings", POSITION_LIMIT)?;
+    let bias = fields.flag("attention_bias", false)?;
+    let (qkv_bias, out_bias) = match architecture {
+        Architecture::Llama | Architecture::Qwen3 | Architecture::Qwen3Moe => (bias, bias),
+        Architecture::Qwen2 => (true, false),
+        Architecture::Mistral => (false, false),
+    };
+    let stated_eos = fields.tokens("eos_token_id")?;
+    Ok(Config {
+        architecture,
+        vocab: fields.size("vocab_size", VOCAB_LIMIT)?,
+        hidden,
+        layers,
+        heads,
+        kv_heads,
+        head_dim,
+        intermediate: fields.size("intermediate_size", WIDTH_LIMIT)?,
+        rms_eps: fields.positive("rms_norm_eps")? as f32,
+        rope: RopeConfig::read(fields, max_positions)?,
+        max_positions,
+        tied: fields.flag("tie_word_embeddings", false)?,
+        qkv_bias,
+        out_bias,
+        mlp_bias: architecture == Architecture::Llama && fields.flag("mlp_bias", false)?,
+        moe: moe(fields, architecture, layers)?,
+        dtype: dtype(fields)?,
+        bos: generation.bos.or(fields.tokens("bos_token_id")?.first().copied()),
+        eos: if generation.eos.is_empty() { stated_eos } else { generation.eos.clone() },
+        generation,
+    })
+}
+
+fn architecture(fields: &Fields) -> Result<Architecture, ConfigError> {
+    let names = fields.strings("architectures")?.unwrap_or_default();
+    let Some(name) = names.first() else { return Err(fields.missing("architectures")) };
+    Architecture::ALL.into_iter().find(|a| a.name() == *name).ok_or_else(|| {
+        let supported = Architecture::ALL.map(Architecture::name).join(", ");
+        fields.unknown_architecture(name, supported)
+    })
+}
+
+/// Fields that change the arithmetic in ways nobody here computes.
+fn refuse_unsupported(fields: &Fields, architecture: Architecture) -> Result<(), ConfigError> {
+    for field in ["quantization_config", "compression_config"] {
+        if fields.value(field).is_some() {
+            return Err(fields.unsupported(field, "only float32, bfloat16 and float16 weights are"));
+        }
+    }
+    if fields.text("hidden_act")?.is_some_and(|act| act != "silu") {
+        return Err(fields.unsupported("hidden_act", "only silu is"));
+    }
+    let biased = architecture == Architecture::Mistral || architecture == Architecture::Qwen2;
+    if biased && fields.flag("attention_bias", false)? {
+        return Err(fields.unsupported("attention_bias", "this architecture fixes its biases"));
+    }
+    if architecture != Architecture::Llama && fields.flag("mlp_bias", false)? {
+        return Err(fields.unsupported("mlp_bias", "this architecture has no MLP biases"));
+    }
+    Ok(())
+}
+
+/// Sliding windows: a window counts as active exactly where transformers would apply it.
+fn refuse_windows(
+    fields: &Fields,
+    architecture: Architecture,
+    layers: usize,
+) -> Result<(), ConfigError> {
+    const WHY: &str = "every layer must attend to the whole context";
+    let window = fields.size_or_none("sliding_window", POSITION_LIMIT)?;
+    let on = match architecture {
+        Architecture::Llama => false,
+        Architecture::Mistral => window.is_some(),
+        Architecture::Qwen2 | Architecture::Qwen3 => {
+            let from = fields.number_or_none("max_window_layers")?.unwrap_or(28.0);
+            let by_type = fields.value("layer_types").is_some();
+            let reached = !by_type && from < layers as f64;
+            fields.flag("use_sliding_window", false)? && window.is_some() && reached
+        }
+        Architecture::Qwen3Moe => fields.flag("use_sliding_window", false)? && window.is_some(),
+    };
+    if on {
+        return Err(fields.unsupported("sliding_window", WHY));
+    }
+    let types = fields.strings("layer_types")?.unwrap_or_default();
+    if types.iter().any(|t| *t != "full_attention") {
+        return Err(fields.unsupported("layer_types", WHY));
+    }
+    if !types.is_empty() && types.len() != layers {
+        let detail = format!("{} entries for {layers} layers", types.len());
+        return Err(fields.contradiction("layer_types", detail));
+    }
+    Ok(())
+}
+
+/// Query heads, KV heads, channels per head.
+fn heads(fields: &Fields, hidden: usize) -> Result<(usize, usize, usize), ConfigError> {
+    let heads = fields.size("num_attention_heads", WIDTH_LIMIT)?;
+    let kv_heads = fields.size_or_none("num_key_value_heads", WIDTH_LIMIT)?.unwrap_or(heads);
+    if !heads.is_multiple_of(kv_heads) {
+        let detail = format!("{kv_heads} does not divide num_attention_heads {heads}");
+        return Err(fields.contradiction("num_key_value_heads", detail));
+    }
+    let stated = fields.size_or_none("head_dim", WIDTH_LIMIT)?;
+    if stated.is_none() && !hidden.is_multiple_of(heads) {
+        let detail =
+            format!("{heads} does not divide hidden_size {hidden}, and head_dim is absent");
+        return Err(fields.contradiction("num_attention_heads", detail));
+    }
+    let head_dim = stated.unwrap_or(hidden / heads);
+    if !head_dim.is_multiple_of(2) {
+        let detail = format!("{head_dim} channels cannot be rotated in pairs");
+        return Err(fields.contradiction("head_dim", detail));
+    }
+    Ok((heads, kv_heads, head_dim))
+}
+
+fn moe(
+    fields: &Fields,
+    architecture: Architecture,
+    layers: usize,
+) -> Result<Option<MoeConfig>, ConfigError> {
+    if architecture != Architecture::Qwen3Moe {
+        return Ok(None);
+    }
+    let experts = match fields.size_or_none("num_experts", EXPERT_LIMIT)? {
+        Some(experts) => experts,
+        None => fields
+            .size_or_none("num_local_experts", EXPERT_LIMIT)?
+            .ok_or_else(|| fields.missing("num_experts"))?,
+    };
+    let top_k = fields.size("num_experts_per_tok", EXPERT_LIMIT)?;
+    if top_k > experts {
+        let detail = format!("{top_k} of {experts} experts");
+        return Err(fields.contradiction("num_experts_per_tok", detail));
+    }
+    Ok(Some(MoeConfig {
+        experts,
+        top_k,
+        intermediate: fields.size("moe_intermediate_size", WIDTH_LIMIT)?,
+        normalise: fields.flag("norm_topk_prob", false)?,
+        sparse_step: fields.size_or_none("decoder_sparse_step", LAYER_LIMIT)?.unwrap_or(1),
+        dense_layers: dense_layers(fields, layers)?,
+    }))
+}
+
+fn dense_layers(fields: &Fields, layers: usize) -> Result<Vec<usize>, ConfigError> {
+    const FIELD: &str = "mlp_only_layers";
+    let Some(value) = fields.value(FIELD) else { return Ok(Vec::new()) };
+    let wrong = || fields.wrong(FIELD, "a list of layer numbers", value);
+    let list = value.as_array().ok_or_else(wrong)?;
+    let numbers: Option<Vec<u64>> = list.iter().map(serde_json::Value::as_u64).collect();
+    let mut numbers = numbers.ok_or_else(wrong)?;
+    numbers.sort_unstable();
+    numbers.dedup();
+    if let Some(beyond) = numbers.iter().find(|n| **n >= layers as u64) {
+        let detail = format!("layer {beyond} of {layers} layers");
+        return Err(fields.contradiction(FIELD, detail));
+    }
+    Ok(numbers.into_iter().map(|n| n as usize).collect())
+}
+
+/// `dtype` (new) or `torch_dtype` (old); weights are cast, so this is a default and no promise.
+fn dtype(fields: &Fields) -> Result<Option<CheckpointDType>, ConfigError> {
+    let field = if fields.value("dtype").is_some() { "dtype" } else { "torch_dtype" };
+    match fields.text(field)? {
+        None => Ok(None),
+        Some("float32") => Ok(Some(CheckpointDType::F32)),
+        Some("bfloat16") => Ok(Some(CheckpointDType::BF16)),
+        Some("float16") => Ok(Some(CheckpointDType::F16)),
+        Some(_) => Err(fields.unsupported(field, "supported are float32, bfloat16 and float16")),
+    }
+}

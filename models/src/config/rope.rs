@@ -1,0 +1,147 @@
+//! Rotary embedding settings, from `rope_parameters` (new) or `rope_theta` + `rope_scaling` (old).
+//!
+//! Both forms are read as a map, so a type written as `type` or as `rope_type` is never lost.
+//! Refused: dynamic and longrope, partial rotation, and one set of parameters per layer type.
+
+use super::ConfigError;
+use super::fields::Fields;
+
+/// How positions rotate queries and keys.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RopeConfig {
+    /// Base of the wavelengths.
+    pub theta: f64,
+    /// What is done to reach contexts longer than those of the first training.
+    pub scaling: RopeScaling,
+}
+
+/// Changes to the rotation frequencies `f`, with wavelength `w = 2π / f`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum RopeScaling {
+    /// None.
+    Default,
+    /// `f / factor`.
+    Linear {
+        /// Divisor of every frequency.
+        factor: f64,
+    },
+    /// Long waves are divided, short ones kept, those between are blended.
+    Llama3 {
+        /// Divisor of the long waves.
+        factor: f64,
+        /// Waves longer than `original / low` are long.
+        low_freq_factor: f64,
+        /// Waves shorter than `original / high` are short.
+        high_freq_factor: f64,
+        /// Context length of the first training.
+        original_positions: f64,
+    },
+    /// A ramp over channels from kept to divided, and a factor on cosine and sine.
+    Yarn {
+        /// Divisor of the slow channels.
+        factor: f64,
+        /// Rotations over the original context above which a channel is kept.
+        beta_fast: f64,
+        /// Rotations below which a channel is divided.
+        beta_slow: f64,
+        /// Context length of the first training.
+        original_positions: f64,
+        /// Factor on cosine and sine.
+        attention_factor: f64,
+        /// Whether the ends of the ramp are rounded to whole channels.
+        truncate: bool,
+    },
+}
+
+/// The value transformers assumes when a file gives none.
+const DEFAULT_THETA: f64 = 10_000.0;
+
+impl RopeConfig {
+    pub(super) fn read(fields: &Fields, max_positions: usize) -> Result<Self, ConfigError> {
+        let new = fields.object("rope_parameters")?;
+        let old = fields.object("rope_scaling")?;
+        let theta = fields.positive_or_none("rope_theta")?;
+        refuse_partial(fields)?;
+        let Some(map) = new.or(old) else {
+            let theta = theta.unwrap_or(DEFAULT_THETA);
+            return Ok(Self { theta, scaling: RopeScaling::Default });
+        };
+        for nested in ["full_attention", "sliding_attention"] {
+            if map.value(nested).is_some() {
+                return Err(map.unsupported(nested, "all layers must rotate alike"));
+            }
+        }
+        let theta = map.positive_or_none("rope_theta")?.or(theta).unwrap_or(DEFAULT_THETA);
+        refuse_partial(&map)?;
+        let original = original_positions(fields, &map, max_positions)?;
+        Ok(Self { theta, scaling: RopeScaling::read(&map, original, max_positions)? })
+    }
+}
+
+impl RopeScaling {
+    fn read(map: &Fields, original: f64, max_positions: usize) -> Result<Self, ConfigError> {
+        let (field, kind) = match map.text("rope_type")? {
+            Some(kind) => ("rope_type", kind),
+            None => ("type", map.text("type")?.unwrap_or("default")),
+        };
+        match kind {
+            "default" => Ok(Self::Default),
+            "linear" => Ok(Self::Linear { factor: map.positive("factor")? }),
+            "llama3" => Self::llama3(map, original),
+            "yarn" => Self::yarn(map, original, max_positions),
+            _ => Err(map.unsupported(field, "supported are default, linear, llama3 and yarn")),
+        }
+    }
+
+    fn llama3(map: &Fields, original_positions: f64) -> Result<Self, ConfigError> {
+        let factor = map.positive("factor")?;
+        let low_freq_factor = map.positive("low_freq_factor")?;
+        let high_freq_factor = map.positive("high_freq_factor")?;
+        if high_freq_factor <= low_freq_factor {
+            let detail =
+                format!("{high_freq_factor} must exceed low_freq_factor {low_freq_factor}");
+            return Err(map.contradiction("high_freq_factor", detail));
+        }
+        Ok(Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_positions })
+    }
+
+    fn yarn(map: &Fields, original: f64, max_positions: usize) -> Result<Self, ConfigError> {
+        let factor = map.positive_or_none("factor")?.unwrap_or(max_positions as f64 / original);
+        let gain = |mscale: f64| if factor > 1.0 { 0.1 * mscale * factor.ln() + 1.0 } else { 1.0 };
+        let both = (map.number_or_none("mscale")?, map.number_or_none("mscale_all_dim")?);
+        let inferred = match both {
+            (Some(one), Some(all)) if one != 0.0 && all != 0.0 => gain(one) / gain(all),
+            _ => gain(1.0),
+        };
+        Ok(Self::Yarn {
+            factor,
+            beta_fast: map.positive_or_none("beta_fast")?.unwrap_or(32.0),
+            beta_slow: map.positive_or_none("beta_slow")?.unwrap_or(1.0),
+            original_positions: original,
+            attention_factor: map.positive_or_none("attention_factor")?.unwrap_or(inferred),
+            truncate: map.flag("truncate", true)?,
+        })
+    }
+}
+
+fn refuse_partial(fields: &Fields) -> Result<(), ConfigError> {
+    const FIELD: &str = "partial_rotary_factor";
+    match fields.positive_or_none(FIELD)? {
+        None | Some(1.0) => Ok(()),
+        Some(_) => Err(fields.unsupported(FIELD, "the supported families rotate whole heads")),
+    }
+}
+
+/// `original_max_position_embeddings`, which some files keep outside the map.
+fn original_positions(
+    fields: &Fields,
+    map: &Fields,
+    max_positions: usize,
+) -> Result<f64, ConfigError> {
+    const FIELD: &str = "original_max_position_embeddings";
+    let stated = match fields.positive_or_none(FIELD)? {
+        Some(outside) => Some(outside),
+        None => map.positive_or_none(FIELD)?,
+    };
+    Ok(stated.unwrap_or(max_positions as f64))
+}

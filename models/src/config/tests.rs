@@ -1,0 +1,232 @@
+//! Configurations as published, and every way to break one.
+#![allow(clippy::needless_pass_by_value)] // Tables of values read better without borrows.
+
+use super::*;
+
+use expect_test::{Expect, expect};
+use serde_json::{Value, json};
+
+fn qwen3() -> Value {
+    json!({
+        "architectures": ["Qwen3ForCausalLM"], "attention_bias": false, "bos_token_id": 151_643,
+        "eos_token_id": 151_645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024,
+        "intermediate_size": 3072, "max_position_embeddings": 40960, "max_window_layers": 28,
+        "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1_000_000,
+        "sliding_window": null, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+        "use_sliding_window": false, "vocab_size": 151_936
+    })
+}
+
+fn with(mut base: Value, changes: Value) -> Value {
+    for (field, value) in changes.as_object().unwrap() {
+        if value == "REMOVE" {
+            base.as_object_mut().unwrap().remove(field);
+        } else {
+            base[field] = value.clone();
+        }
+    }
+    base
+}
+
+fn parse(value: &Value) -> Result<Config, ConfigError> {
+    Config::from_json(Path::new("config.json"), &value.to_string())
+}
+
+fn refuse(changes: Value, expected: Expect) {
+    expected.assert_eq(&parse(&with(qwen3(), changes)).unwrap_err().to_string());
+}
+
+#[test]
+fn published_configs_are_read() {
+    let config = parse(&qwen3()).unwrap();
+    assert_eq!((config.heads, config.kv_heads, config.head_dim), (16, 8, 128));
+    assert_eq!(config.rope, RopeConfig { theta: 1e6, scaling: RopeScaling::Default });
+    assert!(config.tied && !config.qkv_bias && config.qk_norm());
+    assert_eq!((config.eos, config.dtype), (vec![151_645], Some(CheckpointDType::BF16)));
+
+    let llama = json!({
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 2048, "num_attention_heads": 32,
+        "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+        "head_dim": null, "rope_theta": 500_000.0, "eos_token_id": [128_001, 128_008, 128_009]
+    });
+    let config = parse(&with(qwen3(), llama)).unwrap();
+    assert_eq!((config.head_dim, config.eos.len()), (64, 3));
+    assert!(matches!(config.rope.scaling, RopeScaling::Llama3 { factor: 32.0, .. }));
+}
+
+#[test]
+fn rope_is_read_from_both_forms() {
+    let read = |changes| parse(&with(qwen3(), changes)).unwrap().rope;
+    let linear = RopeConfig { theta: 5e5, scaling: RopeScaling::Linear { factor: 4.0 } };
+    let new = json!({"rope_theta": "REMOVE",
+        "rope_parameters": {"rope_type": "linear", "factor": 4, "rope_theta": 5e5}});
+    let old = json!({"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}});
+    assert_eq!((read(new), read(old)), (linear, linear));
+    let bare = read(json!({"rope_theta": "REMOVE"}));
+    assert_eq!(bare, RopeConfig { theta: 1e4, scaling: RopeScaling::Default });
+    let yarn = read(json!({"rope_scaling":
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}));
+    let RopeScaling::Yarn { attention_factor, .. } = yarn.scaling else { panic!("{yarn:?}") };
+    assert!((attention_factor - (0.1 * 4f64.ln() + 1.0)).abs() < 1e-12);
+}
+
+#[test]
+fn moe_layers_follow_step_and_list() {
+    let moe = json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 6, "num_experts": 8,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": true,
+        "decoder_sparse_step": 2, "mlp_only_layers": [3]
+    });
+    let config = parse(&with(qwen3(), moe)).unwrap();
+    let sparse: Vec<_> = (0..6).filter(|i| config.moe_at(*i).is_some()).collect();
+    assert_eq!(sparse, [1, 5]);
+}
+
+#[test]
+fn biases_belong_to_the_architecture() {
+    let qwen2 = json!({"architectures": ["Qwen2ForCausalLM"], "head_dim": "REMOVE"});
+    let config = parse(&with(qwen3(), qwen2)).unwrap();
+    assert!(config.qkv_bias && !config.out_bias && config.head_dim == 64);
+    let llama = json!({"architectures": ["LlamaForCausalLM"], "attention_bias": true,
+        "mlp_bias": true});
+    let config = parse(&with(qwen3(), llama)).unwrap();
+    assert!(config.qkv_bias && config.out_bias && config.mlp_bias);
+}
+
+#[test]
+fn what_is_not_supported_is_refused_by_name() {
+    refuse(
+        json!({"architectures": ["GPT2LMHeadModel"]}),
+        expect![
+            "config.json: field `architectures`: `GPT2LMHeadModel` is not supported; supported are LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM"
+        ],
+    );
+    refuse(
+        json!({"architectures": "REMOVE"}),
+        expect!["config.json: field `architectures` is missing"],
+    );
+    refuse(
+        json!({"quantization_config": {"quant_method": "fp8"}}),
+        expect![[
+            r#"config.json: field `quantization_config`: {"quant_method":"fp8"} is not supported: only float32, bfloat16 and float16 weights are"#
+        ]],
+    );
+    refuse(
+        json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
+        expect![[
+            r#"config.json: field `rope_scaling.rope_type`: "dynamic" is not supported: supported are default, linear, llama3 and yarn"#
+        ]],
+    );
+    refuse(
+        json!({"rope_parameters": {"type": "longrope", "factor": 2.0}}),
+        expect![[
+            r#"config.json: field `rope_parameters.type`: "longrope" is not supported: supported are default, linear, llama3 and yarn"#
+        ]],
+    );
+    refuse(
+        json!({"partial_rotary_factor": 0.5}),
+        expect![
+            "config.json: field `partial_rotary_factor`: 0.5 is not supported: the supported families rotate whole heads"
+        ],
+    );
+    refuse(
+        json!({"use_sliding_window": true, "sliding_window": 4096, "max_window_layers": 20}),
+        expect![
+            "config.json: field `sliding_window`: 4096 is not supported: every layer must attend to the whole context"
+        ],
+    );
+    refuse(
+        json!({"architectures": ["MistralForCausalLM"], "sliding_window": 4096}),
+        expect![
+            "config.json: field `sliding_window`: 4096 is not supported: every layer must attend to the whole context"
+        ],
+    );
+    refuse(
+        json!({"layer_types": ["sliding_attention"]}),
+        expect![[
+            r#"config.json: field `layer_types`: ["sliding_attention"] is not supported: every layer must attend to the whole context"#
+        ]],
+    );
+    refuse(
+        json!({"hidden_act": "gelu"}),
+        expect![[r#"config.json: field `hidden_act`: "gelu" is not supported: only silu is"#]],
+    );
+    refuse(
+        json!({"torch_dtype": "float8_e4m3fn"}),
+        expect![[
+            r#"config.json: field `torch_dtype`: "float8_e4m3fn" is not supported: supported are float32, bfloat16 and float16"#
+        ]],
+    );
+}
+
+#[test]
+fn wrong_values_are_refused_by_name() {
+    refuse(
+        json!({"hidden_size": "REMOVE"}),
+        expect!["config.json: field `hidden_size` is missing"],
+    );
+    refuse(
+        json!({"hidden_size": -1}),
+        expect![
+            "config.json: field `hidden_size`: expected a whole number from 1 to 1048576, found -1"
+        ],
+    );
+    refuse(
+        json!({"vocab_size": 1e300}),
+        expect![
+            "config.json: field `vocab_size`: expected a whole number from 1 to 16777216, found 1e+300"
+        ],
+    );
+    refuse(
+        json!({"num_hidden_layers": "28"}),
+        expect![[
+            r#"config.json: field `num_hidden_layers`: expected a whole number from 1 to 4096, found "28""#
+        ]],
+    );
+    refuse(
+        json!({"rms_norm_eps": 0}),
+        expect!["config.json: field `rms_norm_eps`: expected a number above zero, found 0"],
+    );
+    refuse(
+        json!({"eos_token_id": [1, -2]}),
+        expect![
+            "config.json: field `eos_token_id`: expected a token id or a list of token ids, found [1,-2]"
+        ],
+    );
+    refuse(
+        json!({"num_key_value_heads": 3}),
+        expect![
+            "config.json: field `num_key_value_heads`: 3 does not divide num_attention_heads 16"
+        ],
+    );
+    refuse(
+        json!({"head_dim": null, "hidden_size": 1000, "num_attention_heads": 48}),
+        expect![
+            "config.json: field `num_attention_heads`: 48 does not divide hidden_size 1000, and head_dim is absent"
+        ],
+    );
+    refuse(
+        json!({"head_dim": 63}),
+        expect!["config.json: field `head_dim`: 63 channels cannot be rotated in pairs"],
+    );
+    refuse(
+        json!({"rope_scaling": [1]}),
+        expect!["config.json: field `rope_scaling`: expected an object, found [1]"],
+    );
+}
+
+#[test]
+fn any_text_is_an_error_or_a_config() {
+    let text = qwen3().to_string();
+    for end in 0..text.len() {
+        let error = Config::from_json(Path::new("c"), &text[..end]).unwrap_err();
+        assert!(error.to_string().starts_with("c: not a JSON object"), "{error}");
+    }
+    for field in qwen3().as_object().unwrap().keys() {
+        for value in [json!([]), json!({}), json!(-3), json!(0.5), json!("x"), json!(1e99)] {
+            let _ = parse(&with(qwen3(), json!({ field: value })));
+        }
+    }
+}
