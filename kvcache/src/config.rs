@@ -17,6 +17,8 @@ pub struct KvConfig {
     /// Bits of the block hash that are kept, 1 to 64. Fewer than 64 only in simulations, where
     /// collisions must happen.
     pub hash_bits: u8,
+    /// Whether changes of the index are recorded for `KvCache::take_events`.
+    pub events: bool,
     /// Bug in force, for simulations of a build with the feature `planted`.
     pub planted: Planted,
 }
@@ -24,7 +26,35 @@ pub struct KvConfig {
 impl KvConfig {
     /// A cache of `blocks` blocks with prefix caching on and full hashes.
     pub fn new(spec: KvSpec, blocks: u32, guard_key: [u64; 2]) -> Self {
-        Self { spec, blocks, caching: true, guard_key, hash_bits: 64, planted: Planted::default() }
+        Self {
+            spec,
+            blocks,
+            caching: true,
+            guard_key,
+            hash_bits: 64,
+            events: true,
+            planted: Planted::default(),
+        }
+    }
+
+    /// Checks what `KvCache::new` would refuse.
+    ///
+    /// Errors: a pool, block or hash of size zero, or a layout without groups.
+    pub fn validate(&self) -> Result<(), KvError> {
+        let (block_tokens, groups) = (self.spec.block_tokens, self.spec.groups.len());
+        if self.blocks == 0 {
+            return Err(KvError::NoBlocks);
+        }
+        if block_tokens == 0 {
+            return Err(KvError::NoBlockTokens { block_tokens });
+        }
+        if !(1..=255).contains(&groups) {
+            return Err(KvError::Groups { groups });
+        }
+        if !(1..=64).contains(&self.hash_bits) {
+            return Err(KvError::HashBits { bits: self.hash_bits });
+        }
+        Ok(())
     }
 
     /// The function that gives blocks of this cache their keys.
@@ -45,7 +75,7 @@ pub enum KvError {
         /// Tokens per block asked for.
         block_tokens: u32,
     },
-    /// One block table serves every group for now, so all groups must hold all positions.
+    /// Groups are numbered by one byte; all of kind `Full` share one table.
     #[error("a KV layout needs between 1 and 255 groups, got {groups}")]
     Groups {
         /// Groups asked for.

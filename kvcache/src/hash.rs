@@ -59,6 +59,16 @@ impl ExtraKeys {
         lora.chain(salt).collect()
     }
 
+    /// Whether block `index` depends on the same keys under both.
+    pub(crate) fn same_in_block(a: Option<&Self>, b: Option<&Self>, index: u32, bs: u32) -> bool {
+        let encoded = |extra: Option<&Self>| {
+            let mut bytes = Vec::new();
+            extra.inspect(|extra| extra.encode(index * bs, bs, &mut bytes));
+            bytes
+        };
+        a == b || encoded(a) == encoded(b)
+    }
+
     /// Appends E of the block that starts at position `start`: tags ascending, length word last.
     fn encode(&self, start: u32, block_tokens: u32, out: &mut Vec<u8>) {
         let first = out.len();

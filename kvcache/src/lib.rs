@@ -3,10 +3,18 @@
 //! Owns which block is vacant, cached or in use, who holds it, and under which hash it can be found.
 //! Knows no request's text, no time and no device: blocks are numbers, contents are token ids.
 
+mod cache;
 mod config;
 mod hash;
+mod index;
+mod lru;
 mod planted;
+mod pool;
+mod table;
+mod vacant;
 
+pub use cache::{BlockCounts, Content, Hit, KvCache, Published};
 pub use config::{KvConfig, KvError};
 pub use hash::{BlockKey, ExtraKeys, Hasher, MediaItem, PromptHasher};
 pub use planted::{Bug, Planted};
+pub use table::Table;

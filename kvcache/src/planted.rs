@@ -45,15 +45,23 @@ pub enum Bug {
     SaltIgnored,
     /// A device loss does not clear the prefix index.
     LossKeepsIndex,
-    /// Tokens behind the one that finished the request still reach the client.
-    TokensAfterFinish,
+    /// A request is admitted past a blocked head of the queue.
+    OvertakesBlockedHead,
+    /// A request that was preempted four times stays a victim.
+    NeverGuarded,
+    /// After a preemption the device is sent table changes only, not the whole table.
+    TableNotResent,
+    /// A prefill chunk ignores what the rows before it took from the step's budget.
+    ChunkOverBudget,
+    /// An output of an earlier step, delivered twice, is applied twice.
+    RepeatedOutputApplied,
     /// An adopted block is not announced to the device: its table keeps the freed one.
     AdoptionNotSent,
 }
 
 impl Bug {
     /// Every bug, for a simulator that walks through them.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 25] = [
         Self::PublishBeforeCompute,
         Self::DoubleFree,
         Self::StaleEpochAccepted,
@@ -73,7 +81,11 @@ impl Bug {
         Self::ErrorRowPublished,
         Self::SaltIgnored,
         Self::LossKeepsIndex,
-        Self::TokensAfterFinish,
+        Self::OvertakesBlockedHead,
+        Self::NeverGuarded,
+        Self::TableNotResent,
+        Self::ChunkOverBudget,
+        Self::RepeatedOutputApplied,
         Self::AdoptionNotSent,
     ];
 }

@@ -3,6 +3,9 @@
 use crate::Limits;
 use kvcache::{KvConfig, KvError, Planted};
 
+/// Largest number of steps in flight: one per pipeline stage and one more.
+const STEPS_IN_FLIGHT_MAX: u32 = 4;
+
 /// Everything an engine needs to know at start. Replicas are ready from the first tick.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
@@ -37,6 +40,33 @@ impl EngineConfig {
             graph_rows: Vec::new(),
             planted: Planted::default(),
         }
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), EngineError> {
+        let limits = &self.limits;
+        let block_tokens = self.kv.spec.block_tokens;
+        let tokens_per_chunk = limits.tokens_per_chunk.unwrap_or(block_tokens);
+        for (name, value, min, max) in [
+            ("tokens_per_step", limits.tokens_per_step, 1, u32::MAX),
+            ("requests_running", limits.requests_running, 1, u32::MAX),
+            ("tokens_per_chunk", tokens_per_chunk, block_tokens, u32::MAX),
+            ("steps_in_flight", limits.steps_in_flight, 1, STEPS_IN_FLIGHT_MAX),
+            ("max_model_len", limits.max_model_len, 1, 1 << 30),
+            ("vocab_size", limits.vocab_size, 1, u32::MAX),
+            ("replicas", u32::from(self.replicas), 1, u32::from(u16::MAX)),
+        ] {
+            if !(min..=max).contains(&value) {
+                let (value, min, max) = (value.into(), min.into(), max.into());
+                return Err(EngineError::Limit { name, value, min, max });
+            }
+        }
+        self.kv.validate()?;
+        let (blocks, max_model_len) = (self.kv.blocks, limits.max_model_len);
+        let fits = u64::from(blocks) * u64::from(block_tokens);
+        if fits < u64::from(max_model_len) {
+            return Err(EngineError::PoolTooSmall { blocks, block_tokens, fits, max_model_len });
+        }
+        Ok(())
     }
 }
 

@@ -1,20 +1,67 @@
-//! The engine: `tick(now, inbox) -> effects`.
+//! The engine: `tick(now, inbox) -> effects`. The only place that sees messages and time.
 
-use crate::{Effect, EngineConfig, EngineError, Event, PromptHasher};
-use protocol::{Epoch, Replica};
+use crate::apply::apply;
+use crate::commit::{commit, launch};
+use crate::domain::Domain;
+use crate::lockstep::{self, Gate};
+use crate::owners::{Owners, Place};
+use crate::place::{Load, Placer};
+use crate::plan::plan;
+use crate::queue::{Backlog, refusal};
+use crate::request::Request;
+use crate::slab::Slot;
+use crate::{
+    AbortCause, Control, Effect, EngineConfig, EngineError, ErrorCode, Event, Finish, Limits,
+    PromptHasher, Refusal, StopReason, Submit, TokenEvent,
+};
+use kvcache::Bug;
+use protocol::{Batch, Epoch, Replica, RequestId, StepOutput};
+use std::ops::Range;
 
 /// Schedules every replica and owns every KV block.
 #[derive(Debug)]
 pub struct Engine {
     config: EngineConfig,
+    domains: Vec<Domain>,
+    owners: Owners,
+    placer: Placer,
+    gate: Gate,
+    /// Submits accepted so far: the order of service.
+    arrivals: u64,
+    now_ms: u64,
+    /// News collected in this tick and not yet handed out.
+    news: Vec<TokenEvent>,
+    ended: Vec<Slot>,
+    was_idle: bool,
 }
 
 impl Engine {
     /// An idle engine.
     ///
     /// Errors: a limit out of range, or a pool that cannot hold one request of `max_model_len`.
-    pub fn new(config: EngineConfig) -> Result<Self, EngineError> {
-        Ok(Self { config })
+    pub fn new(mut config: EngineConfig) -> Result<Self, EngineError> {
+        config.validate()?;
+        config.kv.planted = config.planted;
+        let seats = config.limits.seats();
+        if seats < config.limits.requests_running {
+            let (asked, tokens) = (config.limits.requests_running, config.limits.tokens_per_step);
+            tracing::warn!(asked, seats, tokens, "fewer seats: decodes must not fill a step");
+        }
+        config.limits.requests_running = seats;
+        let domains = (0..config.replicas).map(|_| Domain::new(&config));
+        let domains = domains.collect::<Result<Vec<_>, _>>()?;
+        Ok(Self {
+            config,
+            domains,
+            owners: Owners::default(),
+            placer: Placer::default(),
+            gate: Gate::default(),
+            arrivals: 0,
+            now_ms: 0,
+            news: Vec::new(),
+            ended: Vec::new(),
+            was_idle: true,
+        })
     }
 
     /// The function submitters compute `Submit::keys` with.
@@ -22,24 +69,327 @@ impl Engine {
         PromptHasher::new(self.config.kv.hasher(), self.config.kv.caching)
     }
 
-    /// Generation of a replica's executor group.
-    pub fn epoch(&self, _replica: Replica) -> Epoch {
-        Epoch(0)
+    /// The limits in force.
+    pub fn limits(&self) -> &Limits {
+        &self.config.limits
+    }
+
+    /// Generation of a replica's executor group; its outputs must carry it.
+    pub fn epoch(&self, replica: Replica) -> Epoch {
+        self.domains[usize::from(replica.0)].epoch
+    }
+
+    /// Whether no request is live and no step is in flight.
+    pub fn is_idle(&self) -> bool {
+        self.domains.iter().all(|domain| domain.state.is_idle())
     }
 
     /// Takes everything out of `inbox`, decides, and appends what is to be done to `effects`.
     ///
     /// `now_ms` only measures queueing and losses; it decides no plan.
     pub fn tick(&mut self, now_ms: u64, inbox: &mut Vec<Event>, effects: &mut Vec<Effect>) {
-        let _ = (now_ms, effects);
-        inbox.clear();
+        self.now_ms = self.now_ms.max(now_ms);
+        for event in inbox.drain(..) {
+            self.take_in(event, effects);
+        }
+        self.expire_losses();
+        for group in self.groups() {
+            while self.step(group.clone(), effects) {}
+        }
+        self.hand_out(effects);
+        let idle = self.is_idle();
+        if idle && !self.was_idle {
+            self.check();
+        }
+        self.was_idle = idle;
     }
 
-    /// Whether no request is live and no step is in flight.
-    pub fn is_idle(&self) -> bool {
-        true
+    fn take_in(&mut self, event: Event, effects: &mut Vec<Effect>) {
+        match event {
+            Event::Submit(submit) => self.submit(*submit),
+            Event::Abort { request, cause } => self.abort(request, cause),
+            Event::Control(Control::ClearPrefixCache { op_id }) => {
+                for domain in &mut self.domains {
+                    domain.kv.clear();
+                    domain.changed = true;
+                }
+                effects.push(Effect::ControlDone { op_id });
+            }
+            Event::Output { replica, output } => self.output(replica, output),
+            Event::Lost { replica } => self.lost(replica),
+            Event::Ready { replica, blocks, graph_rows } => {
+                self.ready(replica, blocks, graph_rows, effects);
+            }
+        }
+    }
+
+    fn submit(&mut self, submit: Submit) {
+        let taken = self.owners.contains_key(&submit.id);
+        assert!(!taken, "request ids are unique, {:?} is live", submit.id);
+        if let Some(refusal) = self.refusal(&submit) {
+            let request = submit.id;
+            self.news.push(TokenEvent::only(request, Finish::Refused(refusal)));
+            return;
+        }
+        let replica = self.place(&submit);
+        self.arrivals += 1;
+        let request = Request::new(submit, self.arrivals, self.now_ms, &self.config);
+        self.enqueue(replica, request);
+    }
+
+    fn refusal(&self, submit: &Submit) -> Option<Refusal> {
+        let pools = self.domains.iter().map(|domain| domain.kv.counts().pool);
+        let backlog = Backlog {
+            requests: self.domains.iter().map(|d| d.state.waiting.len() as u32).sum(),
+            tokens: self.domains.iter().map(|d| d.state.waiting_tokens).sum(),
+        };
+        refusal(submit, &self.config, pools.min().unwrap_or(0), backlog)
+    }
+
+    fn place(&mut self, submit: &Submit) -> usize {
+        if self.domains.len() == 1 {
+            return 0;
+        }
+        let candidates: Vec<_> = self.domains.iter().map(Domain::candidate).collect();
+        let replica = self.placer.place(submit, self.config.routing, &candidates);
+        usize::from(replica.0)
+    }
+
+    /// Puts a request that holds nothing into a replica's queue.
+    fn enqueue(&mut self, replica: usize, mut request: Request) {
+        let domain = &mut self.domains[replica];
+        if self.config.kv.caching {
+            let extra = request.asked.extra.as_deref();
+            domain.state.hasher.extend(&mut request.keys, &request.tokens, extra);
+        }
+        domain.load.charge(request.asked.charge);
+        domain.changed = true;
+        let id = request.id;
+        let slot = domain.state.enqueue(request);
+        self.owners.insert(id, Place { replica, slot });
+    }
+
+    /// Ends a request at once, wherever it is: its blocks are free before the next plan, and what
+    /// is in flight for it will be dropped.
+    fn abort(&mut self, id: RequestId, cause: AbortCause) {
+        let finish = match cause {
+            AbortCause::StopText => Finish::Stop(StopReason::Text),
+            cause => Finish::Abort(cause),
+        };
+        self.end(id, finish);
+    }
+
+    fn end(&mut self, id: RequestId, finish: Finish) {
+        let Some(&Place { replica, slot }) = self.owners.get(&id) else { return };
+        let Domain { state, kv, load, changed, .. } = &mut self.domains[replica];
+        let request = &mut state.requests[slot];
+        let key = request.key;
+        if request.seat.is_some() {
+            #[cfg(feature = "planted")]
+            if self.config.planted.has(Bug::AbortLeaksBlock) {
+                kv.leak(&mut request.table);
+            }
+            state.running.remove(key);
+            state.release(slot, kv);
+        } else {
+            if self.config.planted.has(Bug::LostAbort) {
+                return;
+            }
+            state.waiting_tokens -= request.tokens.len() as u64;
+            state.waiting.remove(key);
+        }
+        let mut request = state.requests.remove(slot);
+        load.release(request.asked.charge);
+        *changed = true;
+        self.owners.remove(&id);
+        self.news.push(request.event(Vec::new(), Some(finish)));
+    }
+
+    fn output(&mut self, replica: Replica, output: StepOutput) {
+        let domain = &mut self.domains[usize::from(replica.0)];
+        domain.changed = true;
+        if output.epoch != domain.epoch || !domain.is_ready() {
+            domain.state.totals.outputs_dropped += 1;
+            return;
+        }
+        domain.timing = output.timing;
+        let Domain { state, kv, .. } = domain;
+        apply(state, kv, &self.config.limits, output, &mut self.news, &mut self.ended);
+        if !self.ended.is_empty() {
+            self.forget_ended(usize::from(replica.0));
+        }
+        let domain = &self.domains[usize::from(replica.0)];
+        domain.state.check_counters(&domain.kv, self.config.limits.requests_running);
+    }
+
+    /// Drops the requests that `apply` ended; their blocks and seats are free already.
+    fn forget_ended(&mut self, replica: usize) {
+        let Domain { state, load, .. } = &mut self.domains[replica];
+        for slot in self.ended.drain(..) {
+            let request = state.requests.remove(slot);
+            load.release(request.asked.charge);
+            self.owners.remove(&request.id);
+        }
+        let requests = &state.requests;
+        state.running.retain(|slot| requests.get(slot).is_some());
+    }
+
+    /// In lockstep one lost replica ends the whole group. Requests of independent replicas move to
+    /// those that are left.
+    fn lost(&mut self, replica: Replica) {
+        let replica = usize::from(replica.0);
+        let keep_index = self.config.planted.has(Bug::LossKeepsIndex);
+        for lost in self.group_of(replica) {
+            self.domains[lost].lose(self.now_ms, keep_index);
+        }
+        if !self.config.lockstep && self.domains.iter().any(Domain::is_ready) {
+            self.move_queue(replica);
+        }
+    }
+
+    /// Sends the waiting requests of a lost replica, but for pinned ones, to replicas that are ready.
+    fn move_queue(&mut self, from: usize) {
+        let waiting: Vec<Slot> = self.domains[from].state.waiting.slots().collect();
+        for slot in waiting {
+            let Domain { state, load, .. } = &mut self.domains[from];
+            if state.requests[slot].asked.pinned {
+                continue;
+            }
+            let request = state.requests.remove(slot);
+            state.waiting.remove(request.key);
+            state.waiting_tokens -= request.tokens.len() as u64;
+            load.release(request.asked.charge);
+            let ready = (0..self.domains.len()).filter(|&i| self.domains[i].is_ready());
+            let least = ready.min_by_key(|&i| (self.domains[i].load.tokens, i));
+            self.enqueue(least.unwrap_or(from), request);
+        }
+    }
+
+    /// A lost replica is back. What no longer fits its pool ends.
+    fn ready(
+        &mut self,
+        replica: Replica,
+        blocks: u32,
+        graph_rows: Vec<u32>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let domain = &mut self.domains[usize::from(replica.0)];
+        if domain.is_ready() {
+            return;
+        }
+        flush_events(replica, domain, effects);
+        domain.restore(&self.config.kv, blocks, graph_rows);
+        let Domain { state, kv, .. } = domain;
+        let too_large = |&id: &RequestId| {
+            let place = self.owners[&id];
+            kv.blocks_for(state.requests[place.slot].limit) > kv.counts().pool
+        };
+        let ids = state.waiting.slots().map(|slot| state.requests[slot].id);
+        let ids: Vec<RequestId> = ids.filter(too_large).collect();
+        for id in ids {
+            self.end(id, Finish::Error(ErrorCode::EngineUnavailable));
+        }
+    }
+
+    /// Fails the requests of replicas that have been away for too long.
+    fn expire_losses(&mut self) {
+        let timeout = self.config.limits.loss_timeout_ms;
+        for replica in 0..self.domains.len() {
+            let domain = &self.domains[replica];
+            let expired = |since: u64| self.now_ms.saturating_sub(since) >= timeout;
+            if !domain.lost_at_ms.is_some_and(expired) || domain.state.waiting.is_empty() {
+                continue;
+            }
+            let waiting = domain.state.waiting.slots();
+            let ids: Vec<_> = waiting.map(|slot| domain.state.requests[slot].id).collect();
+            for id in ids {
+                self.end(id, Finish::Error(ErrorCode::EngineUnavailable));
+            }
+        }
+    }
+
+    /// Replicas that step together.
+    fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let count = self.domains.len();
+        let size = if self.config.lockstep { count } else { 1 };
+        (0..count).step_by(size).map(move |first| first..first + size)
+    }
+
+    fn group_of(&self, replica: usize) -> Range<usize> {
+        if self.config.lockstep { 0..self.domains.len() } else { replica..replica + 1 }
+    }
+
+    /// Plans and sends one step of a group; whether another one may follow at once.
+    fn step(&mut self, group: Range<usize>, effects: &mut Vec<Effect>) -> bool {
+        let limits = &self.config.limits;
+        let domains = &mut self.domains[group.clone()];
+        let room = |d: &Domain| d.state.flights.len() < limits.steps_in_flight as usize;
+        if !domains.iter().all(|domain| domain.is_ready() && room(domain)) {
+            return false;
+        }
+        for domain in &mut *domains {
+            let recycled = std::mem::take(&mut domain.plan);
+            domain.plan = plan(&domain.state, &domain.kv, limits, recycled);
+        }
+        if self.config.lockstep && self.config.prefill_gate {
+            lockstep::hold_prefill(&mut self.gate, domains, limits);
+        }
+        let sends = domains.iter().any(|domain| !domain.plan.rows.is_empty());
+        // Victims without a row to run: their blocks may let the head of the queue in.
+        let again = sends || domains.iter().any(|domain| !domain.plan.preempt.is_empty());
+        let (bucket, tokens) = lockstep::headers(domains, limits);
+        let moe_tokens = if self.config.lockstep { tokens } else { 0 };
+        for (i, domain) in group.zip(domains) {
+            let Domain { state, kv, plan, .. } = domain;
+            commit(state, kv, plan, self.now_ms);
+            if sends {
+                let rows = launch(state, kv, &plan.rows);
+                domain.note_step();
+                let (step, epoch) = (domain.state.step, domain.epoch);
+                let batch = Batch { step, epoch, bucket, moe_tokens, rows };
+                effects.push(Effect::Send { replica: Replica(i as u16), batch });
+            }
+        }
+        again
+    }
+
+    /// Hands out what this tick collected: news, index changes, counters.
+    fn hand_out(&mut self, effects: &mut Vec<Effect>) {
+        if !self.news.is_empty() {
+            let capacity = self.news.len();
+            let news = std::mem::replace(&mut self.news, Vec::with_capacity(capacity));
+            effects.push(Effect::Tokens(news));
+        }
+        for (i, domain) in self.domains.iter_mut().enumerate() {
+            let replica = Replica(i as u16);
+            flush_events(replica, domain, effects);
+            if std::mem::take(&mut domain.changed) {
+                effects.push(Effect::Stats(domain.stats(replica)));
+            }
+        }
     }
 
     /// Recomputes every counter and reference from its owners; panics if one is wrong.
-    pub fn check(&self) {}
+    pub fn check(&self) {
+        let mut live = 0;
+        for (replica, domain) in self.domains.iter().enumerate() {
+            domain.state.check(&domain.kv, self.config.limits.requests_running);
+            let mut load = Load::default();
+            for (slot, request) in domain.state.requests.iter() {
+                let place = self.owners.get(&request.id);
+                assert_eq!(place, Some(&Place { replica, slot }), "{:?} is lost", request.id);
+                load.charge(request.asked.charge);
+                live += 1;
+            }
+            assert_eq!(load, domain.load, "load of replica {replica} miscounted");
+        }
+        assert_eq!(live, self.owners.len(), "a request that ended is still known");
+    }
+}
+
+/// Hands out the changes of a replica's prefix index.
+fn flush_events(replica: Replica, domain: &mut Domain, effects: &mut Vec<Effect>) {
+    if domain.kv.has_events() {
+        effects.push(Effect::Kv { replica, events: domain.kv.take_events() });
+    }
 }

@@ -3,10 +3,23 @@
 //! `Engine::tick(now, inbox) -> effects` is the whole surface: no I/O, clock, thread, randomness or
 //! hash-map order takes part in a decision, so a recorded inbox replays to the same effects.
 
+mod apply;
+mod commit;
 mod config;
+mod domain;
 mod engine;
 mod event;
 mod limits;
+mod line;
+mod lockstep;
+mod owners;
+mod place;
+mod plan;
+mod publish;
+mod queue;
+mod request;
+mod slab;
+mod state;
 mod stats;
 mod submit;
 mod token_event;

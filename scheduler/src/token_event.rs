@@ -24,6 +24,22 @@ pub struct TokenEvent {
     pub finish: Option<Finish>,
 }
 
+impl TokenEvent {
+    /// The only event of a request that was never accepted.
+    pub(crate) fn only(request: RequestId, finish: Finish) -> Self {
+        Self {
+            request,
+            tokens: Vec::new(),
+            logprobs: Vec::new(),
+            prompt_logprobs: Vec::new(),
+            cached_tokens: None,
+            queued_ms: None,
+            preemptions: 0,
+            finish: Some(finish),
+        }
+    }
+}
+
 /// How a request ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finish {

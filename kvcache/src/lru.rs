@@ -1,0 +1,73 @@
+//! Cached blocks in the order in which they became idle: an intrusive list over block ids.
+
+const END: u32 = u32::MAX;
+
+#[derive(Debug, Clone, Copy)]
+struct Links {
+    older: u32,
+    newer: u32,
+    linked: bool,
+}
+
+const UNLINKED: Links = Links { older: END, newer: END, linked: false };
+
+/// Least recently freed first; every operation is O(1) and none allocates.
+#[derive(Debug, Clone)]
+pub(crate) struct Lru {
+    links: Vec<Links>,
+    oldest: u32,
+    newest: u32,
+    count: u32,
+}
+
+impl Lru {
+    pub(crate) fn new(blocks: u32) -> Self {
+        Self { links: vec![UNLINKED; blocks as usize], oldest: END, newest: END, count: 0 }
+    }
+
+    pub(crate) fn count(&self) -> u32 {
+        self.count
+    }
+
+    pub(crate) fn contains(&self, block: u32) -> bool {
+        self.links[block as usize].linked
+    }
+
+    pub(crate) fn push_newest(&mut self, block: u32) {
+        assert!(!self.contains(block), "block {block} is cached already");
+        self.links[block as usize] = Links { older: self.newest, newer: END, linked: true };
+        match self.newest {
+            END => self.oldest = block,
+            newest => self.links[newest as usize].newer = block,
+        }
+        self.newest = block;
+        self.count += 1;
+    }
+
+    pub(crate) fn unlink(&mut self, block: u32) {
+        let Links { older, newer, linked } = self.links[block as usize];
+        assert!(linked, "block {block} is not cached");
+        match older {
+            END => self.oldest = newer,
+            older => self.links[older as usize].newer = newer,
+        }
+        match newer {
+            END => self.newest = older,
+            newer => self.links[newer as usize].older = older,
+        }
+        self.links[block as usize] = UNLINKED;
+        self.count -= 1;
+    }
+
+    pub(crate) fn take_oldest(&mut self) -> Option<u32> {
+        let oldest = (self.oldest != END).then_some(self.oldest)?;
+        self.unlink(oldest);
+        Some(oldest)
+    }
+
+    /// Oldest first.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
+        let next = |&block: &u32| Some(self.links[block as usize].newer).filter(|&b| b != END);
+        std::iter::successors(Some(self.oldest).filter(|&b| b != END), next)
+    }
+}

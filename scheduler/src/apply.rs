@@ -1,0 +1,142 @@
+//! Takes in what a step brought: commits tokens, publishes blocks, ends requests.
+//!
+//! Results of requests that ended, or that were preempted since, are dropped. An output that is
+//! not the answer to the oldest step in flight is dropped as a whole and counted.
+
+use crate::publish::publish;
+use crate::request::Request;
+use crate::slab::Slot;
+use crate::state::{FlightRow, State};
+use crate::{ErrorCode, Finish, Limits, StopReason, TokenEvent};
+use kvcache::{Bug, KvCache};
+use protocol::{RowOutput, StepOutput, Token, TokenLogprobs};
+
+/// Applies the answer to the oldest step in flight; events of its requests are appended to `events`,
+/// requests that ended to `ended`.
+pub(crate) fn apply(
+    state: &mut State,
+    kv: &mut KvCache,
+    limits: &Limits,
+    output: StepOutput,
+    events: &mut Vec<TokenEvent>,
+    ended: &mut Vec<Slot>,
+) {
+    let expected = state.flights.front().map(|flight| (flight.step, flight.rows.len()));
+    let repeated = state.planted.has(Bug::RepeatedOutputApplied)
+        && expected.is_some_and(|(_, rows)| rows == output.rows.len());
+    if expected != Some((output.step, output.rows.len())) && !repeated {
+        state.totals.outputs_dropped += 1;
+        return;
+    }
+    let Some(flight) = state.flights.pop_front() else { return };
+    state.totals.steps += 1;
+    let (first_event, first_ended) = (events.len(), ended.len());
+    for (row, result) in flight.rows.iter().zip(output.rows) {
+        let stale = state.planted.has(Bug::StaleEpochAccepted);
+        let live = |r: &&mut Request| r.id == row.request && (r.epoch == row.epoch || stale);
+        let Some(request) = state.requests.get_mut(row.slot).filter(live) else {
+            state.totals.rows_dropped += 1;
+            continue;
+        };
+        let finish = apply_row(request, kv, &state.hasher, limits, row, result, events);
+        if finish {
+            ended.push(row.slot);
+        }
+    }
+    let news = &events[first_event..];
+    state.totals.generated_tokens += news.iter().map(|e| e.tokens.len() as u64).sum::<u64>();
+    state.recycle_rows(flight.rows);
+    for &slot in &ended[first_ended..] {
+        state.release(slot, kv);
+    }
+}
+
+/// Applies one row; whether its request ended.
+fn apply_row(
+    request: &mut Request,
+    kv: &mut KvCache,
+    hasher: &kvcache::Hasher,
+    limits: &Limits,
+    row: &FlightRow,
+    mut result: RowOutput,
+    events: &mut Vec<TokenEvent>,
+) -> bool {
+    request.rows_in_flight -= 1;
+    if row.samples {
+        request.promised -= 1;
+        request.slack -= u32::from(row.drafts);
+    }
+    if let Some(code) = fault(row, &result, limits.vocab_size) {
+        if kv.planted().has(Bug::ErrorRowPublished) {
+            publish(request, kv, hasher, request.settled + row.len);
+        }
+        events.push(request.event(Vec::new(), Some(Finish::Error(code))));
+        return true;
+    }
+    // Drafts accepted earlier have moved the row: its true start is what was settled before it.
+    let start = request.settled;
+    request.computed += u32::from(result.accepted);
+    request.settled += row.len + u32::from(result.accepted);
+    let finish = append(request, &mut result.emitted);
+    publish(request, kv, hasher, request.settled);
+    let prompt_logprobs = unseen_prompt_logprobs(request, start, result.prompt_logprobs);
+    if result.emitted.is_empty() && prompt_logprobs.is_empty() && finish.is_none() {
+        return false;
+    }
+    result.logprobs.truncate(result.emitted.len());
+    let ended = finish.is_some();
+    let mut event = request.event(result.emitted, finish);
+    event.logprobs = result.logprobs;
+    event.prompt_logprobs = prompt_logprobs;
+    events.push(event);
+    ended
+}
+
+/// Why a row's result cannot be used.
+fn fault(row: &FlightRow, result: &RowOutput, vocab_size: u32) -> Option<ErrorCode> {
+    if let Some(error) = result.error {
+        return Some(ErrorCode::Row(error));
+    }
+    let expected = if row.samples { usize::from(result.accepted) + 1 } else { 0 };
+    let right = result.emitted.len() == expected
+        && result.accepted <= row.drafts
+        && result.emitted.iter().all(|&token| token < vocab_size);
+    (!right).then_some(ErrorCode::BadOutput)
+}
+
+/// Commits emitted tokens up to the one that ends the request; cuts the rest off `emitted` too.
+fn append(request: &mut Request, emitted: &mut Vec<Token>) -> Option<Finish> {
+    for (i, &token) in emitted.iter().enumerate() {
+        request.tokens.push(token);
+        let finish = if request.asked.eos_ids.contains(&token) {
+            Some(Finish::Stop(StopReason::Eos(token)))
+        } else if request.asked.stop_ids.contains(&token) {
+            Some(Finish::Stop(StopReason::Id(token)))
+        } else {
+            (request.tokens.len() as u32 >= request.limit).then_some(Finish::Length)
+        };
+        if finish.is_some() {
+            emitted.truncate(i + 1);
+            return finish;
+        }
+    }
+    let scored = request.only_scores() && request.settled >= request.limit;
+    scored.then_some(Finish::Length)
+}
+
+/// The part of a row's prompt log-probabilities that was not delivered before a preemption. The row
+/// started at `start`, so its first entry is about position `start + 1`.
+fn unseen_prompt_logprobs(
+    request: &mut Request,
+    start: u32,
+    mut entries: Vec<TokenLogprobs>,
+) -> Vec<TokenLogprobs> {
+    if entries.is_empty() {
+        return entries;
+    }
+    entries.truncate((request.prompt_len - 1).saturating_sub(start) as usize);
+    let seen = request.scored.saturating_sub(start + 1) as usize;
+    entries.drain(..seen.min(entries.len()));
+    request.scored += entries.len() as u32;
+    entries
+}

@@ -1,0 +1,125 @@
+//! One replica: its requests, its cache, its group's generation, and its figures.
+
+use crate::place::{Candidate, Load};
+use crate::plan::Plan;
+use crate::state::State;
+use crate::{BlockStats, EngineConfig, EngineError, StepStats};
+use kvcache::{KvCache, KvConfig};
+use protocol::{Epoch, Replica, StepTiming};
+
+/// Everything the engine keeps per replica.
+#[derive(Debug)]
+pub(crate) struct Domain {
+    pub(crate) state: State,
+    pub(crate) kv: KvCache,
+    /// Generation of the executor group.
+    pub(crate) epoch: Epoch,
+    /// Since when the executors are gone; `None` = they are there.
+    pub(crate) lost_at_ms: Option<u64>,
+    pub(crate) graph_rows: Vec<u32>,
+    pub(crate) load: Load,
+    /// The plan in the making; its buffers are reused.
+    pub(crate) plan: Plan,
+    /// Something changed since the last snapshot.
+    pub(crate) changed: bool,
+    pub(crate) rows: u32,
+    pub(crate) step_tokens: u32,
+    pub(crate) timing: StepTiming,
+}
+
+impl Domain {
+    pub(crate) fn new(config: &EngineConfig) -> Result<Self, EngineError> {
+        let seats = config.limits.seats();
+        Ok(Self {
+            state: State::new(seats, config.kv.hasher(), config.planted),
+            kv: KvCache::new(&config.kv)?,
+            epoch: Epoch(1),
+            lost_at_ms: None,
+            graph_rows: config.graph_rows.clone(),
+            load: Load::default(),
+            plan: Plan::default(),
+            changed: true,
+            rows: 0,
+            step_tokens: 0,
+            timing: StepTiming::default(),
+        })
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        self.lost_at_ms.is_none()
+    }
+
+    pub(crate) fn candidate(&self) -> Candidate<'_> {
+        Candidate { ready: self.is_ready(), load: self.load, kv: &self.kv }
+    }
+
+    /// Keeps the size of the step just sent.
+    pub(crate) fn note_step(&mut self) {
+        (self.rows, self.step_tokens) = (self.plan.rows.len() as u32, self.plan.tokens());
+        self.changed = true;
+    }
+
+    /// Forgets what the executors held: every running request will be recomputed from its committed
+    /// tokens, and nothing of the former generation will be applied.
+    pub(crate) fn lose(&mut self, now_ms: u64, keep_index: bool) {
+        let running: Vec<_> = self.state.running.slots().collect();
+        self.state.running.retain(|_| false);
+        // Last first, so that the lowest seats are on top again and blocks are freed in reverse order.
+        for slot in running.into_iter().rev() {
+            self.state.requeue(slot, &mut self.kv);
+        }
+        while let Some(flight) = self.state.flights.pop_front() {
+            self.state.recycle_rows(flight.rows);
+        }
+        self.state.blocked = None;
+        if !keep_index {
+            self.kv.clear();
+        }
+        self.epoch = self.epoch.next();
+        self.lost_at_ms.get_or_insert(now_ms);
+        self.changed = true;
+    }
+
+    /// The executors are back with an empty pool of `blocks`.
+    pub(crate) fn restore(&mut self, kv: &KvConfig, blocks: u32, graph_rows: Vec<u32>) {
+        if blocks != self.kv.counts().pool && blocks > 0 {
+            let kv = KvConfig { blocks, ..kv.clone() };
+            self.kv = KvCache::new(&kv).expect("a pool like the first one, of another size");
+        }
+        self.graph_rows = graph_rows;
+        self.lost_at_ms = None;
+        self.changed = true;
+    }
+
+    /// Counters of this moment.
+    pub(crate) fn stats(&self, replica: Replica) -> StepStats {
+        let (state, totals, counts) = (&self.state, self.state.totals, self.kv.counts());
+        StepStats {
+            replica,
+            ready: self.is_ready(),
+            step: state.step,
+            steps_in_flight: state.flights.len() as u32,
+            running: state.running.len() as u32,
+            waiting: state.waiting.len() as u32,
+            waiting_tokens: state.waiting_tokens,
+            blocks: BlockStats {
+                pool: counts.pool,
+                vacant: counts.vacant,
+                cached: counts.cached,
+                in_use: counts.in_use,
+                reserved: state.reserved,
+            },
+            rows: self.rows,
+            step_tokens: self.step_tokens,
+            timing: self.timing,
+            steps_total: totals.steps,
+            prompt_tokens_total: totals.prompt_tokens,
+            generated_tokens_total: totals.generated_tokens,
+            preemptions_total: totals.preemptions,
+            prefix_queries_total: totals.prefix_queries,
+            prefix_hits_total: totals.prefix_hits,
+            rows_dropped_total: totals.rows_dropped,
+            outputs_dropped_total: totals.outputs_dropped,
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Steps of replicas that share collectives: one plan for all, headers agreed by assignment.
+//!
+//! When nobody has work nothing is sent; when anybody has, every rank gets a batch, an empty one if
+//! need be. No collective, clock or coordinator takes part.
+
+use crate::Limits;
+use crate::domain::Domain;
+use crate::plan::Plan;
+use protocol::Bucket;
+
+/// KV usage from which on prefill is never held: finished requests are what frees blocks.
+const KV_USAGE_FULL: f64 = 0.9;
+/// Share of the group's token budget that makes a prefill step worth its while.
+const FILL_ENOUGH: f64 = 0.9;
+/// Group steps without growth of the pending tokens after which waiting longer is in vain.
+const STALLED_STEPS: u32 = 10;
+/// Group steps that a started prompt, or any prompt, is held at most.
+const HELD_MAX_PARTIAL: u32 = 100;
+const HELD_MAX: u32 = 200;
+
+/// Decides when a lockstep group prefills: one rank's chunk makes every rank run eagerly, so chunks
+/// of several ranks should fall into the same step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Gate {
+    started: bool,
+    /// Group steps held in a row.
+    held: u32,
+    /// Pending tokens when they last grew, and group steps since.
+    pending: u64,
+    stalled: u32,
+}
+
+/// What the gate looks at in one group step.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct GateView {
+    /// Ranks in the group.
+    pub(crate) ranks: u32,
+    /// Ranks whose plan holds prefill; what cannot be admitted does not count.
+    pub(crate) ranks_with_prefill: u32,
+    /// Tokens these ranks' requests want, each rank capped at one step's budget.
+    pub(crate) pending: u64,
+    /// Budget of one rank's step.
+    pub(crate) tokens_per_step: u32,
+    /// Decode rows over all ranks.
+    pub(crate) decodes: usize,
+    /// Largest share of KV blocks in use on any rank.
+    pub(crate) kv_usage: f64,
+    /// Whether some prompt has been started and not finished.
+    pub(crate) partial: bool,
+}
+
+impl Gate {
+    /// Whether all passes run in this step (`true`) or decodes only.
+    pub(crate) fn fires(&mut self, view: &GateView) -> bool {
+        let grown = view.pending > self.pending;
+        self.stalled = if grown { 0 } else { self.stalled + 1 };
+        self.pending = self.pending.max(view.pending);
+        let fires = self.decide(view);
+        if fires {
+            *self = Self { started: true, ..Self::default() };
+        } else {
+            self.held += 1;
+        }
+        fires
+    }
+
+    fn decide(&self, view: &GateView) -> bool {
+        let must = !self.started
+            || view.ranks_with_prefill == 0
+            || view.decodes == 0
+            || view.kv_usage >= KV_USAGE_FULL
+            || self.held >= HELD_MAX
+            || (view.partial && self.held >= HELD_MAX_PARTIAL);
+        if must {
+            return true;
+        }
+        if view.ranks_with_prefill < view.ranks {
+            return false;
+        }
+        let budget = u64::from(view.ranks_with_prefill) * u64::from(view.tokens_per_step);
+        view.pending as f64 >= FILL_ENOUGH * budget as f64 || self.stalled >= STALLED_STEPS
+    }
+}
+
+/// Withdraws the prefill of every plan if the gate says so.
+pub(crate) fn hold_prefill(gate: &mut Gate, domains: &mut [Domain], limits: &Limits) {
+    if domains.iter().all(|domain| domain.plan.rows.is_empty()) {
+        return;
+    }
+    if !gate.fires(&view(domains, limits)) {
+        for domain in domains {
+            domain.plan.hold_prefill();
+        }
+    }
+}
+
+fn view(domains: &[Domain], limits: &Limits) -> GateView {
+    let mut view = GateView {
+        ranks: domains.len() as u32,
+        tokens_per_step: limits.tokens_per_step,
+        ..GateView::default()
+    };
+    for Domain { plan, kv, .. } in domains {
+        let counts = kv.counts();
+        let usage = f64::from(counts.in_use) / f64::from(counts.pool);
+        view.ranks_with_prefill += u32::from(plan.rows.len() > plan.decodes);
+        view.pending += plan.prefill_wanted.min(u64::from(limits.tokens_per_step));
+        view.decodes += plan.decodes;
+        view.kv_usage = view.kv_usage.max(usage);
+        view.partial |= plan.has_partial();
+    }
+    view
+}
+
+/// Header fields of every batch of one group step: the bucket, and the tokens that MoE layers are
+/// padded to. All rows decode: the smallest captured graph that holds the largest rank. Any chunk
+/// anywhere, or no such graph: everybody runs eagerly.
+pub(crate) fn headers(domains: &[Domain], limits: &Limits) -> (Bucket, u32) {
+    let plans = || domains.iter().map(|domain| &domain.plan);
+    let rows = plans().map(|plan| plan.rows.len() as u32).max().unwrap_or(0);
+    let tokens = plans().map(Plan::tokens).max().unwrap_or(0);
+    let has_chunk = plans().any(Plan::has_chunk);
+    // Ranks of a group capture the same graphs.
+    let graph_rows = domains.first().map_or(&[][..], |domain| &domain.graph_rows);
+    dispatch(rows, tokens, has_chunk, graph_rows, 1 + u32::from(limits.drafts))
+}
+
+fn dispatch(rows: u32, tokens: u32, chunk: bool, graphs: &[u32], width: u32) -> (Bucket, u32) {
+    match graphs.iter().copied().find(|&graph| graph >= rows && !chunk) {
+        Some(rows) => (Bucket::Graph { rows, width }, rows * width),
+        None => (Bucket::Eager { tokens }, tokens),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HELD: GateView = GateView {
+        ranks: 4,
+        ranks_with_prefill: 2,
+        pending: 100,
+        tokens_per_step: 100,
+        decodes: 8,
+        kv_usage: 0.5,
+        partial: false,
+    };
+
+    /// Whether a started gate, held for `held` steps, fires on `view`.
+    fn fires(held: u32, view: GateView) -> bool {
+        Gate { started: true, held, ..Gate::default() }.fires(&view)
+    }
+
+    #[test]
+    fn gate_table() {
+        assert!(Gate::default().fires(&HELD), "first step");
+        assert!(!fires(0, HELD), "some ranks have no prefill");
+        assert!(fires(0, GateView { ranks_with_prefill: 0, ..HELD }), "nothing to hold");
+        assert!(fires(0, GateView { decodes: 0, ..HELD }), "nothing else to run");
+        assert!(fires(0, GateView { kv_usage: 0.9, ..HELD }), "blocks run out");
+        assert!(!fires(199, HELD) && fires(200, HELD), "held long enough");
+        let partial = GateView { partial: true, ..HELD };
+        assert!(!fires(99, partial) && fires(100, partial), "a started prompt waits less");
+        let all = GateView { ranks_with_prefill: 4, ..HELD };
+        assert!(!fires(0, all), "all ranks, little work");
+        assert!(fires(0, GateView { pending: 360, ..all }), "all ranks, nine tenths full");
+    }
+
+    #[test]
+    fn gate_fires_when_pending_work_stops_growing() {
+        let all = GateView { ranks_with_prefill: 4, ..HELD };
+        let mut gate = Gate { started: true, ..Gate::default() };
+        let held = (0..100).take_while(|_| !gate.fires(&all)).count();
+        assert_eq!(held, 10, "one step of growth, then ten without, the last of which fires");
+        assert_eq!(gate, Gate { started: true, ..Gate::default() }, "a fire resets the gate");
+    }
+
+    #[test]
+    fn dispatch_fits_the_largest_rank() {
+        let of = |rows, tokens, chunk| dispatch(rows, tokens, chunk, &[1, 2, 4, 8], 1);
+        assert_eq!(of(3, 3, false), (Bucket::Graph { rows: 4, width: 1 }, 4));
+        assert_eq!(of(3, 40, true), (Bucket::Eager { tokens: 40 }, 40));
+        assert_eq!(of(9, 9, false), (Bucket::Eager { tokens: 9 }, 9));
+    }
+}

@@ -1,0 +1,39 @@
+//! Where each live request is. Read at submit, abort and end, never in the middle of a step.
+
+use crate::slab::Slot;
+use protocol::RequestId;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// Request to replica and slot. Its iteration order reaches no decision.
+pub(crate) type Owners = HashMap<RequestId, Place, BuildHasherDefault<IdHasher>>;
+
+/// Where a request is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) replica: usize,
+    pub(crate) slot: Slot,
+}
+
+/// One multiplication: ids are drawn by this process, nobody chooses them to collide.
+#[derive(Debug, Default)]
+pub(crate) struct IdHasher {
+    state: u64,
+}
+
+impl Hasher for IdHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        let product = u128::from(self.state ^ value) * 0x9e37_79b9_7f4a_7c15;
+        self.state = (product >> 64) as u64 ^ product as u64;
+    }
+
+    fn finish(&self) -> u64 {
+        self.state
+    }
+}

@@ -1,0 +1,67 @@
+//! Requests in dense slots: an index instead of a hash lookup in every step.
+
+/// Place of a request in its replica's slab. Reused after the request ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Slot(pub(crate) u32);
+
+/// Values in reusable slots.
+#[derive(Debug)]
+pub(crate) struct Slab<T> {
+    slots: Vec<Option<T>>,
+    free: Vec<Slot>,
+}
+
+impl<T> Slab<T> {
+    pub(crate) fn new() -> Self {
+        Self { slots: Vec::new(), free: Vec::new() }
+    }
+
+    pub(crate) fn insert(&mut self, value: T) -> Slot {
+        if let Some(slot) = self.free.pop() {
+            self.slots[slot.0 as usize] = Some(value);
+            return slot;
+        }
+        self.slots.push(Some(value));
+        Slot(self.slots.len() as u32 - 1)
+    }
+
+    pub(crate) fn remove(&mut self, slot: Slot) -> T {
+        self.free.push(slot);
+        self.slots[slot.0 as usize].take().expect("a slot is emptied once")
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, slot: Slot) -> Option<&T> {
+        self.slots.get(slot.0 as usize)?.as_ref()
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, slot: Slot) -> Option<&mut T> {
+        self.slots.get_mut(slot.0 as usize)?.as_mut()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Slot, &T)> {
+        let numbered = self.slots.iter().enumerate();
+        numbered.filter_map(|(i, value)| Some((Slot(i as u32), value.as_ref()?)))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+}
+
+impl<T> std::ops::Index<Slot> for Slab<T> {
+    type Output = T;
+
+    #[inline]
+    fn index(&self, slot: Slot) -> &T {
+        self.get(slot).expect("a listed slot is occupied")
+    }
+}
+
+impl<T> std::ops::IndexMut<Slot> for Slab<T> {
+    #[inline]
+    fn index_mut(&mut self, slot: Slot) -> &mut T {
+        self.get_mut(slot).expect("a listed slot is occupied")
+    }
+}
