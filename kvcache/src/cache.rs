@@ -152,6 +152,17 @@ impl KvCache {
         self.pool.refs(block.0)
     }
 
+    /// Whether a prefix hit may find a block.
+    #[inline]
+    pub fn is_findable(&self, block: BlockId) -> bool {
+        self.is_indexed(block)
+    }
+
+    /// The hashes under which blocks can be found, in no particular order.
+    pub fn hashes(&self) -> impl Iterator<Item = BlockHash> {
+        self.index.iter().map(|(hash, _)| hash)
+    }
+
     /// Appends the longest findable prefix of `content` to `found`. The last token is never part of
     /// it: at least one is left to forward.
     ///

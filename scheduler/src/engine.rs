@@ -14,7 +14,7 @@ use crate::{
     AbortCause, Control, Effect, EngineConfig, EngineError, ErrorCode, Event, Finish, Limits,
     PromptHasher, Refusal, StopReason, Submit, TokenEvent,
 };
-use kvcache::Bug;
+use kvcache::{Bug, KvCache};
 use protocol::{Batch, Epoch, Replica, RequestId, StepOutput};
 use std::ops::Range;
 
@@ -77,6 +77,11 @@ impl Engine {
     /// Generation of a replica's executor group; its outputs must carry it.
     pub fn epoch(&self, replica: Replica) -> Epoch {
         self.domains[usize::from(replica.0)].epoch
+    }
+
+    /// The KV cache of a replica, for those who check or list it.
+    pub fn kv(&self, replica: Replica) -> &KvCache {
+        &self.domains[usize::from(replica.0)].kv
     }
 
     /// Whether no request is live and no step is in flight.

@@ -37,7 +37,7 @@ fn row(start: u32, input: Input, table: &[u32]) -> Row {
         input,
         tables: vec![TableUpdate { group: 0, from: 0, blocks }],
         next: None,
-        init: (start == 0).then_some(init),
+        init: (start == 0).then(|| Box::new(init)),
     }
 }
 

@@ -1,7 +1,30 @@
 //! Deterministic simulation of the deciding arm: the real scheduler and KV cache, simulated links,
-//! executors and clients, one seeded source of chance, invariants after every step.
+//! executors and clients, one seeded source of chance, invariants after every tick.
+//!
+//! A failure is a seed: `just sim SEED` replays it with a readable trace. Files: `setup` and
+//! `requests` draw a world, `world` moves its clock, `executor` runs steps on the hash model,
+//! `absorb` and `finish` check what comes out (`batch_checks`, `client`, `mirror` by invariant).
 
 #[path = "../support/hash_model.rs"]
 mod hash_model;
 
+mod absorb;
+mod batch_checks;
+mod broken;
+#[cfg(feature = "planted")]
+mod canary;
+mod chance;
+mod client;
 mod device_tests;
+mod executor;
+mod finish;
+mod happening;
+mod inside;
+mod mirror;
+mod regressions;
+mod requests;
+mod setup;
+mod suite;
+mod swarm;
+mod trace;
+mod world;

@@ -15,7 +15,7 @@ pub(crate) mod text;
 
 use protocol::{
     Batch, BlockId, Epoch, Input, RequestId, Row, RowError, RowOutput, StepId, StepOutput,
-    StepTiming, Token, TokenLogprobs,
+    StepTiming, Token,
 };
 use text::{EMPTY, POISON, Voice, avalanche, entry, fold};
 
@@ -47,6 +47,17 @@ pub(crate) struct Shape {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Violation(pub(crate) String);
 
+/// A block that a row filled, for checkers that want to know what has really been computed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Filled {
+    /// Index of the row in its batch.
+    pub(crate) row: u32,
+    /// Position behind the block.
+    pub(crate) end: u32,
+    /// Context behind the block.
+    pub(crate) context: u64,
+}
+
 /// Result of one row before it is known whether it fails.
 type Outcome<T> = Result<T, Violation>;
 
@@ -76,6 +87,7 @@ pub(crate) struct HashModel {
     shape: Shape,
     slots: Vec<u64>,
     seats: Vec<Option<SeatState>>,
+    filled: Vec<Filled>,
 }
 
 impl HashModel {
@@ -85,7 +97,7 @@ impl HashModel {
             Reading::Slots => vec![POISON; shape.blocks as usize * shape.block_tokens as usize],
             Reading::Nothing => Vec::new(),
         };
-        Self { shape, slots, seats: Vec::new() }
+        Self { shape, slots, seats: Vec::new(), filled: Vec::new() }
     }
 
     /// Makes the content of a freed block unreadable. Call it in stream order.
@@ -95,6 +107,11 @@ impl HashModel {
         if let Some(slots) = self.slots.get_mut(from..from + size) {
             slots.fill(POISON);
         }
+    }
+
+    /// Blocks that the last step filled, failed rows and rejected drafts left out.
+    pub(crate) fn filled(&self) -> &[Filled] {
+        &self.filled
     }
 
     /// Runs one step.
@@ -111,22 +128,32 @@ impl HashModel {
     ) -> Outcome<StepOutput> {
         let mut spans = Vec::with_capacity(batch.rows.len());
         let mut rows = vec![RowOutput::default(); batch.rows.len()];
-        for (row, output) in batch.rows.iter().zip(&mut rows) {
+        self.filled.clear();
+        for (index, (row, output)) in batch.rows.iter().zip(&mut rows).enumerate() {
             self.take_seat(row)?;
             let span = self.span(row)?;
             output.error = fails(row);
             if self.shape.reading == Reading::Slots {
-                output.prompt_logprobs = self.write(row, &span, output.error.is_some())?;
+                self.write(index as u32, row, &span, output)?;
             }
             spans.push(span);
         }
         for ((row, span), output) in batch.rows.iter().zip(&spans).zip(&mut rows) {
             match output.error {
-                Some(_) => self.seat_mut(row)?.lose(batch.step, span.start + row.len),
+                Some(_) => {
+                    let drafts = self.shape.drafts;
+                    self.seat_mut(row)?.lose(batch.step, span.start + row.len, drafts);
+                }
                 None if row.samples => self.sample(batch.step, row, span, output)?,
                 None => {}
             }
         }
+        // Entries of rejected drafts are rubbish until they are rewritten.
+        self.filled.retain(|filled| {
+            let (row, span) = (&batch.rows[filled.row as usize], &spans[filled.row as usize]);
+            let accepted = u32::from(rows[filled.row as usize].accepted);
+            filled.end <= span.start + row.len + accepted
+        });
         let timing = StepTiming::default();
         Ok(StepOutput { step: batch.step, epoch: batch.epoch, rows, timing })
     }
@@ -197,28 +224,31 @@ impl HashModel {
         Ok(Span { start, ids })
     }
 
-    /// Writes the entries of a row's ids; answers the prompt log-probabilities of the chunk.
-    fn write(&mut self, row: &Row, span: &Span, failed: bool) -> Outcome<Vec<TokenLogprobs>> {
-        let Self { shape, slots, seats } = self;
+    /// Writes the entries of a row's ids and reports the prompt log-probabilities of the chunk.
+    fn write(&mut self, index: u32, row: &Row, span: &Span, output: &mut RowOutput) -> Outcome<()> {
+        let Self { shape, slots, seats, filled } = self;
         let seat = seat_of(seats, row)?;
         let wanted = seat.voice.sampling.prompt_logprobs;
+        let failed = output.error.is_some();
         let mut context = read(slots, &seat.table, shape, span.start, row)?;
-        let mut logprobs = Vec::new();
         for (i, &id) in span.ids.iter().enumerate() {
             let position = span.start + i as u32;
             let value = entry(context, id);
             context = fold(context, value);
             let slot = slot(&seat.table, shape, position, row)?;
             slots[slot] = if failed { POISON } else { value };
+            if (position + 1).is_multiple_of(shape.block_tokens) && !failed {
+                filled.push(Filled { row: index, end: position + 1, context });
+            }
             let of_prompt = position + 1 < seat.voice.prompt_len;
             if let (Some(top), true, false) = (wanted, of_prompt, failed) {
                 let Some(next) = span.ids.get(i + 1).copied().or(row.next) else {
                     return fail(row, format_args!("prompt id {} is not named", position + 1));
                 };
-                logprobs.push(text::logprobs(context, next, top, shape.vocab));
+                output.prompt_logprobs.push(text::logprobs(context, next, top, shape.vocab));
             }
         }
-        Ok(logprobs)
+        Ok(())
     }
 
     /// Samples behind a row, verifying its drafts, and makes drafts for the next one.
@@ -229,7 +259,7 @@ impl HashModel {
         span: &Span,
         output: &mut RowOutput,
     ) -> Outcome<()> {
-        let Self { shape, slots, seats } = self;
+        let Self { shape, slots, seats, .. } = self;
         let seat = seat_of_mut(seats, row)?;
         let first = span.start + row.len; // Position of the first token emitted.
         let mut context = match shape.reading {
@@ -241,7 +271,7 @@ impl HashModel {
             let position = first + i as u32;
             let Some(token) = seat.voice.next(context, position) else {
                 *output = RowOutput { error: Some(RowError::AllMasked), ..RowOutput::default() };
-                seat.lose(step, position);
+                seat.lose(step, position, shape.drafts);
                 return Ok(());
             };
             output.emitted.push(token);
@@ -268,10 +298,10 @@ impl HashModel {
 
 impl SeatState {
     /// After a failed row: a step already in flight may still read this seat and gets rubbish.
-    fn lose(&mut self, step: StepId, next: u32) {
+    fn lose(&mut self, step: StepId, next: u32, drafts: u8) {
         self.last = Some((0, step));
         self.next = next;
-        self.draft(POISON, self.drafts.len() as u8);
+        self.draft(POISON, drafts);
     }
 
     /// Guesses what follows: usually right, wrong often enough that rejections happen.

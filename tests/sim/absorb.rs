@@ -1,0 +1,164 @@
+//! What the engine decided meets the world: events the subscribers, tokens the clients, batches the
+//! executors. Each is checked on the way.
+
+use crate::batch_checks::check_lockstep;
+use crate::broken::{Checked, ensure};
+use crate::client::{Client, Stage};
+use crate::world::World;
+use protocol::{Batch, Replica};
+use scheduler::{Effect, Finish, StepStats, TokenEvent};
+
+impl World {
+    /// Takes the effects of one tick, in order.
+    pub(crate) fn absorb(&mut self, effects: &mut Vec<Effect>) -> Checked {
+        if self.setup.engine.lockstep {
+            let sent = effects.iter().filter_map(|effect| match effect {
+                Effect::Send { replica, batch } => Some((usize::from(replica.0), batch)),
+                _ => None,
+            });
+            check_lockstep(&sent.collect::<Vec<_>>(), &self.setup)?;
+        }
+        // What changed in the index and what clients know comes first: batches build on it.
+        effects.sort_by_key(|effect| match effect {
+            Effect::Kv { .. } => 0,
+            Effect::Tokens(_) => 1,
+            _ => 2,
+        });
+        for effect in effects.drain(..) {
+            match effect {
+                Effect::Kv { replica, events } => {
+                    let size = self.setup.block_tokens();
+                    for event in &events {
+                        self.trace.line(|| format!("    r{} {event:?}", replica.0));
+                        self.sites[usize::from(replica.0)].mirror.apply(event, size)?;
+                    }
+                    let numbers = [u64::from(replica.0), events.len() as u64];
+                    self.trace.note(self.now_ms, "kv", &numbers);
+                }
+                Effect::Tokens(news) => {
+                    news.iter().try_for_each(|event| self.hear(event))?;
+                }
+                Effect::Send { replica, batch } => self.send(replica, batch)?,
+                Effect::Stats(stats) => self.count(stats)?,
+                Effect::ControlDone { op_id } => {
+                    self.trace.note(self.now_ms, "control", &[op_id]);
+                }
+            }
+        }
+        self.sites.iter_mut().for_each(|site| site.mirror.end_tick());
+        Ok(())
+    }
+
+    fn hear(&mut self, event: &TokenEvent) -> Checked {
+        let index = (event.request.0 as usize).wrapping_sub(1);
+        let known = index < self.clients.len();
+        ensure!("I9", known, "news of request {}, which nobody asked", event.request.0);
+        let finish = event.finish.as_ref().map_or(0, |_| 1);
+        let numbers = [event.request.0, event.tokens.len() as u64, finish];
+        self.trace.note(self.now_ms, "tokens", &numbers);
+        self.trace.line(|| format!("    {event:?}"));
+        self.tally.tokens += event.tokens.len() as u64;
+        self.tally.refused += u64::from(matches!(event.finish, Some(Finish::Refused(_))));
+        self.clients[index].hear(event, &self.setup)
+    }
+
+    fn send(&mut self, replica: Replica, batch: Batch) -> Checked {
+        let (index, step) = (usize::from(replica.0), batch.step.0);
+        let (rows, epoch) = (batch.rows.len() as u64, self.engine.epoch(replica));
+        self.tally.steps += 1;
+        self.tally.rows += rows;
+        let numbers = [u64::from(replica.0), step, rows];
+        self.trace.note(self.now_ms, "batch", &numbers);
+        for row in &batch.rows {
+            let (request, seat) = (row.request.0, row.seat.0);
+            self.trace.note(self.now_ms, "row", &[request, seat.into(), row.start.into()]);
+            self.trace.line(|| format!("    {row:?}"));
+        }
+        let site = &mut self.sites[index];
+        ensure!("I16", site.lost_at_ms.is_none(), "step {step} is sent to dead replica {index}");
+        ensure!("I16", batch.epoch == epoch, "step {step} of {:?}, now {epoch:?}", batch.epoch);
+        let clients = &self.clients;
+        for row in &batch.rows {
+            let client = &clients[row.request.0 as usize - 1];
+            let (id, stage) = (row.request.0, client.stage);
+            ensure!("I9", stage == Stage::Live, "request {id} runs, {stage:?}");
+        }
+        site.told.check(&batch, &self.setup, |row| {
+            let client = &clients[row.request.0 as usize - 1];
+            (client.limit(), client.forwarded())
+        })?;
+        self.check_order(index, &batch)?;
+        self.check_hits(index, &batch)?;
+        let at_ms = self.now_ms + self.link_delay_ms();
+        if let Some(executor) = &mut self.sites[index].executor {
+            executor.send(batch, at_ms);
+        }
+        Ok(())
+    }
+
+    /// I11: nobody starts in front of somebody on the same replica who came earlier with no worse
+    /// priority. Replicas are known where there is one, or where the user chose.
+    fn check_order(&mut self, index: usize, batch: &Batch) -> Checked {
+        let here = |client: &Client| {
+            self.sites.len() == 1
+                || client.submit.replica.is_some_and(|r| usize::from(r.0) == index)
+        };
+        for row in batch.rows.iter().filter(|row| row.init.is_some()) {
+            let at = row.request.0 as usize - 1;
+            self.clients[at].started = true;
+            let first = (self.clients[at].submit.priority, at);
+            let overtaken = self.clients.iter().enumerate().find(|(other, client)| {
+                let waits = client.stage == Stage::Live && !client.started;
+                waits && (client.submit.priority, *other) < first && here(client)
+            });
+            let overtaken = overtaken.map(|(_, client)| client.id().0);
+            ensure!("I11", overtaken.is_none(), "request {} overtakes {overtaken:?}", at + 1);
+        }
+        Ok(())
+    }
+
+    /// I18: the queue stays within its cap. Requests that started and came back are not counted.
+    pub(crate) fn check_queue(&self) -> Checked {
+        let cap = self.setup.engine.limits.requests_waiting as usize;
+        if cap < self.clients.len() {
+            let waits = |client: &&Client| client.stage == Stage::Live && !client.started;
+            let waiting = self.clients.iter().filter(waits).count();
+            ensure!("I18", waiting <= cap, "{waiting} requests wait, the cap is {cap}");
+        }
+        Ok(())
+    }
+
+    /// I4: a request that starts behind position 0 starts on blocks that its salt may find.
+    fn check_hits(&mut self, index: usize, batch: &Batch) -> Checked {
+        let size = self.setup.block_tokens();
+        for row in batch.rows.iter().filter(|row| row.init.is_some() && row.start > 0) {
+            let client = &self.clients[row.request.0 as usize - 1];
+            let salt = client.submit.extra.as_ref().and_then(|extra| extra.salt.as_deref());
+            let (id, start) = (row.request.0, row.start);
+            ensure!("I4", start % size == 0, "request {id} starts at {start} inside a block");
+            let found = self.sites[index].mirror.finds(&client.text, start / size, size, salt);
+            ensure!("I4", found, "request {id} starts at {start}, which nobody has announced");
+            self.tally.hits += 1;
+        }
+        Ok(())
+    }
+
+    /// I1 and I8 by the engine's own counters.
+    fn count(&mut self, stats: StepStats) -> Checked {
+        let (blocks, limits) = (stats.blocks, &self.setup.engine.limits);
+        let sum = blocks.vacant + blocks.cached + blocks.in_use;
+        ensure!("I1", sum == blocks.pool, "{blocks:?}");
+        ensure!("I1", blocks.reserved <= blocks.vacant + blocks.cached, "{blocks:?}");
+        let (running, seats) = (stats.running, limits.requests_running);
+        ensure!("I8", running <= seats, "{running} requests on {seats} seats");
+        let site = &mut self.sites[usize::from(stats.replica.0)];
+        let before = &site.stats;
+        let grows = stats.steps_total >= before.steps_total
+            && stats.preemptions_total >= before.preemptions_total
+            && stats.generated_tokens_total >= before.generated_tokens_total
+            && stats.outputs_dropped_total >= before.outputs_dropped_total;
+        ensure!("I10", grows, "totals shrink: {before:?}, then {stats:?}");
+        site.stats = stats;
+        Ok(())
+    }
+}

@@ -1,0 +1,162 @@
+//! What must hold of every batch when it is sent. I3: a block that is written has one reader. I7:
+//! tables hold what the request may use and nothing more. I8: budgets. I16: steps of one replica
+//! follow each other in the live epoch. Lockstep: all ranks of a group take part alike.
+
+use crate::broken::{Checked, ensure};
+use crate::setup::Setup;
+use protocol::{Batch, BlockId, Bucket, Input, Row};
+use std::collections::BTreeMap;
+
+/// What a replica's executors have been told.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    /// Steps sent and not answered.
+    pub(crate) in_flight: u32,
+    last_step: u64,
+    tables: Vec<Vec<BlockId>>,
+    readers: Vec<u16>,
+}
+
+impl Told {
+    /// New executors know nothing; steps are counted on.
+    pub(crate) fn forget(&mut self) {
+        self.tables.clear();
+        self.in_flight = 0;
+    }
+
+    /// Checks a batch and remembers it. `limit_of` gives the length a request may reach, and the
+    /// position behind the last token that is ever forwarded.
+    pub(crate) fn check(
+        &mut self,
+        batch: &Batch,
+        setup: &Setup,
+        limit_of: impl Fn(&Row) -> (u32, u32),
+    ) -> Checked {
+        let limits = &setup.engine.limits;
+        let step = batch.step.0;
+        ensure!("I16", step > self.last_step, "step {step} follows step {}", self.last_step);
+        self.last_step = step;
+        self.in_flight += 1;
+        let deep = self.in_flight <= limits.steps_in_flight;
+        ensure!("I18", deep, "{} steps are in flight", self.in_flight);
+        let tokens: u32 = batch.rows.iter().map(|r| r.len + u32::from(r.drafts)).sum();
+        let rows = batch.rows.len() as u32;
+        ensure!("I8", tokens <= limits.tokens_per_step, "step {step} forwards {tokens} tokens");
+        ensure!("I8", rows <= limits.requests_running, "step {step} has {rows} rows");
+        check_bucket(batch, tokens, setup)?;
+        for row in &batch.rows {
+            self.check_row(row, setup, limit_of(row))?;
+        }
+        self.check_writers(batch, setup)
+    }
+
+    fn check_row(&mut self, row: &Row, setup: &Setup, (limit, last): (u32, u32)) -> Checked {
+        let (id, size) = (row.request.0, setup.block_tokens());
+        let (seat, seats) = (row.seat.0, setup.engine.limits.requests_running);
+        ensure!("I8", seat < seats, "request {id} sits on seat {seat} of {seats}");
+        ensure!("I8", row.len > 0, "request {id} has an empty row");
+        let end = row.start + row.len + u32::from(row.drafts);
+        ensure!("I8", end <= last, "request {id} [{}, {end}) passes its end {last}", row.start);
+        let longest = setup.engine.limits.tokens_per_chunk.unwrap_or(u32::MAX);
+        ensure!("I8", row.len <= longest, "request {id} has a chunk of {}", row.len);
+        let device_fed = matches!(row.input, Input::SampledAt(_));
+        ensure!("I7", !device_fed || row.len == 1, "request {id}: {} ids from the seat", row.len);
+        if self.tables.len() <= seat as usize {
+            self.tables.resize_with(seat as usize + 1, Vec::new);
+        }
+        let table = &mut self.tables[seat as usize];
+        if row.init.is_some() {
+            table.clear();
+        }
+        for update in &row.tables {
+            table.truncate(update.from as usize);
+            table.extend_from_slice(&update.blocks);
+        }
+        let (least, most) = (end.div_ceil(size), limit.div_ceil(size));
+        let held = table.len() as u32;
+        ensure!(
+            "I7",
+            (least..=most).contains(&held),
+            "request {id} [{}, {end}) of {limit}: {held} blocks, expected {least} to {most}",
+            row.start
+        );
+        Ok(())
+    }
+
+    /// A block written in this step is in one table only, once.
+    fn check_writers(&mut self, batch: &Batch, setup: &Setup) -> Checked {
+        self.readers.clear();
+        self.readers.resize(setup.engine.kv.blocks as usize, 0); // Pools only shrink.
+        for row in &batch.rows {
+            for block in &self.tables[row.seat.0 as usize] {
+                self.readers[block.0 as usize] += 1;
+            }
+        }
+        let size = setup.block_tokens();
+        for row in &batch.rows {
+            let table = &self.tables[row.seat.0 as usize];
+            let last = (row.start + row.len + u32::from(row.drafts) - 1) / size;
+            for index in row.start / size..=last {
+                let block = table[index as usize];
+                let readers = self.readers[block.0 as usize];
+                ensure!(
+                    "I3",
+                    readers == 1,
+                    "request {} writes block {}, which {readers} tables hold",
+                    row.request.0,
+                    block.0
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The bucket holds the batch.
+fn check_bucket(batch: &Batch, tokens: u32, setup: &Setup) -> Checked {
+    let (step, rows) = (batch.step.0, batch.rows.len() as u32);
+    match batch.bucket {
+        Bucket::Eager { tokens: told } => {
+            let right = told == tokens || setup.engine.lockstep && told > tokens;
+            ensure!("I8", right, "step {step}: bucket of {told} for {tokens} tokens");
+        }
+        Bucket::Graph { rows: room, width } => {
+            let known = setup.engine.graph_rows.contains(&room);
+            let thin = |row: &Row| row.len == 1 && u32::from(row.drafts) < width;
+            let fits = rows <= room && batch.rows.iter().all(thin);
+            ensure!("I8", known && fits, "step {step}: {:?}, {rows} rows", batch.bucket);
+        }
+    }
+    Ok(())
+}
+
+/// The batches of one tick in lockstep: every group step names every rank, with one bucket kind and
+/// one padding of the MoE layers.
+pub(crate) fn check_lockstep(batches: &[(usize, &Batch)], setup: &Setup) -> Checked {
+    let mut steps: BTreeMap<u64, Vec<&Batch>> = BTreeMap::new();
+    for (_, batch) in batches {
+        steps.entry(batch.step.0).or_default().push(batch);
+    }
+    for (step, group) in steps {
+        let ranks = group.len();
+        let all = ranks == usize::from(setup.engine.replicas);
+        ensure!("A25", all, "group step {step} has {ranks} of {} ranks", setup.engine.replicas);
+        let first = group[0];
+        let tokens = |b: &&Batch| b.rows.iter().map(|r| r.len + u32::from(r.drafts)).sum::<u32>();
+        let padded = group.iter().map(tokens).max().unwrap_or(0);
+        ensure!("A25", padded > 0, "group step {step} has no work");
+        let graph = |b: &Batch| match b.bucket {
+            Bucket::Graph { rows, width } => Some((rows, width)),
+            Bucket::Eager { .. } => None,
+        };
+        for batch in group {
+            let (moe, same) = (batch.moe_tokens, graph(batch) == graph(first));
+            ensure!("A25", same, "group step {step}: {:?} and {:?}", batch.bucket, first.bucket);
+            ensure!("A25", moe >= padded && moe == first.moe_tokens, "group step {step}: {moe}");
+            if let Bucket::Eager { tokens } = batch.bucket {
+                ensure!("A25", tokens == padded, "group step {step}: {:?}", batch.bucket);
+            }
+        }
+    }
+    Ok(())
+}

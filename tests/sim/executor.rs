@@ -1,0 +1,114 @@
+//! The executors of one replica and both directions of their link: in order, delayed, mortal.
+
+use crate::hash_model::{HashModel, Reading, Shape, Violation};
+use crate::setup::Setup;
+use protocol::{Batch, BlockId, Epoch, Row, RowError, StepOutput};
+use std::collections::VecDeque;
+
+/// What the scheduler's side put on the link, in stream order.
+#[derive(Debug)]
+enum Message {
+    /// Run this.
+    Batch { batch: Batch, arrives_ms: u64 },
+    /// Nothing may read these blocks any more; no real message, so it takes no time.
+    Freed(Vec<BlockId>),
+}
+
+/// A step that ran: the reply, and what was really computed.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    /// The reply.
+    pub(crate) output: StepOutput,
+    /// Contexts behind the blocks that the step filled, with the index of their row.
+    pub(crate) filled: Vec<(usize, u64)>,
+    /// What was asked.
+    pub(crate) rows: Vec<Row>,
+}
+
+/// One incarnation of a replica's executors.
+#[derive(Debug)]
+pub(crate) struct Executor {
+    /// Group generation it was started for.
+    pub(crate) epoch: Epoch,
+    /// Time its last reply arrives: the link keeps order.
+    pub(crate) last_reply_ms: u64,
+    /// Whether a step runs.
+    pub(crate) busy: bool,
+    model: HashModel,
+    queue: VecDeque<Message>,
+    last_arrival_ms: u64,
+}
+
+impl Executor {
+    /// Fresh executors with an empty pool.
+    pub(crate) fn new(epoch: Epoch, blocks: u32, setup: &Setup) -> Self {
+        let (kv, limits) = (&setup.engine.kv, &setup.engine.limits);
+        let shape = Shape {
+            blocks,
+            block_tokens: kv.spec.block_tokens,
+            vocab: limits.vocab_size,
+            drafts: limits.drafts,
+            reading: Reading::Slots,
+        };
+        Self {
+            epoch,
+            last_reply_ms: 0,
+            busy: false,
+            model: HashModel::new(shape),
+            queue: VecDeque::new(),
+            last_arrival_ms: 0,
+        }
+    }
+
+    /// Takes a batch that arrives at `arrives_ms`, but not before anything sent earlier.
+    pub(crate) fn send(&mut self, batch: Batch, arrives_ms: u64) {
+        self.last_arrival_ms = self.last_arrival_ms.max(arrives_ms);
+        self.queue.push_back(Message::Batch { batch, arrives_ms: self.last_arrival_ms });
+    }
+
+    /// Notes that the scheduler gave these blocks back, behind everything sent so far.
+    pub(crate) fn free(&mut self, blocks: Vec<BlockId>) {
+        self.queue.push_back(Message::Freed(blocks));
+    }
+
+    /// When the next batch can start, if there is one and none runs.
+    pub(crate) fn next_start_ms(&mut self, now_ms: u64) -> Option<u64> {
+        if self.busy {
+            return None;
+        }
+        loop {
+            match self.queue.front()? {
+                Message::Batch { arrives_ms, .. } => return Some(now_ms.max(*arrives_ms)),
+                Message::Freed(blocks) => {
+                    for &block in blocks {
+                        self.model.poison(block);
+                    }
+                    self.queue.pop_front();
+                }
+            }
+        }
+    }
+
+    /// Runs the batch at the head of the queue. A batch of another generation is dropped unread.
+    ///
+    /// Errors: the batch asks for what no device could do.
+    pub(crate) fn run(
+        &mut self,
+        fails: impl Fn(&Row) -> Option<RowError>,
+    ) -> Result<Option<Ran>, Violation> {
+        self.busy = false;
+        let _ = self.next_start_ms(0);
+        let Some(Message::Batch { batch, .. }) = self.queue.pop_front() else { return Ok(None) };
+        if batch.epoch != self.epoch {
+            return Ok(None);
+        }
+        let output = self.model.run_with(&batch, fails)?;
+        let filled = self.model.filled().iter().map(|f| (f.row as usize, f.context)).collect();
+        Ok(Some(Ran { output, filled, rows: batch.rows }))
+    }
+
+    /// Whether batches are queued.
+    pub(crate) fn has_work(&self) -> bool {
+        self.queue.iter().any(|message| matches!(message, Message::Batch { .. }))
+    }
+}

@@ -1,0 +1,96 @@
+//! What can happen in a world, and the heap that orders it by time, then by when it was decided.
+
+use protocol::StepOutput;
+use scheduler::AbortCause;
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
+
+/// Something that will happen.
+#[derive(Debug)]
+pub(crate) enum Happening {
+    /// A client sends its request.
+    Arrive(usize),
+    /// A client takes its request back.
+    Abort(usize, AbortCause),
+    /// The step at the head of a replica's executors is done.
+    StepDone { replica: usize, incarnation: u32 },
+    /// An output reaches the scheduler.
+    Reply { replica: usize, reply: Reply },
+    /// The scheduler learns that a replica's executors are gone.
+    Lost { replica: usize },
+    /// New executors of a replica are ready.
+    Ready { replica: usize },
+    /// Somebody clears the prefix cache.
+    Clear,
+    /// Time passes.
+    Wake,
+    /// From here on nothing goes wrong.
+    Heal,
+}
+
+/// An output on its way.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    /// The output.
+    pub(crate) output: StepOutput,
+    /// Contexts of the blocks it confirms, with the index of their row.
+    pub(crate) filled: Vec<(usize, u64)>,
+    /// Whether an equal output has arrived before.
+    pub(crate) repeated: bool,
+}
+
+/// A happening and its place in time.
+#[derive(Debug)]
+struct Dated {
+    at_ms: u64,
+    order: u64,
+    what: Happening,
+}
+
+impl PartialEq for Dated {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Dated {}
+
+impl PartialOrd for Dated {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Dated {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (self.at_ms, self.order).cmp(&(other.at_ms, other.order))
+    }
+}
+
+/// The future.
+#[derive(Debug, Default)]
+pub(crate) struct Agenda {
+    heap: BinaryHeap<Reverse<Dated>>,
+    decided: u64,
+}
+
+impl Agenda {
+    /// Decides that something happens at a time.
+    pub(crate) fn add(&mut self, at_ms: u64, what: Happening) {
+        self.decided += 1;
+        self.heap.push(Reverse(Dated { at_ms, order: self.decided, what }));
+    }
+
+    /// Time of the next happening.
+    pub(crate) fn next_ms(&self) -> Option<u64> {
+        self.heap.peek().map(|Reverse(dated)| dated.at_ms)
+    }
+
+    /// The next happening, if its time has come.
+    pub(crate) fn take(&mut self, now_ms: u64) -> Option<Happening> {
+        if self.next_ms()? > now_ms {
+            return None;
+        }
+        self.heap.pop().map(|Reverse(dated)| dated.what)
+    }
+}

@@ -1,0 +1,186 @@
+//! What a seed decides before the first event: sizes, limits, and which faults happen how often.
+
+use crate::chance::Chance;
+use scheduler::{EngineConfig, KvConfig, Limits, Planted, Routing};
+
+/// The drawn configuration of a world.
+#[derive(Debug, Clone)]
+pub(crate) struct Setup {
+    /// The engine's configuration.
+    pub(crate) engine: EngineConfig,
+    /// How requests look and arrive.
+    pub(crate) load: Load,
+    /// What goes wrong.
+    pub(crate) faults: Faults,
+}
+
+/// How requests look and arrive.
+#[derive(Debug, Clone)]
+pub(crate) struct Load {
+    /// Requests in all.
+    pub(crate) requests: u32,
+    /// Longest pause between two arrivals.
+    pub(crate) gap_ms: u32,
+    /// Requests in 1000 whose prompt begins like an earlier one's.
+    pub(crate) shared: u32,
+    /// Requests in 1000 that continue an earlier request's prompt and answer.
+    pub(crate) continued: u32,
+    /// Cache salts in use; 0 = none.
+    pub(crate) salts: u32,
+    /// Whether priorities differ.
+    pub(crate) priorities: bool,
+    /// Longest answer asked for.
+    pub(crate) answer: u32,
+    /// Requests in 1000 that break a limit on purpose.
+    pub(crate) hopeless: u32,
+    /// Longest one-way delay of a link.
+    pub(crate) link_ms: u32,
+    /// Longest step on a device.
+    pub(crate) step_ms: u32,
+}
+
+/// Rates of faults, in 1000 unless named otherwise; 0 = switched off for this seed.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Faults {
+    /// Requests aborted at some time, also twice and after their end.
+    pub(crate) abort: u32,
+    /// Outputs followed by the death of their executor, and how many deaths at most.
+    pub(crate) crash: u32,
+    /// Deaths at most.
+    pub(crate) crashes: u32,
+    /// Replies of a dead executor that still arrive, late and out of order.
+    pub(crate) stale: u32,
+    /// Outputs delivered once more, later.
+    pub(crate) duplicate: u32,
+    /// Rows that fail.
+    pub(crate) row: u32,
+    /// Steps that take very long.
+    pub(crate) stall: u32,
+    /// Ticks that come late, so that several events meet in one inbox.
+    pub(crate) pause: u32,
+    /// Ticks before which a day passes.
+    pub(crate) jump: u32,
+    /// Returns of executors with a smaller pool than before.
+    pub(crate) shrink: u32,
+    /// Ticks at which the prefix cache is cleared.
+    pub(crate) clear: u32,
+}
+
+impl Setup {
+    /// Draws everything but `planted` from `chance`.
+    pub(crate) fn draw(chance: &mut Chance, planted: Planted) -> Self {
+        let block_tokens = chance.pick(&[1, 1, 2, 3, 4, 4, 7, 8, 16, 16, 32, 64]);
+        let max_model_len = chance.scaled(4, 320).min(block_tokens * 512);
+        let least = max_model_len.div_ceil(block_tokens);
+        let blocks = match chance.below(6) {
+            0 => least,
+            1 => least + 1,
+            2 => least * 2,
+            3 | 4 => least * chance.between(2, 6),
+            _ => least * 40,
+        };
+        let blocks = blocks.clamp(4, 512).max(least);
+        let vocab_size = chance.pick(&[2, 5, 30, 1000, 50_000]);
+        let tokens_per_step = chance.pick(&[1, 2, 3, 5, 16, 40, 64, 100, 300, 1024, 4096]);
+        let mut limits = Limits::cpu(max_model_len, vocab_size);
+        limits.tokens_per_step = tokens_per_step;
+        limits.requests_running = chance.pick(&[1, 2, 3, 5, 8, 20, 64]);
+        limits.steps_in_flight = chance.pick(&[1, 1, 2, 2, 2, 3]);
+        if chance.hits(300) && block_tokens < max_model_len {
+            limits.tokens_per_chunk = Some(chance.between(block_tokens, max_model_len));
+        }
+        if chance.hits(150) {
+            limits.requests_waiting = chance.between(1, 12);
+        }
+        if chance.hits(100) {
+            limits.tokens_waiting = u64::from(chance.between(max_model_len, max_model_len * 8));
+        }
+        limits.drafts = chance.pick(&[0, 0, 0, 1, 2, 4]);
+        limits.mixed = !chance.hits(100);
+        limits.loss_timeout_ms = if chance.hits(200) { 300 } else { 1 << 40 };
+        let mut engine = EngineConfig::new(limits, kv(chance, block_tokens, blocks, planted));
+        engine.replicas = chance.pick(&[1, 1, 1, 1, 2, 3, 4, 8]);
+        engine.lockstep = engine.replicas > 1 && chance.hits(500);
+        engine.prefill_gate = chance.hits(500);
+        engine.routing = chance.pick(&[
+            Routing::Prefix,
+            Routing::Prefix,
+            Routing::LeastTokens,
+            Routing::LeastRequests,
+            Routing::RoundRobin,
+        ]);
+        if chance.hits(300) {
+            engine.graph_rows = vec![1, 2, 4, 8, 16];
+        }
+        engine.planted = planted;
+        let load = Load::draw(chance, &engine);
+        Self { engine, load, faults: Faults::draw(chance) }
+    }
+
+    /// Positions per block.
+    pub(crate) fn block_tokens(&self) -> u32 {
+        self.engine.kv.spec.block_tokens
+    }
+
+    /// Longest prompt plus answer.
+    pub(crate) fn max_model_len(&self) -> u32 {
+        self.engine.limits.max_model_len
+    }
+}
+
+fn kv(chance: &mut Chance, block_tokens: u32, blocks: u32, planted: Planted) -> KvConfig {
+    use protocol::{KvGroup, KvKind, KvSpec};
+    let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
+    let spec = KvSpec { block_tokens, groups: vec![group] };
+    let mut kv = KvConfig::new(spec, blocks, [chance.bits(), chance.bits()]);
+    kv.caching = !chance.hits(200);
+    kv.hash_bits = chance.pick(&[64, 64, 64, 16, 16, 8, 4]);
+    kv.events = true;
+    kv.planted = planted;
+    kv
+}
+
+impl Load {
+    fn draw(chance: &mut Chance, engine: &EngineConfig) -> Self {
+        let length = engine.limits.max_model_len;
+        // About 4,000 tokens a world, so that a seed takes milliseconds.
+        let requests = (8_000 / length.max(8)).clamp(6, 160);
+        Self {
+            requests: chance.between(requests / 3, requests),
+            gap_ms: chance.pick(&[0, 1, 3, 10, 50]),
+            shared: chance.pick(&[0, 300, 800]),
+            continued: chance.pick(&[0, 200, 500]),
+            salts: chance.pick(&[0, 0, 1, 3]),
+            priorities: chance.hits(300),
+            answer: chance.scaled(1, length),
+            hopeless: chance.pick(&[0, 0, 50, 200]),
+            link_ms: chance.pick(&[0, 1, 5]),
+            step_ms: chance.pick(&[0, 1, 4]),
+        }
+    }
+}
+
+impl Faults {
+    /// Each kind is off in half of the worlds; the rates of the rest vary over an order.
+    fn draw(chance: &mut Chance) -> Self {
+        let mut rate = |rates: &[u32]| if chance.hits(500) { 0 } else { chance.pick(rates) };
+        Self {
+            abort: rate(&[30, 150, 500]),
+            crash: rate(&[2, 10, 40]),
+            crashes: rate(&[1, 3, 8]),
+            stale: rate(&[200, 1000]),
+            duplicate: rate(&[10, 100, 300]),
+            row: rate(&[1, 5, 20]),
+            stall: rate(&[2, 20]),
+            pause: rate(&[20, 200]),
+            jump: rate(&[0, 0, 0, 1]),
+            shrink: rate(&[300]),
+            clear: rate(&[1, 10]),
+        }
+    }
+
+    /// Nothing goes wrong any more.
+    pub(crate) fn none() -> Self {
+        Self::default()
+    }
+}

@@ -1,0 +1,76 @@
+//! What every `cargo test` proves, and how a seed is replayed.
+
+use crate::swarm::{run, sweep};
+use scheduler::Planted;
+use std::time::Instant;
+
+/// Seeds of the ordinary suite.
+const SEEDS: u64 = 3000;
+
+#[test]
+fn a_million_steps_break_nothing() {
+    let start = Instant::now();
+    let harvest = sweep(0..SEEDS, Planted::default(), true);
+    if let Some(failure) = harvest.failures.first() {
+        let broken = failure.broken.as_ref().expect("a failure has a cause");
+        panic!("seed {}: {broken}\nreplay: just sim {}", failure.seed, failure.seed);
+    }
+    let tally = harvest.tally;
+    println!("{} seeds in {:.1} s: {tally:?}", harvest.seeds, start.elapsed().as_secs_f64());
+    assert!(harvest.seeds >= 500 && tally.steps >= 1_000_000, "{harvest:?}");
+    // The faults must have happened, or the silence proves nothing.
+    let happened = [
+        tally.preemptions,
+        tally.hits,
+        tally.removed,
+        tally.aborts,
+        tally.crashes,
+        tally.stale,
+        tally.failed_rows,
+        tally.refused,
+    ];
+    assert!(happened.iter().all(|&count| count > 100), "too few faults: {tally:?}");
+}
+
+/// Replays one seed with a readable trace: `just sim SEED`.
+#[test]
+#[ignore = "needs HADRON_SIM_SEED"]
+fn replay() {
+    let seed = number("HADRON_SIM_SEED").expect("HADRON_SIM_SEED is a number");
+    let run = run(seed, Planted::default(), true);
+    println!("{}", run.lines);
+    println!("seed {seed}: trace hash {:016x}, {:?}", run.hash, run.tally);
+    if let Some(broken) = run.broken {
+        panic!("seed {seed}: {broken}");
+    }
+}
+
+/// Looks for failures among other seeds: `HADRON_SIM_FROM`, `HADRON_SIM_COUNT`.
+#[test]
+#[ignore = "as long as asked for"]
+fn explore() {
+    let start = Instant::now();
+    let from = number("HADRON_SIM_FROM").unwrap_or(SEEDS);
+    let count = number("HADRON_SIM_COUNT").unwrap_or(20_000);
+    let harvest = sweep(from..from + count, Planted::default(), false);
+    println!(
+        "{} seeds in {:.1} s: {:?}",
+        harvest.seeds,
+        start.elapsed().as_secs_f64(),
+        harvest.tally
+    );
+    for failure in &harvest.failures {
+        let broken = failure.broken.as_ref().expect("a failure has a cause");
+        println!(
+            "seed {}: {}",
+            failure.seed,
+            broken.to_string().chars().take(300).collect::<String>()
+        );
+    }
+    assert!(harvest.failures.is_empty(), "{} seeds fail", harvest.failures.len());
+}
+
+#[expect(clippy::disallowed_methods, reason = "tests take their seed from the command line")]
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}

@@ -1,0 +1,42 @@
+//! What happened, as a hash (I19) and, when one seed is replayed, as readable lines.
+
+use crate::hash_model::text::{EMPTY, avalanche, fold};
+use std::fmt::Write as _;
+
+/// The record of one run.
+#[derive(Debug)]
+pub(crate) struct Trace {
+    hash: u64,
+    lines: Option<String>,
+}
+
+impl Trace {
+    /// An empty record; `readable` keeps the lines too.
+    pub(crate) fn new(readable: bool) -> Self {
+        Self { hash: EMPTY, lines: readable.then(String::new) }
+    }
+
+    /// Records that `what` happened, with the numbers that identify it.
+    pub(crate) fn note(&mut self, now_ms: u64, what: &'static str, numbers: &[u64]) {
+        let name = what.bytes().fold(0, |h, b| fold(h, u64::from(b)));
+        self.hash = numbers.iter().fold(fold(fold(self.hash, now_ms), name), |h, &n| fold(h, n));
+        self.line(|| format!("{now_ms:>8} ms  {what:<10} {numbers:?}"));
+    }
+
+    /// Adds a readable line that the hash need not know.
+    pub(crate) fn line(&mut self, text: impl FnOnce() -> String) {
+        if let Some(lines) = &mut self.lines {
+            let _ = writeln!(lines, "{}", text());
+        }
+    }
+
+    /// The hash of everything noted.
+    pub(crate) fn hash(&self) -> u64 {
+        avalanche(self.hash)
+    }
+
+    /// The readable lines.
+    pub(crate) fn into_lines(self) -> String {
+        self.lines.unwrap_or_default()
+    }
+}
