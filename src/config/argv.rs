@@ -1,0 +1,201 @@
+//! Rewrites a command line into the one spelling clap knows.
+//!
+//! `--max_num_seqs` becomes `--max-num-seqs`, `--no-X` becomes `--X=false` for a boolean, `-tp 2`
+//! becomes `--tensor-parallel-size 2`, the flags of other engines are dropped or refused, and the
+//! flags of `--config FILE.toml` are put in front of those typed, unless typed too.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::path::Path;
+
+use clap::Command;
+
+use super::foreign::{FOREIGN, INERT};
+use super::{ConfigError, file, refused};
+
+/// A command line ready for clap.
+pub(super) struct Words {
+    pub(super) argv: Vec<String>,
+    pub(super) notes: Vec<String>,
+}
+
+/// Spellings that are more than another name.
+const REWRITES: &[(&str, &str)] = &[
+    ("-tp", "--tensor-parallel-size"),
+    ("-dp", "--data-parallel-size"),
+    ("-pp", "--pipeline-parallel-size"),
+    ("-dcp", "--decode-context-parallel-size"),
+    ("-pcp", "--prefill-context-parallel-size"),
+    ("--disable-radix-cache", "--enable-prefix-caching=false"),
+    ("--load-dummy", "--load-format=synth"),
+    ("--kv-cache-dtype=fp8-e4m3", "--kv-cache-dtype=fp8"),
+];
+
+/// Rewrites `argv`, whose first word is the program.
+pub(super) fn normalise(command: &Command, argv: Vec<OsString>) -> Result<Words, ConfigError> {
+    let argv = argv.into_iter().map(OsString::into_string).collect::<Result<Vec<_>, _>>();
+    let argv = argv.map_err(|word| {
+        ConfigError::Usage(format!("error: {} is not valid UTF-8\n", word.to_string_lossy()))
+    })?;
+    // Flags of other engines and files belong to `serve` alone.
+    if argv.get(1).map(String::as_str) != Some("serve") {
+        let argv = argv.into_iter().map(|word| spell(&word)).collect();
+        return Ok(Words { argv, notes: Vec::new() });
+    }
+    let Some(serve) = command.find_subcommand("serve") else {
+        return refused("serve: not in this build");
+    };
+    let flags = Flags::new(serve);
+    let mut notes = Vec::new();
+    let typed = flags.rewrite(&argv[2..], &mut notes)?;
+    let mut words: Vec<String> = argv[..2].to_vec();
+    if let Some(path) = value_of(&typed, "--config") {
+        let path = Path::new(&path);
+        let listed = flags.rewrite(&file::words(path)?, &mut notes)?;
+        words.extend(flags.without(listed, &typed, path)?);
+    }
+    words.extend(typed);
+    notes.sort_unstable();
+    notes.dedup();
+    Ok(Words { argv: words, notes })
+}
+
+/// What may be said, by spelling.
+struct Flags {
+    /// Long names and aliases to the flag's first name.
+    names: BTreeMap<String, String>,
+    booleans: BTreeSet<String>,
+}
+
+impl Flags {
+    fn new(serve: &Command) -> Self {
+        let mut names = BTreeMap::new();
+        let mut booleans = BTreeSet::new();
+        for flag in serve.get_arguments() {
+            let Some(long) = flag.get_long() else { continue };
+            if flag.is_require_equals_set() {
+                booleans.insert(long.to_owned());
+            }
+            let aliases = flag.get_all_aliases().unwrap_or_default();
+            for name in aliases.into_iter().chain([long]) {
+                names.insert(name.to_owned(), long.to_owned());
+            }
+        }
+        Self { names, booleans }
+    }
+
+    /// Our spelling of `words`; what is inert goes to `notes`.
+    fn rewrite(
+        &self,
+        words: &[String],
+        notes: &mut Vec<String>,
+    ) -> Result<Vec<String>, ConfigError> {
+        let mut out = Vec::with_capacity(words.len());
+        let mut words = words.iter().peekable();
+        while let Some(word) = words.next() {
+            if word == "--" {
+                out.push(word.clone());
+                out.extend(words.by_ref().cloned());
+                break;
+            }
+            let word = self.negated(&spell(word));
+            let Some(name) = word.strip_prefix("--") else {
+                out.push(word);
+                continue;
+            };
+            let (name, value) = name.split_once('=').map_or((name, None), |(n, v)| (n, Some(v)));
+            if name == "ep-size" {
+                let size = value.map(str::to_owned).or_else(|| words.next().cloned());
+                out.push(expert_parallel(size.as_deref())?);
+                continue;
+            }
+            let bare = name.strip_prefix("no-").unwrap_or(name);
+            if let Some(flag) = INERT.iter().find(|flag| flag.name == name || flag.name == bare) {
+                notes.push(format!("--{name} changes nothing: {}", flag.because));
+                let follows = words.peek().is_some_and(|next| !next.starts_with('-'));
+                if flag.value && value.is_none() && follows {
+                    words.next();
+                }
+                continue;
+            }
+            if let Some(flag) = FOREIGN.iter().find(|flag| flag.name == name) {
+                return refused(format!("--{name} is not supported: {}", flag.because));
+            }
+            out.push(word);
+        }
+        Ok(out)
+    }
+
+    /// `--no-X` as `--X=false`, for a boolean X.
+    fn negated(&self, word: &str) -> String {
+        let known = word.strip_prefix("--no-").and_then(|name| self.names.get(name));
+        match known.filter(|name| self.booleans.contains(*name)) {
+            Some(name) => format!("--{name}=false"),
+            None => word.to_owned(),
+        }
+    }
+
+    /// The flag a word names, by its first name.
+    fn named(&self, word: &str) -> Option<&str> {
+        let name = word.strip_prefix("--")?;
+        let name = name.split_once('=').map_or(name, |(name, _)| name);
+        self.names.get(name).map(String::as_str)
+    }
+
+    /// Words of a file, less the flags that are typed as well. Each word is `--name=value`.
+    fn without(
+        &self,
+        listed: Vec<String>,
+        typed: &[String],
+        path: &Path,
+    ) -> Result<Vec<String>, ConfigError> {
+        let mut typed: BTreeSet<&str> = typed.iter().filter_map(|word| self.named(word)).collect();
+        typed.insert("config");
+        let mut kept = Vec::new();
+        for word in listed {
+            match self.named(&word) {
+                Some(name) if typed.contains(name) => {}
+                Some(_) => kept.push(word),
+                None => {
+                    let name = word.trim_start_matches('-').split('=').next().unwrap_or_default();
+                    return refused(format!("{}: {name} is not a flag of serve", path.display()));
+                }
+            }
+        }
+        Ok(kept)
+    }
+}
+
+/// Kebab case for the name, the value left alone; then the rewrites.
+fn spell(word: &str) -> String {
+    let (name, value) = word.split_once('=').map_or((word, None), |(n, v)| (n, Some(v)));
+    let name = if name.starts_with("--") { name.replace('_', "-") } else { name.to_owned() };
+    let to = REWRITES.iter().find(|(from, _)| *from == name).map(|(_, to)| (*to).to_owned());
+    let name = to.unwrap_or(name);
+    match value {
+        Some(value) => format!("{name}={value}"),
+        None => name,
+    }
+}
+
+/// `--ep-size N`: N must be the number of ranks, which is one.
+fn expert_parallel(size: Option<&str>) -> Result<String, ConfigError> {
+    match size {
+        Some("1") => Ok("--enable-expert-parallel=true".to_owned()),
+        Some(size) => refused(format!("--ep-size {size}: must equal the number of ranks, 1")),
+        None => Err(ConfigError::Usage("error: --ep-size needs a value\n".to_owned())),
+    }
+}
+
+/// The last value given to a flag.
+fn value_of(words: &[String], name: &str) -> Option<String> {
+    let mut found = None;
+    for (index, word) in words.iter().enumerate() {
+        if word == name {
+            found = words.get(index + 1).cloned();
+        } else if let Some(value) = word.strip_prefix(name).and_then(|w| w.strip_prefix('=')) {
+            found = Some(value.to_owned());
+        }
+    }
+    found
+}

@@ -1,0 +1,129 @@
+//! Flags of `hadron bench`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::ClientArgs;
+use super::units::Seconds;
+
+/// What to measure.
+#[derive(Debug, Clone, Subcommand)]
+pub enum BenchCommand {
+    /// Load on any OpenAI server: latencies, throughput
+    Serve(LoadArgs),
+    /// The scheduler alone, on a device that takes no time
+    Step(StepArgs),
+    /// Single operations of the device
+    Ops(OpsArgs),
+    /// Two result files side by side
+    Compare(CompareArgs),
+}
+
+/// `hadron bench serve`.
+#[derive(Debug, Clone, Args)]
+pub struct LoadArgs {
+    /// The server.
+    #[command(flatten)]
+    pub client: ClientArgs,
+    /// Which API to use
+    #[arg(long, default_value = "completions")]
+    pub endpoint: Endpoint,
+    /// What prompts are made of
+    #[arg(long, default_value = "ids")]
+    pub prompts: PromptKind,
+    /// Tokens of a prompt
+    #[arg(long, aliases = ["isl", "random-input-len"], default_value_t = 1024,
+          value_name = "TOKENS")]
+    pub input_len: usize,
+    /// Tokens of an answer
+    #[arg(long, aliases = ["osl", "random-output-len"], default_value_t = 128,
+          value_name = "TOKENS")]
+    pub output_len: u32,
+    /// First tokens of a prompt that all prompts share
+    #[arg(long, alias = "shared", default_value_t = 0, value_name = "TOKENS")]
+    pub shared_prefix: usize,
+    /// Requests in flight, one run for each value
+    #[arg(long, aliases = ["conc", "max-concurrency"], value_delimiter = ',',
+          default_values_t = [1, 8, 64], value_name = "LIST")]
+    pub concurrency: Vec<usize>,
+    /// Requests of a run [default: four times its concurrency, at least 4]
+    #[arg(long, value_name = "COUNT")]
+    pub num_prompts: Option<usize>,
+    /// Requests sent per second, at random (Poisson); without it as fast as answers come
+    #[arg(long, value_name = "PER_SECOND")]
+    pub request_rate: Option<f64>,
+    /// Let answers end early instead of ignoring the end of text
+    #[arg(long)]
+    pub stop_at_eos: bool,
+    /// Ids of random prompts lie below this [default: the tokenizer's, else 1000]
+    #[arg(long, alias = "vocab", value_name = "COUNT")]
+    pub vocab_size: Option<u32>,
+    /// Folder of the tokenizer, for text prompts of an exact length
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer: Option<PathBuf>,
+    /// Another seed is another set of prompts and arrival times
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Requests sent before the clock starts
+    #[arg(long, default_value_t = 0, value_name = "COUNT")]
+    pub warmup: usize,
+    /// Write results here as JSON
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
+/// Which API a load goes through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Endpoint {
+    /// /v1/completions
+    Completions,
+    /// /v1/chat/completions
+    Chat,
+}
+
+/// What prompts are made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PromptKind {
+    /// Token ids
+    Ids,
+    /// Text, of an exact length where --tokenizer is given
+    Text,
+}
+
+/// `hadron bench step`.
+#[derive(Debug, Clone, Args)]
+pub struct StepArgs {
+    /// Requests running, one run for each value
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 256, 1024, 10_000],
+          value_name = "LIST")]
+    pub running: Vec<u32>,
+    /// Tokens of each prompt
+    #[arg(long, alias = "isl", default_value_t = 128, value_name = "TOKENS")]
+    pub input_len: u32,
+    /// Measure for this long each
+    #[arg(long, default_value = "2s", value_name = "SECONDS")]
+    pub duration: Seconds,
+    /// Tokens per KV block
+    #[arg(long, default_value_t = 16, value_name = "TOKENS")]
+    pub block_size: u32,
+    /// Write results here as JSON
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
+/// `hadron bench ops`.
+#[derive(Debug, Clone, Args)]
+pub struct OpsArgs {}
+
+/// `hadron bench compare`.
+#[derive(Debug, Clone, Args)]
+pub struct CompareArgs {
+    /// Results to compare with
+    pub before: PathBuf,
+    /// Results to judge
+    pub after: PathBuf,
+    /// Exit with 1 if a figure is worse by more than this many percent
+    #[arg(long, value_name = "PERCENT")]
+    pub fail_above: Option<f64>,
+}

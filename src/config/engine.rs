@@ -1,0 +1,275 @@
+//! Flags of the scheduler, the KV cache and the executor.
+
+use clap::{Args, ValueEnum};
+
+use super::units::{ByteSize, Seconds, tokens};
+use super::{ConfigError, refused};
+
+/// How the model is computed and scheduled.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Engine")]
+pub struct EngineArgs {
+    /// What to compute on; auto is the CPU unless this build knows a GPU
+    #[arg(long, default_value = "auto")]
+    pub device: DeviceKind,
+    /// Threads of the CPU backend [default: the physical cores]
+    #[arg(long, value_name = "COUNT")]
+    pub threads: Option<usize>,
+    /// Tokens per KV block
+    #[arg(long, alias = "page-size", default_value_t = 16, value_name = "TOKENS")]
+    pub block_size: u32,
+    /// Bytes of the KV cache [default: the lesser of 4 GiB and a quarter of the free memory]
+    #[arg(long, value_name = "BYTES")]
+    pub kv_cache_memory_bytes: Option<ByteSize>,
+    /// Blocks of the KV cache, exactly; overrules every other size
+    #[arg(long, value_name = "BLOCKS")]
+    pub num_gpu_blocks_override: Option<u32>,
+    /// Share of a GPU's memory to use (the CPU's KV cache is sized in bytes)
+    #[arg(long, alias = "mem-fraction-static", default_value_t = 0.90, value_name = "FRACTION")]
+    pub gpu_memory_utilization: f64,
+    /// Type of the KV cache; auto takes the activations'
+    #[arg(long, default_value = "auto")]
+    pub kv_cache_dtype: CacheDtype,
+    /// Share the KV blocks of equal prompt prefixes
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          default_value_t = true, action = clap::ArgAction::Set, value_name = "BOOL")]
+    pub enable_prefix_caching: bool,
+    /// Requests computed at a time, per replica
+    #[arg(long, alias = "max-running-requests", default_value_t = 512, value_name = "COUNT")]
+    pub max_num_seqs: u32,
+    /// Tokens of one step [default: 512 on the CPU, 8192 on a GPU]
+    #[arg(long, alias = "chunked-prefill-size", value_parser = tokens, value_name = "TOKENS")]
+    pub max_num_batched_tokens: Option<u32>,
+    /// Longest prefill chunk; 0 leaves it to the step's budget
+    #[arg(long, default_value_t = 0, value_name = "TOKENS")]
+    pub long_prefill_token_threshold: u32,
+    /// Requests in flight before new ones are refused [default: max-num-seqs + 1024 per replica]
+    #[arg(long, alias = "max-queued-requests", value_name = "COUNT")]
+    pub max_num_queued_reqs: Option<u32>,
+    /// Prompt tokens waiting for prefill before new requests are refused [default: no limit]
+    #[arg(long, value_parser = tokens, value_name = "TOKENS")]
+    pub max_num_queued_tokens: Option<u32>,
+    /// Bytes of queued requests before new ones are refused
+    #[arg(long, default_value = "1GiB", value_name = "BYTES")]
+    pub max_queued_bytes: ByteSize,
+    /// HTTP status of a refusal for load
+    #[arg(long, default_value = "429", value_name = "STATUS")]
+    pub admission_status: Admission,
+    /// Order of service
+    #[arg(long, default_value = "fcfs")]
+    pub scheduling_policy: SchedulingPolicy,
+    /// Capture no graphs (the CPU never does)
+    #[arg(long, alias = "disable-cuda-graph", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", default_value_t = false,
+          action = clap::ArgAction::Set, value_name = "BOOL")]
+    pub enforce_eager: bool,
+    /// Let a step hold decodes and prefill chunks together; off only for comparison
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          default_value_t = true, action = clap::ArgAction::Set, value_name = "BOOL")]
+    pub mixed: bool,
+    /// Draft method
+    #[arg(long, alias = "method", default_value = "none")]
+    spec_method: String,
+    /// Where the executor runs
+    #[arg(long, default_value = "embedded")]
+    pub executor: ExecutorPlace,
+    /// A step is late after this long [default: the greater of 5 s and ten times the expectation]
+    #[arg(long, alias = "watchdog-timeout", value_name = "SECONDS")]
+    pub step_deadline: Option<Seconds>,
+    /// Start-up without progress for this long is a failure
+    #[arg(long, default_value = "600s", value_name = "SECONDS")]
+    pub startup_timeout: Seconds,
+    /// Seed of synthetic weights
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+}
+
+/// How many devices, and how they share the work.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Parallelism")]
+pub struct ParallelArgs {
+    /// Devices that share each layer (short: -tp)
+    #[arg(long, aliases = ["tp", "tp-size"], default_value_t = 1, value_name = "SIZE")]
+    pub tensor_parallel_size: u16,
+    /// Replicas (short: -dp)
+    #[arg(long, alias = "dp", default_value_t = 1, value_name = "SIZE")]
+    pub data_parallel_size: u16,
+    /// Spread experts over all ranks; of one rank it is the same either way
+    #[arg(long, alias = "ep", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", default_value_t = false,
+          action = clap::ArgAction::Set, value_name = "BOOL")]
+    pub enable_expert_parallel: bool,
+    /// Attention per data-parallel rank; of one rank it is the same either way
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
+    pub enable_dp_attention: bool,
+    /// How a request finds its replica
+    #[arg(long, alias = "load-balance-method", default_value = "prefix")]
+    pub dp_load_balance: Placement,
+    /// Machines
+    #[arg(long, default_value_t = 1, value_name = "COUNT")]
+    pub nnodes: u16,
+    /// Which of them this is
+    #[arg(long, default_value_t = 0, value_name = "INDEX")]
+    pub node_rank: u16,
+}
+
+/// A backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DeviceKind {
+    /// The best this build and this machine have
+    Auto,
+    /// The embedded backend
+    Cpu,
+    /// AMD GPUs
+    #[value(alias = "hip")]
+    Rocm,
+    /// NVIDIA GPUs
+    Cuda,
+}
+
+/// Type of the KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CacheDtype {
+    /// As the activations
+    Auto,
+    /// 16 bits
+    #[value(alias = "bfloat16")]
+    Bf16,
+    /// 8 bits, e4m3
+    #[value(alias = "fp8_e4m3")]
+    Fp8,
+}
+
+/// What a server that is full answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Admission {
+    /// Too Many Requests
+    #[value(name = "429")]
+    TooManyRequests,
+    /// Service Unavailable
+    #[value(name = "503")]
+    ServiceUnavailable,
+}
+
+/// Order of service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SchedulingPolicy {
+    /// First come, first served
+    Fcfs,
+    /// Lower `priority` first
+    Priority,
+}
+
+/// How a request finds its replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Placement {
+    /// Fewest requests
+    #[value(name = "least_requests", alias = "least-requests")]
+    LeastRequests,
+    /// Fewest tokens
+    #[value(name = "least_tokens", alias = "least-tokens")]
+    LeastTokens,
+    /// Fewest tokens to compute, cached ones not counted
+    Prefix,
+    /// Each in turn
+    #[value(name = "round_robin", alias = "round-robin")]
+    RoundRobin,
+}
+
+/// Where the executor runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ExecutorPlace {
+    /// A thread of the server
+    Embedded,
+    /// A process of its own
+    Process,
+}
+
+/// Tokens of one step on the CPU: long enough for efficient GEMMs, short enough for decodes.
+const CPU_TOKENS_PER_STEP: u32 = 512;
+
+impl EngineArgs {
+    /// Tokens of one step, `--max-num-batched-tokens` or the device's default.
+    pub fn tokens_per_step(&self) -> u32 {
+        self.max_num_batched_tokens.unwrap_or(CPU_TOKENS_PER_STEP)
+    }
+
+    /// Longest prefill chunk; `None` = the step's budget.
+    pub fn tokens_per_chunk(&self) -> Option<u32> {
+        (self.long_prefill_token_threshold > 0).then_some(self.long_prefill_token_threshold)
+    }
+
+    /// Requests waiting or running before new ones are refused.
+    pub fn requests_in_flight_max(&self, replicas: u16) -> u32 {
+        let default = u32::from(replicas) * (self.max_num_seqs + 1024);
+        self.max_num_queued_reqs.unwrap_or(default)
+    }
+
+    /// Bytes of the KV cache on a machine with so many bytes free.
+    pub fn kv_bytes(&self, free_bytes: u64) -> u64 {
+        let default = (4_u64 << 30).min(free_bytes / 4);
+        self.kv_cache_memory_bytes.map_or(default, |size| size.0)
+    }
+
+    /// Refuses what this release cannot honour.
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        if matches!(self.device, DeviceKind::Rocm | DeviceKind::Cuda) {
+            return refused("--device: this release computes on the CPU only");
+        }
+        if self.kv_cache_dtype == CacheDtype::Fp8 {
+            return refused("--kv-cache-dtype fp8: the CPU's KV cache has the activations' type");
+        }
+        if self.spec_method != "none" {
+            return refused(format!(
+                "--spec-method {}: this release does not speculate",
+                self.spec_method
+            ));
+        }
+        if self.executor == ExecutorPlace::Process {
+            return refused("--executor process: this release embeds its one executor");
+        }
+        let positive = [
+            ("--block-size", self.block_size),
+            ("--max-num-seqs", self.max_num_seqs),
+            ("--max-num-batched-tokens", self.tokens_per_step()),
+            ("--max-num-queued-reqs", self.max_num_queued_reqs.unwrap_or(1)),
+            ("--num-gpu-blocks-override", self.num_gpu_blocks_override.unwrap_or(1)),
+        ];
+        for (name, value) in positive {
+            if value == 0 {
+                return refused(format!("{name} 0: at least 1"));
+            }
+        }
+        if self.threads == Some(0) {
+            return refused("--threads 0: at least 1");
+        }
+        if !(self.gpu_memory_utilization > 0.0 && self.gpu_memory_utilization <= 1.0) {
+            return refused("--gpu-memory-utilization: above 0 and at most 1");
+        }
+        Ok(())
+    }
+}
+
+impl ParallelArgs {
+    /// Refuses what this release cannot honour.
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        let sizes = [
+            ("--tensor-parallel-size", self.tensor_parallel_size),
+            ("--data-parallel-size", self.data_parallel_size),
+            ("--nnodes", self.nnodes),
+        ];
+        for (name, size) in sizes {
+            if size != 1 {
+                return refused(format!("{name} {size}: this release runs one executor"));
+            }
+        }
+        if self.node_rank != 0 {
+            return refused(format!(
+                "--node-rank {}: with --nnodes 1 only rank 0 exists",
+                self.node_rank
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,49 @@
+//! The environment variables that are read, and where: here, once.
+
+use std::path::PathBuf;
+
+/// What the environment says.
+#[derive(Debug, Clone, Default)]
+pub struct Environment {
+    /// Root of the hub's cache: `HF_HUB_CACHE`, else `HF_HOME/hub`, else `~/.cache/huggingface/hub`.
+    pub hub_cache: Option<PathBuf>,
+    /// `HF_ENDPOINT`, in place of `https://huggingface.co`.
+    pub hub_endpoint: Option<String>,
+    /// `HF_TOKEN`, else the file `HF_HOME/token`.
+    pub hub_token: Option<String>,
+    /// `HF_HUB_OFFLINE`: use what the cache holds and ask nobody.
+    pub hub_offline: bool,
+    /// `RUST_LOG`: filter of the log.
+    pub log: Option<String>,
+    /// `HADRON_API_KEY`, else `VLLM_API_KEY`: the key of clients and, without `--api-key`, of the
+    /// server.
+    pub api_key: Option<String>,
+}
+
+impl Environment {
+    /// Reads the process's environment.
+    #[allow(clippy::disallowed_methods)] // The one place where the environment is read.
+    pub fn from_process() -> Self {
+        let text = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let home = text("HF_HOME").map(PathBuf::from).or_else(|| {
+            let cache = text("XDG_CACHE_HOME").map(PathBuf::from);
+            let cache =
+                cache.or_else(|| text("HOME").map(|home| PathBuf::from(home).join(".cache")));
+            cache.map(|cache| cache.join("huggingface"))
+        });
+        let token = text("HF_TOKEN").or_else(|| {
+            let file = home.as_ref()?.join("token");
+            let token = std::fs::read_to_string(file).ok()?;
+            Some(token.trim().to_owned()).filter(|token| !token.is_empty())
+        });
+        let hub_cache = text("HF_HUB_CACHE").map(PathBuf::from);
+        Self {
+            hub_cache: hub_cache.or_else(|| home.map(|home| home.join("hub"))),
+            hub_endpoint: text("HF_ENDPOINT"),
+            hub_token: token,
+            hub_offline: text("HF_HUB_OFFLINE").is_some_and(|value| value != "0"),
+            log: text("RUST_LOG"),
+            api_key: text("HADRON_API_KEY").or_else(|| text("VLLM_API_KEY")),
+        }
+    }
+}

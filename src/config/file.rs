@@ -1,0 +1,46 @@
+//! `--config FILE.toml`: the flags of `serve` under their own names.
+
+use std::path::Path;
+
+use toml::{Table, Value};
+
+use super::{ConfigError, refused};
+
+/// The file as words of a command line, each `--name=value`.
+pub(super) fn words(path: &Path) -> Result<Vec<String>, ConfigError> {
+    let named = |error: &dyn std::fmt::Display| {
+        ConfigError::Refused(format!("{}: {error}", path.display()))
+    };
+    let text = std::fs::read_to_string(path).map_err(|e| named(&e))?;
+    let table: Table = text.parse().map_err(|e: toml::de::Error| named(&e))?;
+    let mut words = Vec::new();
+    for (name, value) in &table {
+        match value {
+            Value::Array(items) if items.iter().all(|item| !item.is_table()) => {
+                for item in items {
+                    words.push(word(name, item, path)?);
+                }
+            }
+            value => words.push(word(name, value, path)?),
+        }
+    }
+    Ok(words)
+}
+
+fn word(name: &str, value: &Value, path: &Path) -> Result<String, ConfigError> {
+    let value = match value {
+        Value::String(text) => text.clone(),
+        Value::Integer(number) => number.to_string(),
+        Value::Float(number) => number.to_string(),
+        Value::Boolean(on) => on.to_string(),
+        // A flag that takes JSON may be written as a table.
+        Value::Table(_) => match serde_json::to_string(value) {
+            Ok(json) => json,
+            Err(error) => return refused(format!("{}: {name}: {error}", path.display())),
+        },
+        Value::Array(_) | Value::Datetime(_) => {
+            return refused(format!("{}: {name}: not a flag's value", path.display()));
+        }
+    };
+    Ok(format!("--{name}={value}"))
+}

@@ -1,0 +1,95 @@
+//! Flags of vLLM, SGLang and ATOM that are not ours: those that change nothing here, and those
+//! that cannot be honoured yet and say why. Names in kebab case, without dashes in front.
+
+/// A flag that is accepted, changes nothing, and is mentioned in the log.
+pub(super) struct Inert {
+    pub(super) name: &'static str,
+    /// Whether a value follows it.
+    pub(super) value: bool,
+    /// Why it changes nothing.
+    pub(super) because: &'static str,
+}
+
+const fn inert(name: &'static str, value: bool, because: &'static str) -> Inert {
+    Inert { name, value, because }
+}
+
+/// Accepted for compatibility.
+pub(super) const INERT: &[Inert] = &[
+    inert("trust-remote-code", false, "no code from a model folder is ever executed"),
+    inert("enable-auto-tool-choice", false, "always on"),
+    inert("enable-chunked-prefill", false, "always on"),
+    inert("disable-log-requests", false, "requests are not logged unless traced"),
+    inert("enable-log-requests", false, "requests are not logged unless traced"),
+    inert("disable-log-stats", false, "statistics are metrics, not log lines"),
+    inert("api-server-count", true, "one process answers all connections"),
+    inert("async-scheduling", false, "always on"),
+    inert("distributed-executor-backend", true, "executors are chosen by device"),
+    inert("uvicorn-log-level", true, "there is no uvicorn"),
+    inert("disable-uvicorn-access-log", false, "there is no uvicorn"),
+    inert("timeout-keep-alive", true, "idle connections close after 60 s"),
+    inert("level", true, "there are no compilation levels"),
+];
+
+/// A flag that would change behaviour which this release does not have.
+pub(super) struct Foreign {
+    pub(super) name: &'static str,
+    pub(super) because: &'static str,
+}
+
+const fn foreign(name: &'static str, because: &'static str) -> Foreign {
+    Foreign { name, because }
+}
+
+const ONE_EXECUTOR: &str = "this release runs one executor";
+const QUANTISE: &str = "weights are served as the checkpoint stores them";
+
+/// Refused, each with its reason.
+pub(super) const FOREIGN: &[Foreign] = &[
+    foreign("quantization", QUANTISE),
+    foreign("online-quant-config", QUANTISE),
+    foreign("kv-transfer-config", "KV blocks are not moved between servers"),
+    foreign("kv-events-config", "this release publishes no KV events"),
+    foreign("enable-eplb", "experts are not rebalanced"),
+    foreign("enable-tbo", "batches are not overlapped in pairs"),
+    foreign("all2all-backend", ONE_EXECUTOR),
+    foreign("enable-lora", "adapters are not loaded"),
+    foreign("pipeline-parallel-size", "layers are not split over devices"),
+    foreign("decode-context-parallel-size", "one context is not split over devices"),
+    foreign("prefill-context-parallel-size", "one context is not split over devices"),
+    foreign("speculative-config", "this release does not speculate"),
+    foreign("spec-tokens", "this release does not speculate"),
+    foreign("num-speculative-tokens", "this release does not speculate"),
+    foreign("data-parallel-size-local", ONE_EXECUTOR),
+    foreign("data-parallel-start-rank", ONE_EXECUTOR),
+    foreign("data-parallel-address", ONE_EXECUTOR),
+    foreign("data-parallel-rpc-port", ONE_EXECUTOR),
+    foreign("headless", ONE_EXECUTOR),
+    foreign("master-addr", ONE_EXECUTOR),
+    foreign("master-port", ONE_EXECUTOR),
+    foreign("dist-init-addr", ONE_EXECUTOR),
+    foreign("cluster-secret-file", ONE_EXECUTOR),
+    foreign("device-ids", "this release computes on the CPU only"),
+    foreign("cudagraph-capture-sizes", "this release computes on the CPU only"),
+    foreign("state-checkpoint-interval-tokens", "no served model has recurrent state"),
+    foreign("admin-listen", "admin routes share the listener, behind --admin-key"),
+    foreign("trace-requests", "requests are not traced to a file"),
+    foreign("request-log", "requests are not traced to a file"),
+    foreign("trace-prompts", "requests are not traced to a file"),
+    foreign("trust-request-chat-template", "templates never come from a request"),
+    foreign("enable-tokenizer-info-endpoint", "there is no /tokenizer_info"),
+    foreign("metrics-aggregate", "this release exports no metrics"),
+    foreign("metrics-require-key", "this release exports no metrics"),
+    foreign("metrics-sglang", "this release exports no metrics"),
+    foreign("kv-cache-metrics", "this release exports no metrics"),
+    foreign("custom-histogram-buckets", "this release exports no metrics"),
+    foreign("swap-space", "preempted requests are recomputed, not swapped"),
+    foreign("cpu-offload-gb", "weights stay where they are loaded"),
+    foreign("guided-decoding-backend", "this release does not constrain output"),
+    foreign("ssl-keyfile", "TLS ends in front of the server"),
+    foreign("ssl-certfile", "TLS ends in front of the server"),
+    foreign("tokenizer-mode", "tokenizer.json is read by the one library there is"),
+    foreign("limit-mm-per-prompt", "models read text only"),
+    foreign("task", "models generate text"),
+    foreign("runner", "models generate text"),
+];

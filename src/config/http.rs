@@ -1,0 +1,137 @@
+//! Flags of the HTTP server and of its replies.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use serde_json::{Map, Value};
+
+use super::units::{Seconds, json_object};
+use super::{ConfigError, Environment, refused};
+
+/// Where the server listens and whom it lets in.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Server")]
+pub struct HttpArgs {
+    /// Address to listen on; beyond loopback a key is advised
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: String,
+    /// Port to listen on; 0 takes a free one and prints it
+    #[arg(long, alias = "server-port", default_value_t = 8000)]
+    pub port: u16,
+    /// A key that clients must send; repeatable
+    #[arg(long, num_args = 1.., value_name = "KEY")]
+    pub api_key: Vec<String>,
+    /// A file of keys, one a line
+    #[arg(long, value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
+    /// The key of the admin routes; without it they do not exist
+    #[arg(long, value_name = "KEY")]
+    pub admin_key: Option<String>,
+    /// Comment on idle streams after this long; 0 = never
+    #[arg(long, default_value = "15s", value_name = "SECONDS")]
+    pub sse_keep_alive_interval: Seconds,
+    /// On SIGTERM, streams may run on for this long
+    #[arg(long, default_value = "30s", value_name = "SECONDS")]
+    pub shutdown_timeout: Seconds,
+}
+
+/// What replies look like.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Replies")]
+pub struct ReplyArgs {
+    /// Chat template to use instead of the model's: a file, or the template itself
+    #[arg(long, value_name = "FILE_OR_TEXT")]
+    pub chat_template: Option<String>,
+    /// Template variables that requests may override
+    #[arg(long, value_parser = json_object, value_name = "JSON")]
+    pub default_chat_template_kwargs: Option<Map<String, Value>>,
+    /// Sampling defaults: auto takes the model's generation_config.json, none the API's
+    #[arg(long, default_value = "auto", value_name = "auto|none")]
+    generation_config: String,
+    /// Tool-call syntax of the model
+    #[arg(long, default_value = "auto", value_name = "NAME")]
+    tool_call_parser: String,
+    /// Reasoning syntax of the model
+    #[arg(long, default_value = "auto", value_name = "NAME")]
+    reasoning_parser: String,
+    /// Which field reasoning appears in
+    #[arg(long, default_value = "both")]
+    pub reasoning_field: ReasoningField,
+    /// Most logprobs a request may ask for; -1 = the vocabulary
+    #[arg(long, default_value_t = 20, allow_negative_numbers = true, value_name = "COUNT")]
+    pub max_logprobs: i64,
+    /// Write tokens in logprobs as `token_id:N`
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
+    pub return_tokens_as_token_ids: bool,
+    /// Report usage in every chunk of every stream
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
+    pub enable_force_include_usage: bool,
+    /// Report cached tokens in usage
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          default_value_t = true, action = clap::ArgAction::Set, value_name = "BOOL")]
+    pub enable_prompt_tokens_details: bool,
+    /// Refuse unknown request fields instead of naming them in a header
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
+    pub strict_fields: bool,
+    /// `owned_by` of the model card; gateways read it as the dialect
+    #[arg(long, default_value = "vllm", value_name = "NAME")]
+    pub owned_by: String,
+}
+
+/// Which field reasoning appears in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ReasoningField {
+    /// Both fields, the same text
+    Both,
+    /// `reasoning`
+    Reasoning,
+    /// `reasoning_content`
+    #[value(name = "reasoning_content", alias = "reasoning-content")]
+    ReasoningContent,
+}
+
+impl HttpArgs {
+    /// Refuses unusable keys; reads none.
+    pub(super) fn check(&mut self, environment: &Environment) -> Result<(), ConfigError> {
+        if self.api_key.is_empty() && self.api_key_file.is_none() {
+            self.api_key.extend(environment.api_key.clone());
+        }
+        let keys = self.api_key.iter().chain(&self.admin_key);
+        if keys.into_iter().any(|key| key.trim().is_empty()) {
+            return refused("--api-key, --admin-key: a key may not be empty");
+        }
+        Ok(())
+    }
+}
+
+impl ReplyArgs {
+    /// Whether `generation_config.json` sets the sampling defaults.
+    pub fn uses_generation_config(&self) -> bool {
+        self.generation_config == "auto"
+    }
+
+    /// Refuses what this release cannot honour.
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        if !matches!(self.generation_config.as_str(), "auto" | "none" | "vllm") {
+            return refused(format!(
+                "--generation-config {}: auto or none (a folder of its own is not read)",
+                self.generation_config
+            ));
+        }
+        for (flag, name) in [
+            ("--tool-call-parser", &self.tool_call_parser),
+            ("--reasoning-parser", &self.reasoning_parser),
+        ] {
+            if !matches!(name.as_str(), "auto" | "none") {
+                return refused(format!("{flag} {name}: this release leaves output as it is"));
+            }
+        }
+        if self.max_logprobs < -1 {
+            return refused(format!("--max-logprobs {}: -1 or more", self.max_logprobs));
+        }
+        Ok(())
+    }
+}

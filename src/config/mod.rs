@@ -1,0 +1,168 @@
+//! The command line, the configuration file and the environment, read once into typed structs.
+//!
+//! The clap structs of this folder are the one flag table: parsing, help and `docs/cli.md` all come
+//! from them. Order of precedence: flag, `--config FILE.toml`, environment, default. No other
+//! file reads the environment.
+
+mod argv;
+mod bench;
+mod engine;
+mod environment;
+mod eval;
+mod file;
+mod foreign;
+mod http;
+mod model;
+mod reference;
+mod units;
+
+use std::ffi::OsString;
+
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+
+pub use bench::{BenchCommand, CompareArgs, Endpoint, LoadArgs, OpsArgs, PromptKind, StepArgs};
+pub use engine::{
+    Admission, CacheDtype, DeviceKind, EngineArgs, ExecutorPlace, ParallelArgs, Placement,
+    SchedulingPolicy,
+};
+pub use environment::Environment;
+pub use eval::{ClientArgs, EqualArgs, EvalCommand, GoldenArgs, LogprobsArgs, TasksArgs};
+pub use http::{HttpArgs, ReasoningField, ReplyArgs};
+pub use model::{Dtype, LoadFormat, ModelArgs};
+pub use reference::{reference, reference_path};
+pub use units::{ByteSize, Seconds};
+
+/// What one invocation of the binary does.
+#[derive(Debug, Parser)]
+#[command(
+    name = "hadron",
+    version,
+    about = "Serves large language models over the OpenAI API",
+    max_term_width = 100,
+    disable_help_subcommand = true,
+    args_override_self = true
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// The subcommands. Each is one function `run(args) -> anyhow::Result<ExitCode>` elsewhere.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve a model on this machine
+    Serve(Box<ServeArgs>),
+    /// Measure: a server, the scheduler; compare two results
+    #[command(subcommand)]
+    Bench(BenchCommand),
+    /// Check answers: task suites, golden fixtures, log-probabilities, two servers
+    #[command(subcommand)]
+    Eval(EvalCommand),
+    /// Write a checkpoint of deterministic random weights, with a tokenizer
+    Synth(SynthArgs),
+}
+
+/// `hadron serve`.
+#[derive(Debug, Clone, Args)]
+pub struct ServeArgs {
+    /// Read flags from a TOML file; those on the command line win
+    #[arg(long, value_name = "FILE.toml")]
+    pub config: Option<std::path::PathBuf>,
+    /// What to serve.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// How to compute it.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// Over how many devices.
+    #[command(flatten)]
+    pub parallel: ParallelArgs,
+    /// Where to listen, and for whom.
+    #[command(flatten)]
+    pub http: HttpArgs,
+    /// How to answer.
+    #[command(flatten)]
+    pub reply: ReplyArgs,
+}
+
+/// `hadron synth CONFIG OUT`.
+#[derive(Debug, Clone, Args)]
+pub struct SynthArgs {
+    /// The config.json of a supported architecture, or a folder that holds one
+    pub config: std::path::PathBuf,
+    /// The folder to write; must not exist, or be empty
+    pub out: std::path::PathBuf,
+    /// Another seed is another set of weights
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+}
+
+/// A parsed command line, with what the log should say about it.
+#[derive(Debug)]
+pub struct Invocation {
+    /// What to do.
+    pub command: Command,
+    /// What the environment adds.
+    pub environment: Environment,
+    /// One line each: flags accepted for compatibility that change nothing.
+    pub notes: Vec<String>,
+}
+
+/// Why there is nothing to run.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// Help or version was asked for: print to stdout and exit 0.
+    #[error("{0}")]
+    Help(String),
+    /// The command line is not one of ours: exit 2.
+    #[error("{0}")]
+    Usage(String),
+    /// Understood, but it cannot be honoured: exit 1.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl ConfigError {
+    /// The exit code of the process.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Help(_) => 0,
+            Self::Refused(_) => 1,
+            Self::Usage(_) => 2,
+        }
+    }
+}
+
+/// Reads the process's own command line and environment.
+pub fn from_process() -> Result<Invocation, ConfigError> {
+    parse(std::env::args_os().collect(), Environment::from_process())
+}
+
+/// Reads a command line whose first word is the program.
+pub fn parse(argv: Vec<OsString>, environment: Environment) -> Result<Invocation, ConfigError> {
+    let command = Cli::command();
+    let words = argv::normalise(&command, argv)?;
+    let matches = command.try_get_matches_from(&words.argv).map_err(usage)?;
+    let cli = Cli::from_arg_matches(&matches).map_err(usage)?;
+    let mut command = cli.command;
+    if let Command::Serve(args) = &mut command {
+        args.model.settle()?;
+        args.engine.check()?;
+        args.parallel.check()?;
+        args.reply.check()?;
+        args.http.check(&environment)?;
+    }
+    Ok(Invocation { command, environment, notes: words.notes })
+}
+
+fn usage(error: clap::Error) -> ConfigError {
+    if error.use_stderr() {
+        ConfigError::Usage(error.render().to_string())
+    } else {
+        ConfigError::Help(error.render().to_string())
+    }
+}
+
+fn refused<T>(text: impl Into<String>) -> Result<T, ConfigError> {
+    Err(ConfigError::Refused(text.into()))
+}

@@ -1,0 +1,96 @@
+//! Flags that say which model is served and how it is read.
+
+use clap::{Args, ValueEnum};
+use serde_json::{Map, Value};
+
+use super::units::{json_object, tokens};
+use super::{ConfigError, refused};
+
+/// Which model, read how.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Model")]
+pub struct ModelArgs {
+    /// A model folder or a hub id; without it the demo model is served
+    #[arg(value_name = "MODEL")]
+    pub model: Option<String>,
+    /// The same as MODEL
+    #[arg(long = "model", alias = "model-path", value_name = "MODEL")]
+    model_flag: Option<String>,
+    /// Branch, tag or commit of a hub id
+    #[arg(long)]
+    pub revision: Option<String>,
+    /// Folder or hub id of the tokenizer, if it is not the model's own
+    #[arg(long)]
+    pub tokenizer: Option<String>,
+    /// Names the API answers to; the first is the one it reports
+    #[arg(long, num_args = 1.., value_name = "NAME")]
+    pub served_model_name: Vec<String>,
+    /// Members to replace in config.json
+    #[arg(long, value_parser = json_object, value_name = "JSON")]
+    pub hf_overrides: Option<Map<String, Value>>,
+    /// Type of the weights and activations; auto takes the checkpoint's
+    #[arg(long, default_value = "auto")]
+    pub dtype: Dtype,
+    /// Where weights come from; synth generates them in place from config.json
+    #[arg(long, default_value = "auto")]
+    pub load_format: LoadFormat,
+    /// Longest prompt plus output in tokens [default: what config.json says]
+    #[arg(long, alias = "context-length", value_parser = tokens, value_name = "TOKENS")]
+    pub max_model_len: Option<u32>,
+    /// Where downloads are kept [default: the hub's cache folder]
+    #[arg(long, value_name = "DIR")]
+    pub download_dir: Option<std::path::PathBuf>,
+    /// Read the tensor files with pread instead of mapping them
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          default_value_t = true, action = clap::ArgAction::Set, value_name = "BOOL")]
+    pub mmap: bool,
+}
+
+/// Type of weights and activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Dtype {
+    /// As config.json says
+    Auto,
+    /// The usual type of published weights
+    #[value(alias = "bf16")]
+    Bfloat16,
+    /// Half precision (GPUs only)
+    #[value(alias = "fp16", alias = "half")]
+    Float16,
+    /// The exact reference
+    #[value(alias = "fp32", alias = "float")]
+    Float32,
+}
+
+/// Where weights come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LoadFormat {
+    /// Safetensors files
+    Auto,
+    /// Safetensors files
+    Safetensors,
+    /// Deterministic random weights
+    #[value(alias = "dummy")]
+    Synth,
+}
+
+impl ModelArgs {
+    /// Merges the two spellings of MODEL and refuses what cannot be honoured.
+    pub(super) fn settle(&mut self) -> Result<(), ConfigError> {
+        if let Some(flag) = self.model_flag.take() {
+            match &self.model {
+                Some(model) if *model != flag => {
+                    return refused(format!("two models are named: {model} and --model {flag}"));
+                }
+                _ => self.model = Some(flag),
+            }
+        }
+        if self.dtype == Dtype::Float16 {
+            return refused("--dtype float16: the CPU computes in bfloat16 or float32");
+        }
+        if self.max_model_len == Some(0) {
+            return refused("--max-model-len 0: at least 1");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,109 @@
+//! `docs/cli.md`, written from the flag table so that it cannot disagree with it.
+
+use std::fmt::Write as _;
+
+use clap::{Arg, Command, CommandFactory as _};
+
+use super::Cli;
+use super::foreign::{FOREIGN, INERT};
+
+/// Where the committed copy lives, from the repository's root.
+pub fn reference_path() -> &'static str {
+    "docs/cli.md"
+}
+
+/// The page.
+pub fn reference() -> String {
+    let mut out = String::from(
+        "# Command line\n\nTL;DR: `hadron serve MODEL` serves a folder or a hub id on \
+         127.0.0.1:8000. This page is generated from the flag table; a test keeps it so.\n\n\
+         Names may be written with dashes or underscores. `--no-X` switches a boolean off. Order \
+         of precedence: flag, `--config FILE.toml` (same names), environment, default. Exit codes: \
+         0 clean stop, 1 configuration or start-up failure, 2 usage, 3 fatal at run time.\n",
+    );
+    let mut root = Cli::command();
+    root.build();
+    for command in root.get_subcommands() {
+        section(&mut out, "hadron", command);
+    }
+    environment(&mut out);
+    foreign(&mut out);
+    out
+}
+
+fn section(out: &mut String, parent: &str, command: &Command) {
+    let name = format!("{parent} {}", command.get_name());
+    if command.has_subcommands() {
+        for sub in command.get_subcommands() {
+            section(out, &name, sub);
+        }
+        return;
+    }
+    let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+    let _infallible = writeln!(out, "\n## `{name}`\n\n{about}.");
+    let mut heading = None;
+    let positionals = command.get_positionals();
+    let flags = command.get_opts().filter(|flag| !matches!(flag.get_id().as_str(), "help"));
+    for (index, arg) in positionals.chain(flags).filter(|arg| !arg.is_hide_set()).enumerate() {
+        let here = arg.get_help_heading().unwrap_or_default();
+        if index == 0 || (heading != Some(here) && arg.get_long().is_some()) {
+            let title = if here.is_empty() { String::new() } else { format!("**{here}**\n\n") };
+            let _infallible = writeln!(out, "\n{title}| flag | default | meaning |\n|---|---|---|");
+            heading = Some(here);
+        }
+        row(out, arg);
+    }
+}
+
+fn row(out: &mut String, arg: &Arg) {
+    let value = arg.get_value_names().and_then(|names| names.first()).map(ToString::to_string);
+    let boolean = arg.is_require_equals_set();
+    let mut names = match arg.get_long() {
+        Some(long) if boolean => format!("`--{long}`"),
+        Some(long) => format!("`--{long} {}`", value.unwrap_or_default()),
+        None => format!("`{}`", value.unwrap_or_default()),
+    };
+    let aliases: Vec<String> =
+        arg.get_all_aliases().unwrap_or_default().iter().map(|a| format!("`--{a}`")).collect();
+    if !aliases.is_empty() {
+        let _infallible = write!(names, " ({})", aliases.join(", "));
+    }
+    let default: Vec<String> =
+        arg.get_default_values().iter().map(|v| v.to_string_lossy().into_owned()).collect();
+    let default = match default.join(",").as_str() {
+        "true" if boolean => "on".to_owned(),
+        "false" if boolean => "off".to_owned(),
+        other => other.to_owned(),
+    };
+    let mut help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+    let choices: Vec<String> =
+        arg.get_possible_values().iter().map(|v| v.get_name().to_owned()).collect();
+    if !choices.is_empty() && !boolean {
+        let _infallible = write!(help, " ({})", choices.join(", "));
+    }
+    let _infallible = writeln!(out, "| {names} | {default} | {} |", help.replace('|', "\\|"));
+}
+
+fn environment(out: &mut String) {
+    out.push_str(
+        "\n## Environment\n\n| variable | meaning |\n|---|---|\n\
+         | `HF_HOME`, `HF_HUB_CACHE` | where downloads are kept |\n\
+         | `HF_ENDPOINT` | the hub, in place of https://huggingface.co |\n\
+         | `HF_TOKEN` | the hub's token (else the file `token` in `HF_HOME`) |\n\
+         | `HF_HUB_OFFLINE` | 1: use what the cache holds and ask nobody |\n\
+         | `HADRON_API_KEY`, `VLLM_API_KEY` | key of clients and, without `--api-key`, of the server |\n\
+         | `RUST_LOG` | filter of the log |\n",
+    );
+}
+
+fn foreign(out: &mut String) {
+    out.push_str("\n## Flags of other engines\n\nAccepted by `serve`, changing nothing:\n\n");
+    out.push_str("| flag | because |\n|---|---|\n");
+    for flag in INERT {
+        let _infallible = writeln!(out, "| `--{}` | {} |", flag.name, flag.because);
+    }
+    out.push_str("\nRefused, with the reason:\n\n| flag | because |\n|---|---|\n");
+    for flag in FOREIGN {
+        let _infallible = writeln!(out, "| `--{}` | {} |", flag.name, flag.because);
+    }
+}
