@@ -4,5 +4,8 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod sharding;
+pub mod synth;
+pub mod table;
 
 pub use config::{Architecture, Config, ConfigError};

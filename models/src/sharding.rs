@@ -1,0 +1,269 @@
+//! How a weight is split over ranks, as data: the table in `table.rs` names a [`Shard`] per weight,
+//! and [`Shard::slice`] turns it into the rows and columns that one rank reads.
+//!
+//! Weights are stored `[outputs, inputs]`, so splitting the outputs ("columns" of the product) cuts
+//! stored rows. A split that does not come out even is refused with the numbers.
+
+use crate::Config;
+use std::ops::Range;
+
+/// How one weight is split.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shard {
+    /// Every rank holds all of it.
+    Replicated,
+    /// Vocabulary rows; the last rank's share is padded with zero rows.
+    VocabRows,
+    /// Outputs, by attention head.
+    Heads(Heads),
+    /// Outputs, in equal parts.
+    Cols,
+    /// Inputs, in equal parts that are multiples of the unit; the products are summed over ranks.
+    Rows(Unit),
+    /// Held by rank 0 alone: a bias that is added once, before the sum over ranks.
+    OnFirst,
+    /// Outputs of one expert: its owner holds it whole if experts are spread, else as `Cols`.
+    ExpertCols,
+    /// Inputs of one expert: likewise, else as `Rows`.
+    ExpertRows,
+}
+
+/// Which heads a projection makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Heads {
+    /// Query heads.
+    Query,
+    /// Key and value heads; replicated if there are fewer than ranks.
+    KeyValue,
+}
+
+/// What a split may not cut through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// One channel.
+    Channel,
+    /// The channels of a head.
+    Head,
+}
+
+/// One position on a parallel axis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// Position, below `size`.
+    pub rank: usize,
+    /// Ranks on the axis.
+    pub size: usize,
+}
+
+/// Where this rank stands on the axes that split weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ranks {
+    /// Tensor parallel.
+    pub tp: Part,
+    /// Expert parallel: of size 1, experts are split like dense weights.
+    pub ep: Part,
+}
+
+/// The part of a stored matrix that a rank holds; a vector is a matrix of one column.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slice {
+    /// Stored rows.
+    pub rows: Range<usize>,
+    /// Stored columns.
+    pub cols: Range<usize>,
+    /// Zero rows that follow.
+    pub padding: usize,
+}
+
+/// A split that does not come out even.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{what} {count} cannot be split over {ranks} ranks; the nearest number that works is {nearest}"
+)]
+pub struct Indivisible {
+    /// What is split.
+    pub what: &'static str,
+    /// How many there are.
+    pub count: usize,
+    /// Ranks asked for.
+    pub ranks: usize,
+    /// Closest number of ranks that divides the count.
+    pub nearest: usize,
+}
+
+/// Rows of the padded vocabulary are a multiple of this on every rank.
+const VOCAB_UNIT: usize = 64;
+
+impl Part {
+    /// The only rank of its axis.
+    pub const ALONE: Self = Self { rank: 0, size: 1 };
+
+    /// This rank's share of `count` things, which must split evenly.
+    pub fn share(self, what: &'static str, count: usize) -> Result<Range<usize>, Indivisible> {
+        if !count.is_multiple_of(self.size) {
+            let ranks = self.size;
+            let divisors = (1..=count).filter(|d| count.is_multiple_of(*d));
+            let nearest = divisors.min_by_key(|d| d.abs_diff(ranks)).unwrap_or(1);
+            return Err(Indivisible { what, count, ranks, nearest });
+        }
+        let each = count / self.size;
+        Ok(self.rank * each..(self.rank + 1) * each)
+    }
+}
+
+impl Ranks {
+    /// A model on one device.
+    pub const ALONE: Self = Self { tp: Part::ALONE, ep: Part::ALONE };
+
+    /// Query heads on this rank.
+    pub fn query_heads(&self, config: &Config) -> Result<Range<usize>, Indivisible> {
+        self.tp.share("num_attention_heads", config.heads)
+    }
+
+    /// Key and value heads on this rank; with more ranks than heads, several ranks hold the same one.
+    pub fn kv_heads(&self, config: &Config) -> Result<Range<usize>, Indivisible> {
+        const WHAT: &str = "num_key_value_heads";
+        let (heads, size) = (config.kv_heads, self.tp.size);
+        if heads >= size {
+            return self.tp.share(WHAT, heads);
+        }
+        if !size.is_multiple_of(heads) {
+            let nearest = size / heads * heads;
+            return Err(Indivisible { what: WHAT, count: heads, ranks: size, nearest });
+        }
+        let head = self.tp.rank * heads / size;
+        Ok(head..head + 1)
+    }
+
+    /// Vocabulary rows on this rank, and the zero rows behind them.
+    #[must_use]
+    pub fn vocab(&self, vocab: usize) -> (Range<usize>, usize) {
+        let Part { rank, size } = self.tp;
+        if size == 1 {
+            return (0..vocab, 0);
+        }
+        let each = vocab.next_multiple_of(VOCAB_UNIT * size) / size;
+        let (start, end) = ((rank * each).min(vocab), ((rank + 1) * each).min(vocab));
+        (start..end, each - (end - start))
+    }
+
+    /// Experts on this rank.
+    pub fn experts(&self, experts: usize) -> Result<Range<usize>, Indivisible> {
+        self.ep.share("num_experts", experts)
+    }
+}
+
+impl Shard {
+    /// The part of a stored `[rows, cols]` that the rank at `ranks` holds. Experts that a rank does
+    /// not own are never asked for, so with spread experts the answer is the whole.
+    pub fn slice(
+        self,
+        [rows, cols]: [usize; 2],
+        config: &Config,
+        ranks: &Ranks,
+    ) -> Result<Slice, Indivisible> {
+        let all = Slice { rows: 0..rows, cols: 0..cols, padding: 0 };
+        let heads = |r: Range<usize>| r.start * config.head_dim..r.end * config.head_dim;
+        let spread = ranks.ep.size > 1;
+        Ok(match self {
+            Self::Replicated => all,
+            Self::VocabRows => {
+                let (rows, padding) = ranks.vocab(rows);
+                Slice { rows, padding, ..all }
+            }
+            Self::Heads(Heads::Query) => Slice { rows: heads(ranks.query_heads(config)?), ..all },
+            Self::Heads(Heads::KeyValue) => Slice { rows: heads(ranks.kv_heads(config)?), ..all },
+            Self::OnFirst if ranks.tp.rank == 0 => all,
+            Self::OnFirst => Slice { rows: 0..0, ..all },
+            Self::ExpertCols | Self::ExpertRows if spread => all,
+            Self::Cols | Self::ExpertCols => {
+                Slice { rows: ranks.tp.share("output channels", rows)?, ..all }
+            }
+            Self::Rows(Unit::Channel) | Self::ExpertRows => {
+                Slice { cols: ranks.tp.share("input channels", cols)?, ..all }
+            }
+            Self::Rows(Unit::Head) => Slice { cols: heads(ranks.query_heads(config)?), ..all },
+        })
+    }
+}
+
+impl Slice {
+    /// Elements read from the file.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        self.rows.len() * self.cols.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::tests::tiny;
+
+    fn ranks(rank: usize, size: usize) -> Ranks {
+        Ranks { tp: Part { rank, size }, ep: Part::ALONE }
+    }
+
+    /// Shards of all ranks, written as row and column ranges.
+    fn split(shard: Shard, shape: [usize; 2], size: usize) -> String {
+        let config = tiny("Qwen3ForCausalLM"); // 4 query heads, 2 KV heads of 16 channels.
+        let one = |rank| match shard.slice(shape, &config, &ranks(rank, size)) {
+            Ok(Slice { rows, cols, padding: 0 }) => format!("{rows:?}x{cols:?}"),
+            Ok(Slice { rows, cols, padding }) => format!("{rows:?}+{padding}x{cols:?}"),
+            Err(e) => e.to_string(),
+        };
+        (0..size).map(one).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn every_shard_is_cut_as_the_table_says() {
+        let cases = [
+            (Shard::Replicated, [8, 4], 2, "0..8x0..4 0..8x0..4"),
+            (Shard::VocabRows, [272, 4], 1, "0..272x0..4"),
+            (Shard::VocabRows, [272, 4], 2, "0..192x0..4 192..272+112x0..4"),
+            (
+                Shard::VocabRows,
+                [130, 4],
+                4,
+                "0..64x0..4 64..128x0..4 128..130+62x0..4 130..130+64x0..4",
+            ),
+            (Shard::Heads(Heads::Query), [64, 4], 2, "0..32x0..4 32..64x0..4"),
+            (Shard::Heads(Heads::KeyValue), [32, 4], 2, "0..16x0..4 16..32x0..4"),
+            (
+                Shard::Heads(Heads::KeyValue),
+                [32, 4],
+                4,
+                "0..16x0..4 0..16x0..4 16..32x0..4 16..32x0..4",
+            ),
+            (Shard::Cols, [12, 4], 4, "0..3x0..4 3..6x0..4 6..9x0..4 9..12x0..4"),
+            (Shard::Rows(Unit::Channel), [4, 12], 2, "0..4x0..6 0..4x6..12"),
+            (Shard::Rows(Unit::Head), [4, 64], 2, "0..4x0..32 0..4x32..64"),
+            (Shard::OnFirst, [4, 1], 2, "0..4x0..1 0..0x0..1"),
+            (Shard::ExpertCols, [12, 4], 2, "0..6x0..4 6..12x0..4"),
+            (Shard::ExpertRows, [4, 12], 2, "0..4x0..6 0..4x6..12"),
+        ];
+        for (shard, shape, size, expected) in cases {
+            assert_eq!(split(shard, shape, size), expected, "{shard:?}");
+        }
+    }
+
+    #[test]
+    fn uneven_splits_are_refused_with_the_numbers() {
+        let nearest = "num_attention_heads 4 cannot be split over 3 ranks; \
+                       the nearest number that works is 2";
+        assert_eq!(split(Shard::Heads(Heads::Query), [64, 4], 3), [nearest; 3].join(" "));
+        let error = ranks(0, 3).kv_heads(&tiny("Qwen3ForCausalLM")).unwrap_err();
+        assert_eq!((error.count, error.ranks, error.nearest), (2, 3, 2));
+        assert!(split(Shard::Cols, [10, 4], 4).contains("output channels 10 cannot be split"));
+    }
+
+    #[test]
+    fn spread_experts_are_whole() {
+        let spread = Ranks { tp: Part { rank: 1, size: 2 }, ep: Part { rank: 1, size: 2 } };
+        let config = tiny("Qwen3MoeForCausalLM");
+        let slice = Shard::ExpertCols.slice([12, 4], &config, &spread).unwrap();
+        assert_eq!(slice, Slice { rows: 0..12, cols: 0..4, padding: 0 });
+        assert_eq!(spread.experts(8).unwrap(), 4..8);
+        assert!(spread.experts(7).is_err());
+    }
+}

@@ -1,0 +1,9 @@
+//! Checkpoints nobody trained: weights from a hash of their name, exact in every float type, so that
+//! a model of any size can be written, loaded, sharded and compared without storing it.
+
+mod tokenizer;
+mod values;
+mod write;
+
+pub use values::{Generator, Values};
+pub use write::{SynthDType, SynthError, SynthOptions, write};

@@ -1,0 +1,163 @@
+//! A tokenizer for weights that have never seen text: every id stands for something, and what it
+//! stands for encodes back to it.
+//!
+//! Ids 0–255 are the bytes, then come the family's special tokens, then `<|t{id}|>` up to the size of
+//! the vocabulary. Text is plain `tokenizer.json`; nothing here links a tokenizer library.
+
+use crate::{Architecture, Config};
+use serde_json::{Map, Value, json};
+
+/// A special token and what it does.
+const CHAT: &[&str] = &["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
+const LLAMA3: &[&str] = &[
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+];
+const MISTRAL: &[&str] = &["<s>", "</s>", "[INST]", "[/INST]"];
+
+const CHAT_TEMPLATE: &str = "{% for message in messages %}\
+{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}\
+{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+const LLAMA3_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\
+{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] }}\
+{{ '<|eot_id|>' }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}";
+const MISTRAL_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\
+{% if message['role'] == 'assistant' %}{{ message['content'] + eos_token }}\
+{% else %}{{ '[INST]' + message['content'] + '[/INST]' }}{% endif %}{% endfor %}";
+
+/// The tokens of a family; the first id is 256.
+pub(super) struct Family {
+    special: &'static [&'static str],
+    template: &'static str,
+    bos: Option<&'static str>,
+    /// Ends a text, and ends a turn of a chat; ids in `generation_config.json`.
+    eos: &'static [&'static str],
+}
+
+const BYTES: usize = 256;
+
+impl Family {
+    pub(super) fn of(architecture: Architecture) -> Self {
+        match architecture {
+            Architecture::Llama => Self {
+                special: LLAMA3,
+                template: LLAMA3_TEMPLATE,
+                bos: Some("<|begin_of_text|>"),
+                eos: &["<|eot_id|>", "<|end_of_text|>"],
+            },
+            Architecture::Mistral => Self {
+                special: MISTRAL,
+                template: MISTRAL_TEMPLATE,
+                bos: Some("<s>"),
+                eos: &["</s>"],
+            },
+            Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => Self {
+                special: CHAT,
+                template: CHAT_TEMPLATE,
+                bos: None,
+                eos: &["<|im_end|>", "<|endoftext|>"],
+            },
+        }
+    }
+
+    /// Smallest vocabulary that holds the bytes and the special tokens.
+    pub(super) fn least_vocab(&self) -> usize {
+        BYTES + self.special.len()
+    }
+
+    fn id(&self, token: &str) -> Option<usize> {
+        self.special.iter().position(|s| *s == token).map(|i| BYTES + i)
+    }
+
+    /// `tokenizer.json`: byte-level BPE without merges.
+    pub(super) fn tokenizer(&self, config: &Config) -> Value {
+        let alphabet = byte_alphabet();
+        let vocab: Map<String, Value> =
+            alphabet.iter().enumerate().map(|(id, c)| (c.to_string(), json!(id))).collect();
+        let added: Vec<Value> = (BYTES..config.vocab)
+            .map(|id| {
+                let special = self.special.get(id - BYTES);
+                let content = special.map_or_else(|| format!("<|t{id}|>"), |s| (*s).to_owned());
+                json!({"id": id, "content": content, "special": special.is_some(),
+                    "single_word": false, "lstrip": false, "rstrip": false, "normalized": false})
+            })
+            .collect();
+        let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+            "use_regex": false});
+        json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": added,
+            "normalizer": null, "pre_tokenizer": byte_level, "post_processor": null,
+            "decoder": byte_level,
+            "model": {"type": "BPE", "dropout": null, "unk_token": null,
+                "continuing_subword_prefix": null, "end_of_word_suffix": null,
+                "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+                "vocab": vocab, "merges": []}
+        })
+    }
+
+    /// `tokenizer_config.json`.
+    pub(super) fn tokenizer_config(&self, config: &Config) -> Value {
+        json!({
+            "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.max_positions,
+            "bos_token": self.bos, "eos_token": self.eos[0], "chat_template": self.template,
+            "clean_up_tokenization_spaces": false, "add_bos_token": false
+        })
+    }
+
+    /// `generation_config.json`.
+    pub(super) fn generation_config(&self) -> Value {
+        let eos: Vec<_> = self.eos.iter().filter_map(|t| self.id(t)).collect();
+        let mut value = json!({"eos_token_id": eos, "do_sample": false});
+        if let Some(bos) = self.bos.and_then(|t| self.id(t)) {
+            value["bos_token_id"] = json!(bos);
+        }
+        value
+    }
+}
+
+/// The printable character that byte-level BPE writes for each byte.
+fn byte_alphabet() -> [char; BYTES] {
+    let printable = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    let mut next = 256;
+    std::array::from_fn(|b| {
+        let byte = b as u8;
+        if printable(byte) {
+            return char::from(byte);
+        }
+        next += 1;
+        char::from_u32(next - 1).unwrap_or(char::REPLACEMENT_CHARACTER)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::tests::tiny;
+
+    #[test]
+    fn every_id_has_its_own_text() {
+        let config = tiny("Qwen3ForCausalLM");
+        let tokenizer = Family::of(config.architecture).tokenizer(&config);
+        let vocab = tokenizer["model"]["vocab"].as_object().unwrap();
+        let added = tokenizer["added_tokens"].as_array().unwrap();
+        assert_eq!((vocab.len(), added.len()), (256, 16));
+        assert_eq!(vocab["A"], 65);
+        assert_eq!(vocab["Ġ"], 32);
+        assert_eq!(added[15]["content"], "<|t271|>");
+        let ids: Vec<_> = added.iter().map(|t| t["id"].as_u64().unwrap()).collect();
+        assert_eq!(ids, (256..272).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn ends_of_text_are_ids() {
+        let llama = Family::of(Architecture::Llama).generation_config();
+        assert_eq!(
+            (&llama["eos_token_id"], &llama["bos_token_id"]),
+            (&json!([260, 257]), &json!(256))
+        );
+    }
+}

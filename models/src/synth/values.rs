@@ -1,0 +1,119 @@
+//! Weights from a hash: any element of any tensor in a few instructions, on any machine, in any order.
+//!
+//! `key = mix(fnv1a64(name) ⊕ seed)`, `u(i) = mix(key + (i + 1) · γ)` with `i` the row-major index in
+//! the whole tensor; `mix` is the finaliser of splitmix64. A weight is an odd multiple of 1/128 in
+//! (−1, 1) times a power of two, hence exact in bf16, f16 and f32.
+
+/// What a tensor is filled with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Values {
+    /// `x · 2^e` with the largest `e` such that `4^e · inputs ≤ 6`: about unit gain.
+    Linear,
+    /// A linear four times as large, so that choices are clear.
+    Router,
+    /// `x`
+    Embedding,
+    /// `x / 16`
+    Bias,
+    /// `1 + k / 128` with `k` from −8 to 7.
+    Norm,
+}
+
+/// The values of one tensor.
+#[derive(Debug, Clone, Copy)]
+pub struct Generator {
+    key: u64,
+    values: Values,
+    scale: f32,
+}
+
+const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
+
+impl Generator {
+    /// For the tensor `name`, whose rows have `inputs` elements.
+    #[must_use]
+    pub fn new(name: &str, seed: u64, values: Values, inputs: usize) -> Self {
+        let exponent = match values {
+            Values::Linear => gain_exponent(inputs),
+            Values::Router => gain_exponent(inputs) + 2,
+            Values::Embedding | Values::Norm => 0,
+            Values::Bias => -4,
+        };
+        Self { key: mix(fnv1a64(name) ^ seed), values, scale: 2f32.powi(exponent) }
+    }
+
+    /// Element `i`.
+    #[must_use]
+    pub fn value(&self, i: u64) -> f32 {
+        let u = self.word(i);
+        match self.values {
+            Values::Norm => 1.0 + ((u >> 60) as f32 - 8.0) / 128.0,
+            _ => (2.0 * (u >> 57) as f32 - 127.0) / 128.0 * self.scale,
+        }
+    }
+
+    fn word(&self, i: u64) -> u64 {
+        mix(self.key.wrapping_add(i.wrapping_add(1).wrapping_mul(GAMMA)))
+    }
+}
+
+/// The largest `e` with `4^e · inputs ≤ 6`.
+fn gain_exponent(inputs: usize) -> i32 {
+    let inputs = inputs.max(1) as f64;
+    let mut e = 1;
+    while 4f64.powi(e) * inputs > 6.0 {
+        e -= 1;
+    }
+    e
+}
+
+fn fnv1a64(name: &str) -> u64 {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3);
+    name.bytes().fold(0xCBF2_9CE4_8422_2325, step)
+}
+
+fn mix(mut z: u64) -> u64 {
+    z ^= z >> 30;
+    z = z.wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z ^= z >> 27;
+    z = z.wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vectors_hold() {
+        let embed = Generator::new("model.embed_tokens.weight", 0, Values::Embedding, 64);
+        assert_eq!(fnv1a64("model.embed_tokens.weight"), 0xa88f_d795_d5c6_d156);
+        assert_eq!(embed.key, 0x1acb_025c_f390_dc05);
+        assert_eq!((embed.word(0), embed.value(0)), (0x14c5_ae35_e159_aee3, -0.835_937_5));
+        assert_eq!((embed.word(1), embed.value(1)), (0x6d6a_6dc5_def1_b6d4, -0.148_437_5));
+        let q = "model.layers.0.self_attn.q_proj.weight";
+        let q = Generator::new(q, 0, Values::Embedding, 64);
+        assert_eq!((q.word(1_000_000), q.value(1_000_000)), (0x7190_5eb6_ba06_fc5b, -0.117_187_5));
+        let head = Generator::new("lm_head.weight", 7, Values::Embedding, 64);
+        assert_eq!((head.word(0), head.value(0)), (0x3514_6076_cf07_d6c9, -0.585_937_5));
+    }
+
+    #[test]
+    fn gains_are_about_one() {
+        for (inputs, e) in [(1, 1), (2, 0), (6, 0), (7, -1), (24, -1), (64, -2), (1024, -4)] {
+            assert_eq!(gain_exponent(inputs), e, "{inputs}");
+        }
+        let linear = Generator::new("w", 1, Values::Linear, 1024);
+        let square = (0..100_000).map(|i| linear.value(i).powi(2)).sum::<f32>() / 100_000.0;
+        assert!((0.5..2.0).contains(&(square * 1024.0)), "{square}");
+    }
+
+    #[test]
+    fn every_value_is_exact_in_bf16() {
+        for values in [Values::Linear, Values::Router, Values::Bias, Values::Norm] {
+            let generator = Generator::new("w", 3, values, 64);
+            let exact = |i| half::bf16::from_f32(generator.value(i)).to_f32() == generator.value(i);
+            assert!((0..4096).all(exact), "{values:?}");
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! The one table of weights: checkpoint name, shape, shard, and the values a synthetic checkpoint
+//! gives it. Loader, coverage check and synth all read this table and nothing else.
+
+use crate::Config;
+use crate::sharding::{Heads, Shard, Unit};
+use crate::synth::Values;
+
+/// One weight of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// Name in the checkpoint; experts one by one.
+    pub name: String,
+    /// Stored shape, from the configuration.
+    pub shape: Vec<usize>,
+    /// How ranks split it.
+    pub shard: Shard,
+    /// What a synthetic checkpoint fills it with.
+    pub values: Values,
+}
+
+impl TensorSpec {
+    /// The shape as rows and columns; a vector has one column.
+    #[must_use]
+    pub fn matrix(&self) -> [usize; 2] {
+        match self.shape[..] {
+            [rows, cols] => [rows, cols],
+            _ => [self.elements(), 1],
+        }
+    }
+
+    /// Elements.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// A dimension named by the configuration.
+#[derive(Debug, Clone, Copy)]
+enum Dim {
+    Vocab,
+    Hidden,
+    /// All query heads.
+    Query,
+    /// All key heads, or all value heads.
+    KeyValue,
+    /// One head.
+    Head,
+    Intermediate,
+    Experts,
+    ExpertIntermediate,
+}
+
+/// Where a name sits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Top,
+    /// `model.layers.{i}.`
+    Layer,
+    /// The same, in layers with a dense MLP.
+    Dense,
+    /// The same, in layers with experts.
+    Sparse,
+    /// `model.layers.{i}.mlp.experts.{e}.`
+    Expert,
+}
+
+type Entry = (Place, &'static str, &'static [Dim], Shard, Values, fn(&Config) -> bool);
+
+/// Each weight of every supported family; the last field says which configurations have it.
+#[rustfmt::skip]
+const TABLE: &[Entry] = &[
+    (Place::Top, "model.embed_tokens.weight", &[Dim::Vocab, Dim::Hidden], Shard::VocabRows, Values::Embedding, always),
+    (Place::Top, "model.norm.weight", &[Dim::Hidden], Shard::Replicated, Values::Norm, always),
+    (Place::Top, "lm_head.weight", &[Dim::Vocab, Dim::Hidden], Shard::VocabRows, Values::Linear, |c| !c.tied),
+
+    (Place::Layer, "input_layernorm.weight", &[Dim::Hidden], Shard::Replicated, Values::Norm, always),
+    (Place::Layer, "post_attention_layernorm.weight", &[Dim::Hidden], Shard::Replicated, Values::Norm, always),
+    (Place::Layer, "self_attn.q_proj.weight", &[Dim::Query, Dim::Hidden], Shard::Heads(Heads::Query), Values::Linear, always),
+    (Place::Layer, "self_attn.k_proj.weight", &[Dim::KeyValue, Dim::Hidden], Shard::Heads(Heads::KeyValue), Values::Linear, always),
+    (Place::Layer, "self_attn.v_proj.weight", &[Dim::KeyValue, Dim::Hidden], Shard::Heads(Heads::KeyValue), Values::Linear, always),
+    (Place::Layer, "self_attn.o_proj.weight", &[Dim::Hidden, Dim::Query], Shard::Rows(Unit::Head), Values::Linear, always),
+    (Place::Layer, "self_attn.q_proj.bias", &[Dim::Query], Shard::Heads(Heads::Query), Values::Bias, |c| c.qkv_bias),
+    (Place::Layer, "self_attn.k_proj.bias", &[Dim::KeyValue], Shard::Heads(Heads::KeyValue), Values::Bias, |c| c.qkv_bias),
+    (Place::Layer, "self_attn.v_proj.bias", &[Dim::KeyValue], Shard::Heads(Heads::KeyValue), Values::Bias, |c| c.qkv_bias),
+    (Place::Layer, "self_attn.o_proj.bias", &[Dim::Hidden], Shard::OnFirst, Values::Bias, |c| c.out_bias),
+    (Place::Layer, "self_attn.q_norm.weight", &[Dim::Head], Shard::Replicated, Values::Norm, Config::qk_norm),
+    (Place::Layer, "self_attn.k_norm.weight", &[Dim::Head], Shard::Replicated, Values::Norm, Config::qk_norm),
+
+    (Place::Dense, "mlp.gate_proj.weight", &[Dim::Intermediate, Dim::Hidden], Shard::Cols, Values::Linear, always),
+    (Place::Dense, "mlp.up_proj.weight", &[Dim::Intermediate, Dim::Hidden], Shard::Cols, Values::Linear, always),
+    (Place::Dense, "mlp.down_proj.weight", &[Dim::Hidden, Dim::Intermediate], Shard::Rows(Unit::Channel), Values::Linear, always),
+    (Place::Dense, "mlp.gate_proj.bias", &[Dim::Intermediate], Shard::Cols, Values::Bias, |c| c.mlp_bias),
+    (Place::Dense, "mlp.up_proj.bias", &[Dim::Intermediate], Shard::Cols, Values::Bias, |c| c.mlp_bias),
+    (Place::Dense, "mlp.down_proj.bias", &[Dim::Hidden], Shard::OnFirst, Values::Bias, |c| c.mlp_bias),
+
+    (Place::Sparse, "mlp.gate.weight", &[Dim::Experts, Dim::Hidden], Shard::Replicated, Values::Router, always),
+    (Place::Expert, "gate_proj.weight", &[Dim::ExpertIntermediate, Dim::Hidden], Shard::ExpertCols, Values::Linear, always),
+    (Place::Expert, "up_proj.weight", &[Dim::ExpertIntermediate, Dim::Hidden], Shard::ExpertCols, Values::Linear, always),
+    (Place::Expert, "down_proj.weight", &[Dim::Hidden, Dim::ExpertIntermediate], Shard::ExpertRows, Values::Linear, always),
+];
+
+fn always(_: &Config) -> bool {
+    true
+}
+
+/// Every weight that a checkpoint of this configuration holds, in a fixed order.
+#[must_use]
+pub fn tensors(config: &Config) -> Vec<TensorSpec> {
+    let mut specs = Vec::new();
+    specs.extend(at(config, Place::Top, ""));
+    for i in 0..config.layers {
+        let layer = format!("model.layers.{i}.");
+        specs.extend(at(config, Place::Layer, &layer));
+        let Some(moe) = config.moe_at(i) else {
+            specs.extend(at(config, Place::Dense, &layer));
+            continue;
+        };
+        specs.extend(at(config, Place::Sparse, &layer));
+        for e in 0..moe.experts {
+            specs.extend(at(config, Place::Expert, &format!("{layer}mlp.experts.{e}.")));
+        }
+    }
+    specs
+}
+
+fn at(config: &Config, place: Place, prefix: &str) -> impl Iterator<Item = TensorSpec> {
+    let here = TABLE.iter().filter(move |entry| entry.0 == place && (entry.5)(config));
+    here.map(move |(_, name, shape, shard, values, _)| TensorSpec {
+        name: format!("{prefix}{name}"),
+        shape: shape.iter().map(|d| d.of(config)).collect(),
+        shard: *shard,
+        values: *values,
+    })
+}
+
+impl Dim {
+    fn of(self, config: &Config) -> usize {
+        let moe = config.moe.as_ref();
+        match self {
+            Self::Vocab => config.vocab,
+            Self::Hidden => config.hidden,
+            Self::Query => config.heads * config.head_dim,
+            Self::KeyValue => config.kv_heads * config.head_dim,
+            Self::Head => config.head_dim,
+            Self::Intermediate => config.intermediate,
+            Self::Experts => moe.map_or(0, |m| m.experts),
+            Self::ExpertIntermediate => moe.map_or(0, |m| m.intermediate),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::path::Path;
+
+    /// The text of a configuration of 2 layers (one dense, one with experts if it has any).
+    pub(crate) fn tiny_json(architecture: &str) -> String {
+        json!({
+            "architectures": [architecture], "vocab_size": 272, "hidden_size": 32,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "head_dim": 16, "intermediate_size": 48, "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 512, "num_experts": 4, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16, "norm_topk_prob": true, "mlp_only_layers": [0],
+            "eos_token_id": 1
+        })
+        .to_string()
+    }
+
+    pub(crate) fn tiny(architecture: &str) -> Config {
+        Config::from_json(Path::new("config.json"), &tiny_json(architecture)).unwrap()
+    }
+
+    #[test]
+    fn a_table_lists_what_a_checkpoint_holds() {
+        let names = |config: &Config| -> Vec<String> {
+            tensors(config).into_iter().map(|s| s.name).collect()
+        };
+        let mut config = tiny("LlamaForCausalLM");
+        assert_eq!(names(&config).len(), 3 + 2 * 9);
+        config.tied = true;
+        assert!(!names(&config).contains(&"lm_head.weight".to_owned()));
+        assert_eq!(names(&tiny("Qwen2ForCausalLM")).len(), 3 + 2 * 12);
+        let moe = names(&tiny("Qwen3MoeForCausalLM"));
+        assert_eq!(moe.len(), 3 + (8 + 3) + (8 + 1 + 4 * 3));
+        assert!(moe.contains(&"model.layers.1.mlp.experts.3.down_proj.weight".to_owned()));
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let mut names: Vec<_> = tensors(&tiny("Qwen3MoeForCausalLM"));
+        names.sort_by(|a, b| a.name.cmp(&b.name));
+        assert!(names.windows(2).all(|w| w[0].name != w[1].name));
+    }
+}
