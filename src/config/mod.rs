@@ -14,6 +14,8 @@ mod foreign;
 mod http;
 mod model;
 mod reference;
+#[cfg(test)]
+mod tests;
 mod units;
 
 use std::ffi::OsString;
@@ -142,8 +144,8 @@ pub fn from_process() -> Result<Invocation, ConfigError> {
 pub fn parse(argv: Vec<OsString>, environment: Environment) -> Result<Invocation, ConfigError> {
     let command = Cli::command();
     let words = argv::normalise(&command, argv)?;
-    let matches = command.try_get_matches_from(&words.argv).map_err(usage)?;
-    let cli = Cli::from_arg_matches(&matches).map_err(usage)?;
+    let matches = command.try_get_matches_from(&words.argv).map_err(|e| usage(&e))?;
+    let cli = Cli::from_arg_matches(&matches).map_err(|e| usage(&e))?;
     let mut command = cli.command;
     if let Command::Serve(args) = &mut command {
         args.model.settle()?;
@@ -155,7 +157,7 @@ pub fn parse(argv: Vec<OsString>, environment: Environment) -> Result<Invocation
     Ok(Invocation { command, environment, notes: words.notes })
 }
 
-fn usage(error: clap::Error) -> ConfigError {
+fn usage(error: &clap::Error) -> ConfigError {
     if error.use_stderr() {
         ConfigError::Usage(error.render().to_string())
     } else {

@@ -58,7 +58,8 @@ impl FromStr for ByteSize {
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
-        let whole = units.iter().find(|&&(shift, _)| self.0 > 0 && self.0 % (1 << shift) == 0);
+        let whole =
+            units.iter().find(|&&(shift, _)| self.0 > 0 && self.0.is_multiple_of(1 << shift));
         match whole {
             Some((shift, unit)) => write!(f, "{}{unit}", self.0 >> shift),
             None => write!(f, "{}", self.0),

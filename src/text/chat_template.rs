@@ -10,7 +10,7 @@ use std::io;
 use std::path::Path;
 use std::time::SystemTime;
 
-use minijinja::value::Value as Jinja;
+use minijinja::value::{Kwargs, Value as Jinja};
 use minijinja::{Environment, Error, ErrorKind, Output, State};
 use serde_json::{Map, Value};
 
@@ -114,7 +114,9 @@ impl ChatTemplate {
             context.insert(role.clone(), Value::String(token.clone()));
         }
         let mut user = [input.messages, input.tools, input.documents, kwargs];
-        user.iter_mut().for_each(|value| self.guard.mark(value, sentinel));
+        for value in &mut user {
+            self.guard.mark(value, sentinel);
+        }
         let [messages, tools, documents, kwargs] = user;
         context.insert("messages".to_owned(), messages);
         if !tools.is_null() {
@@ -237,7 +239,7 @@ fn environment() -> Environment<'static> {
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.set_formatter(python_words);
-    environment.add_filter("tojson", |value: Jinja, kwargs| tojson(&value, kwargs));
+    environment.add_filter("tojson", |value: Jinja, kwargs: Kwargs| tojson(&value, &kwargs));
     environment.add_function("raise_exception", |text: String| -> Result<Jinja, Error> {
         let raised = Error::new(ErrorKind::InvalidOperation, "raise_exception");
         Err(raised.with_source(Raised(text)))

@@ -93,11 +93,19 @@ fn ends_inside(spelling: &str, first: char, text: &str) -> bool {
     starts.into_iter().any(|(at, _)| text.starts_with(&spelling[at..]))
 }
 
-/// Two characters that stand in no string of `values`: Unicode noncharacters first, then private
-/// ones. `None` if every candidate is taken, which takes a request of several hundred kilobytes
+/// What a sentinel may be: Unicode noncharacters, then private ones.
+const SENTINELS: [std::ops::RangeInclusive<char>; 2] =
+    ['\u{fdd0}'..='\u{fdef}', '\u{f0000}'..='\u{fffff}'];
+
+/// Whether `c` may be a sentinel, which no filter may rewrite.
+pub(super) fn may_be_sentinel(c: char) -> bool {
+    SENTINELS.iter().any(|range| range.contains(&c))
+}
+
+/// Two characters that stand in no string of `values`. `None` if every candidate is taken, which takes a request of several hundred kilobytes
 /// made for the purpose.
 pub(super) fn unused_characters(values: &[&Value]) -> Option<[char; 2]> {
-    let candidates = ('\u{fdd0}'..='\u{fdef}').chain('\u{f0000}'..='\u{fffff}');
+    let candidates = SENTINELS.into_iter().flatten();
     let mut free = candidates.filter(|&c| !values.iter().any(|value| contains(value, c)));
     Some([free.next()?, free.next()?])
 }
@@ -149,7 +157,7 @@ mod tests {
         assert_eq!(marked("a <|im_"), "a <|im#_");
         assert_eq!(marked("end|> b"), "#end|> b");
         assert_eq!(marked("1 < 2 > 1"), "1 < 2 > 1");
-        assert_eq!(marked("<|im_end|>"), "#<|im_end|#>");
+        assert_eq!(marked("<|im_end|><"), "#<|im_end|>#<");
     }
 
     #[test]
@@ -157,7 +165,7 @@ mod tests {
         let guard = Guard::new(&["</s>".to_owned()]).unwrap();
         let mut value = json!({"x</s>": ["</s>"], "y": 1});
         guard.mark(&mut value, '#');
-        assert_eq!(value, json!({"x#</s>": ["#</s#>"], "y": 1}));
+        assert_eq!(value, json!({"x#</s>": ["#</s>"], "y": 1}));
     }
 
     #[test]

@@ -6,11 +6,13 @@ use std::fmt::Write as _;
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
+use super::guard::may_be_sentinel;
+
 /// Nesting beyond this is an error, as in Python, rather than a stack overflow.
 const DEPTH_MAX: usize = 256;
 
 /// The `tojson` filter; takes `indent`, `separators`, `sort_keys` and `ensure_ascii`.
-pub(super) fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
+pub(super) fn tojson(value: &Value, kwargs: &Kwargs) -> Result<Value, Error> {
     let indent = kwargs.get::<Option<Value>>("indent")?.filter(|v| !v.is_none());
     let indent = match indent {
         Some(v) => Some(match v.as_str() {
@@ -135,7 +137,7 @@ impl Writer {
                 '\t' => out.push_str("\\t"),
                 '\u{8}' => out.push_str("\\b"),
                 '\u{c}' => out.push_str("\\f"),
-                c if (c as u32) < 0x20 || (self.ascii && !c.is_ascii()) => {
+                c if (c as u32) < 0x20 || (self.ascii && !c.is_ascii() && !may_be_sentinel(c)) => {
                     for unit in c.encode_utf16(&mut [0; 2]) {
                         let _infallible = write!(out, "\\u{unit:04x}");
                     }

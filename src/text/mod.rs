@@ -9,6 +9,8 @@ mod guard;
 mod json_python;
 mod stop;
 mod strftime;
+#[cfg(test)]
+mod tests;
 mod tokenizer;
 mod vocabulary;
 

@@ -71,7 +71,7 @@ impl Tokenizer {
     /// The ids of `text`, special tokens in it recognised; with `add_special_tokens` also what
     /// the model puts around a text (usually a first token).
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<Token>, TextError> {
-        let encoding = self.inner.encode_fast(text, add_special_tokens).map_err(failed)?;
+        let encoding = self.inner.encode_fast(text, add_special_tokens).map_err(|e| failed(&e))?;
         let mut ids = encoding.get_ids().to_vec();
         if add_special_tokens {
             self.place_bos(&mut ids);
@@ -87,7 +87,7 @@ impl Tokenizer {
         if rendered.marks.is_empty() {
             return self.encode(&rendered.text, false);
         }
-        self.added.encode(&self.inner, &rendered.text, &rendered.marks).map_err(failed)
+        self.added.encode(&self.inner, &rendered.text, &rendered.marks).map_err(|e| failed(&e))
     }
 
     /// The text of `ids`, as a whole text of its own.
@@ -110,16 +110,14 @@ impl Tokenizer {
     /// not valid UTF-8, so that two tokens never look alike.
     pub fn token_text(&self, token: Token) -> Cow<'_, str> {
         let bytes = self.token_bytes(token);
-        match std::str::from_utf8(bytes) {
-            Ok(text) => Cow::Borrowed(text),
-            Err(_) => {
-                let mut text = String::from("bytes:");
-                for byte in bytes {
-                    let _infallible = write!(text, "\\x{byte:02X}");
-                }
-                Cow::Owned(text)
-            }
+        if let Ok(text) = std::str::from_utf8(bytes) {
+            return Cow::Borrowed(text);
         }
+        let mut text = String::from("bytes:");
+        for byte in bytes {
+            let _infallible = write!(text, "\\x{byte:02X}");
+        }
+        Cow::Owned(text)
     }
 
     /// The token as the vocabulary file spells it (`Ġhello`), if the id has one.
@@ -175,7 +173,7 @@ impl Tokenizer {
     }
 }
 
-fn failed(error: tokenizers::Error) -> TextError {
+fn failed(error: &tokenizers::Error) -> TextError {
     TextError::Tokenizer(error.to_string())
 }
 

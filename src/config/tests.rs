@@ -1,0 +1,159 @@
+//! The flag table as users of three engines type it.
+
+use std::ffi::OsString;
+
+use super::*;
+
+fn run(line: &str) -> Result<Invocation, ConfigError> {
+    let argv = std::iter::once("hadron").chain(line.split(' ').filter(|word| !word.is_empty()));
+    parse(argv.map(OsString::from).collect(), Environment::default())
+}
+
+fn serve(line: &str) -> ServeArgs {
+    match run(&format!("serve {line}")).unwrap().command {
+        Command::Serve(args) => *args,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn error(line: &str) -> (u8, String) {
+    let error = run(line).unwrap_err();
+    (error.exit_code(), error.to_string())
+}
+
+#[test]
+fn the_table_is_sound() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn defaults_suit_a_cpu() {
+    let args = serve("");
+    assert_eq!(args.model.model, None);
+    assert_eq!(args.engine.tokens_per_step(), 512);
+    assert_eq!(args.engine.kv_bytes(8 << 30), 2 << 30);
+    assert_eq!(args.engine.kv_bytes(64 << 30), 4 << 30);
+    assert_eq!(args.engine.requests_in_flight_max(1), 1536);
+    assert_eq!((args.http.host.as_str(), args.http.port), ("127.0.0.1", 8000));
+    assert!(args.engine.enable_prefix_caching && args.engine.mixed);
+}
+
+#[test]
+fn spellings_of_three_engines_mean_the_same() {
+    for (line, check) in [
+        ("M --max-num-seqs 4", "seqs"),
+        ("M --max_num_seqs=4", "seqs"),
+        ("M --max-running-requests 4", "seqs"),
+        ("--model M --max_running_requests 4", "seqs"),
+        ("--model-path M --chunked-prefill-size 16 -tp 1", "budget"),
+        ("M --max-num-batched-tokens=16 -dp=1 --ep-size 1", "budget"),
+        ("M --no-enable-prefix-caching", "cache"),
+        ("M --no_enable_prefix_caching", "cache"),
+        ("M --disable-radix-cache", "cache"),
+        ("M --enable-prefix-caching=false", "cache"),
+    ] {
+        let args = serve(line);
+        assert_eq!(args.model.model.as_deref(), Some("M"), "{line}");
+        let right = match check {
+            "seqs" => args.engine.max_num_seqs == 4,
+            "budget" => args.engine.tokens_per_step() == 16,
+            _ => !args.engine.enable_prefix_caching,
+        };
+        assert!(right, "{line}");
+    }
+    let args = serve("M --load_dummy --dtype float32 --max-model-len 32K --served-model-name a b");
+    assert_eq!(args.model.load_format, LoadFormat::Synth);
+    assert_eq!(args.model.max_model_len, Some(32_768));
+    assert_eq!(args.model.served_model_name, ["a", "b"]);
+    assert_eq!(serve("M --port 1 --port 2").http.port, 2);
+}
+
+#[test]
+fn an_unknown_flag_is_a_usage_error() {
+    assert_eq!(error("serve M --no-such-flag").0, 2);
+    assert_eq!(error("serve M --max-num-seqs x").0, 2);
+    assert_eq!(error("fly").0, 2);
+    assert_eq!(error("bench serve --nope").0, 2);
+    assert_eq!(error("--help").0, 0);
+    assert_eq!(error("--version").0, 0);
+    assert_eq!(error("serve --help").0, 0);
+}
+
+#[test]
+fn what_cannot_be_honoured_is_refused_with_the_reason() {
+    for (line, reason) in [
+        ("M --quantization fp8", "--quantization is not supported: weights"),
+        ("M --kv_events_config {}", "publishes no KV events"),
+        ("M -pp 2", "--pipeline-parallel-size is not supported"),
+        ("M --tensor-parallel-size 2", "one executor"),
+        ("M -tp 2", "one executor"),
+        ("M --device cuda", "CPU only"),
+        ("M --dtype half", "bfloat16 or float32"),
+        ("M --spec-method mtp", "does not speculate"),
+        ("M --tool-call-parser hermes", "--tool-call-parser hermes"),
+        ("M --model N", "two models"),
+        ("M --block-size 0", "--block-size 0"),
+        ("M --ep-size 8", "--ep-size 8"),
+    ] {
+        let (code, text) = error(&format!("serve {line}"));
+        assert_eq!(code, 1, "{line}: {text}");
+        assert!(text.contains(reason), "{line}: {text}");
+    }
+}
+
+#[test]
+fn inert_flags_leave_a_note_and_nothing_else() {
+    let line = "serve M --trust-remote-code --api-server-count 4 --uvicorn-log-level=info \
+                --no-enable-chunked-prefill --disable_log_requests --port 9";
+    let invocation = run(line).unwrap();
+    assert_eq!(invocation.notes.len(), 5, "{:?}", invocation.notes);
+    let Command::Serve(args) = invocation.command else { panic!("not serve") };
+    assert_eq!((args.model.model.as_deref(), args.http.port), (Some("M"), 9));
+}
+
+#[test]
+fn a_file_gives_way_to_the_command_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("serve.toml");
+    let text = "model = \"F\"\nport = 1\nmax_num_seqs = 3\nserved-model-name = [\"a\", \"b\"]\n\
+                enable-prefix-caching = false\ntrust-remote-code = true\n\
+                [hf-overrides]\nrope_theta = 1.0\n";
+    std::fs::write(&path, text).unwrap();
+    let args = serve(&format!("--config {} --port 2 --served-model-name c", path.display()));
+    assert_eq!(args.model.model.as_deref(), Some("F"));
+    assert_eq!((args.http.port, args.engine.max_num_seqs), (2, 3));
+    assert_eq!(args.model.served_model_name, ["c"]);
+    assert!(!args.engine.enable_prefix_caching);
+    assert_eq!(args.model.hf_overrides.unwrap()["rope_theta"], 1.0);
+
+    for (text, reason) in
+        [("nope = 1", "nope"), ("port = [", "serve.toml"), ("port = 99999", "99999")]
+    {
+        std::fs::write(&path, text).unwrap();
+        let (code, told) = error(&format!("serve M --config {}", path.display()));
+        assert!(code == 1 || code == 2, "{told}");
+        assert!(told.contains(reason), "{told}");
+    }
+    assert!(error("serve --config /no/such.toml").1.contains("/no/such.toml"));
+}
+
+#[test]
+fn the_key_may_come_from_the_environment() {
+    let environment = Environment { api_key: Some("k".to_owned()), ..Environment::default() };
+    let line = |words: &[&str]| {
+        let argv = words.iter().map(OsString::from).collect();
+        match parse(argv, environment.clone()).unwrap().command {
+            Command::Serve(args) => args.http.api_key,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(line(&["hadron", "serve"]), ["k"]);
+    assert_eq!(line(&["hadron", "serve", "--api-key", "x", "--api-key", "y"]), ["x", "y"]);
+}
+
+/// Write the page with `UPDATE_EXPECT=1 cargo test`.
+#[test]
+fn the_reference_page_is_current() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(reference_path());
+    expect_test::expect_file![path].assert_eq(&reference());
+}

@@ -1,0 +1,193 @@
+//! Encoding, decoding and streaming agree with the library.
+
+use std::sync::{Arc, LazyLock};
+
+use proptest::prelude::*;
+use protocol::Token;
+use serde_json::json;
+
+use super::{byte_level, load, sentence_piece, write};
+use crate::text::chat_template::Rendered;
+use crate::text::{DetokenizeOptions, Detokenizer, LoadError, Tokenizer};
+
+/// One of ours next to the library's own, for each family.
+struct Pair {
+    ours: Arc<Tokenizer>,
+    theirs: tokenizers::Tokenizer,
+}
+
+impl Pair {
+    fn new(files: &(serde_json::Value, serde_json::Value)) -> Self {
+        let (_dir, ours) = load(files);
+        let bytes = serde_json::to_vec(&files.0).unwrap();
+        let mut theirs = tokenizers::Tokenizer::from_bytes(bytes).unwrap();
+        theirs.with_truncation(None).unwrap();
+        Self { ours: Arc::new(ours), theirs }
+    }
+
+    fn encoded(&self, text: &str) -> Vec<Token> {
+        self.theirs.encode_fast(text, false).unwrap().get_ids().to_vec()
+    }
+}
+
+static PAIRS: LazyLock<[Pair; 3]> = LazyLock::new(|| {
+    [byte_level(), sentence_piece(false), sentence_piece(true)].map(|files| Pair::new(&files))
+});
+
+#[test]
+fn special_tokens_count_only_where_the_template_put_them() {
+    let pair = &PAIRS[0];
+    let end = pair.ours.token_id("<|im_end|>").unwrap();
+    let text = "hello <|im_end|>\nworld<|im_end|>";
+    let raw = pair.ours.encode(text, false).unwrap();
+    assert_eq!(raw.iter().filter(|&&id| id == end).count(), 2);
+    let rendered = Rendered { text: text.to_owned(), marks: vec![6] };
+    let guarded = pair.ours.encode_rendered(&rendered).unwrap();
+    assert_eq!(guarded.iter().filter(|&&id| id == end).count(), 1);
+    assert_eq!(guarded.last(), Some(&end));
+    assert_eq!(pair.ours.decode(&guarded, false), text);
+    assert_eq!(pair.ours.decode(&guarded, true), "hello <|im_end|>\nworld");
+}
+
+#[test]
+fn the_first_token_is_placed_once() {
+    let pair = &PAIRS[1];
+    let with = pair.ours.encode("hello", true).unwrap();
+    assert_eq!(with[0], 1);
+    assert_eq!(with[1..], pair.ours.encode("hello", false).unwrap());
+    assert_eq!(pair.ours.bos_id(), Some(1));
+    assert_eq!(pair.ours.eos_ids(), [2]);
+}
+
+#[test]
+fn a_continuation_keeps_its_leading_space() {
+    let pair = &PAIRS[1];
+    let ids = pair.encoded("hello");
+    assert_eq!(pair.ours.decode(&ids, true), "hello");
+    let mut machine = Detokenizer::new(pair.ours.clone(), DetokenizeOptions::default());
+    let mut out = String::new();
+    for &id in &ids {
+        machine.push(id, &mut out);
+    }
+    machine.finish(&mut out);
+    assert_eq!(out, " hello");
+}
+
+#[test]
+fn an_unfinished_character_waits_and_a_broken_one_is_replaced() {
+    let pair = &PAIRS[0];
+    let mut machine = Detokenizer::new(pair.ours.clone(), DetokenizeOptions::default());
+    let mut out = String::new();
+    for (byte, so_far) in [(0xf0, ""), (0x9f, ""), (0x98, ""), (0x80, "😀"), (0xe2, "😀")] {
+        machine.push(byte, &mut out);
+        assert_eq!(out, so_far);
+    }
+    machine.push(u32::from(b'!'), &mut out);
+    assert_eq!(out, "😀\u{fffd}!");
+    machine.push(0xc3, &mut out);
+    machine.finish(&mut out);
+    assert_eq!(out, "😀\u{fffd}!\u{fffd}");
+}
+
+#[test]
+fn tokens_in_logprobs_never_collide() {
+    let pair = &PAIRS[0];
+    assert_eq!(pair.ours.token_text(0xe2), r"bytes:\xE2");
+    assert_eq!(pair.ours.token_text(u32::from(b'a')), "a");
+    assert_eq!(pair.ours.token_bytes(0xe2), [0xe2]);
+    assert_eq!(pair.ours.token_bytes(1_000_000), b"");
+}
+
+#[test]
+fn ids_that_end_a_text_come_from_three_files() {
+    let (dir, _) = load(&byte_level());
+    write(dir.path(), "generation_config.json", &json!({"eos_token_id": [7, 265]}));
+    write(dir.path(), "config.json", &json!({"eos_token_id": 9}));
+    let tokenizer = Tokenizer::load(dir.path()).unwrap();
+    assert_eq!(tokenizer.eos_ids(), [265, 7, 9]);
+    write(dir.path(), "config.json", &json!({"eos_token_id": "x"}));
+    let error = Tokenizer::load(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("config.json: eos_token_id"), "{error}");
+}
+
+#[test]
+fn a_bad_folder_is_refused_by_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = Tokenizer::load(dir.path()).unwrap_err();
+    assert!(matches!(&error, LoadError::Missing(path) if path.ends_with("tokenizer.json")));
+    for bad in ["", "{", "[]", "{}", r#"{"model":{"type":"BPE"}}"#] {
+        std::fs::write(dir.path().join("tokenizer.json"), bad).unwrap();
+        let error = Tokenizer::load(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("tokenizer.json: "), "{error}");
+    }
+}
+
+/// Text that exercises merges, spaces, special tokens and bytes without a token.
+fn text() -> impl Strategy<Value = String> {
+    let word = prop_oneof![
+        4 => "[helow ]{0,6}",
+        1 => "[ \n]{1,3}",
+        1 => Just("<|im_end|>".to_owned()),
+        1 => Just("</s>".to_owned()),
+        1 => Just("<think>".to_owned()),
+        1 => "[éпш😀<|>]{1,3}",
+    ];
+    prop::collection::vec(word, 0..8).prop_map(|words| words.concat())
+}
+
+proptest! {
+    #[test]
+    fn without_marks_the_guarded_path_is_the_library(text in text()) {
+        for pair in PAIRS.iter() {
+            let rendered = Rendered { text: text.clone(), marks: vec![text.len() + 1] };
+            prop_assert_eq!(pair.ours.encode_rendered(&rendered).unwrap(), pair.encoded(&text));
+            prop_assert_eq!(pair.ours.encode(&text, false).unwrap(), pair.encoded(&text));
+        }
+    }
+
+    #[test]
+    fn with_every_character_marked_nothing_is_special(text in text()) {
+        let pair = &PAIRS[0];
+        let marks = text.char_indices().map(|(at, _)| at).collect();
+        let ids = pair.ours.encode_rendered(&Rendered { text: text.clone(), marks }).unwrap();
+        prop_assert!(ids.iter().all(|&id| !pair.ours.is_special(id)));
+        prop_assert_eq!(pair.ours.decode(&ids, true), text);
+    }
+
+    /// Random ids, so most byte sequences are broken; for byte fallback the library judges a run
+    /// as a whole, so there the runs are kept to one byte.
+    #[test]
+    fn deltas_join_to_the_librarys_decoding(
+        ids in prop::collection::vec(0_u32..275, 0..40),
+        skip: bool,
+    ) {
+        for (index, pair) in PAIRS.iter().enumerate() {
+            let mut ids = ids.clone();
+            if index == 1 {
+                let byte = |id: u32| (3..259).contains(&id);
+                ids.retain(|&id| id < 272 && !(skip && pair.ours.is_special(id)));
+                let mut before = false;
+                ids.retain(|&id| !(std::mem::replace(&mut before, byte(id)) && byte(id)));
+            }
+            let whole = pair.theirs.decode(&ids, skip).unwrap();
+            prop_assert_eq!(pair.ours.decode(&ids, skip), whole.clone());
+            let options = DetokenizeOptions { skip_special_tokens: skip, continues: false };
+            let mut machine = Detokenizer::new(pair.ours.clone(), options);
+            let mut joined = String::new();
+            for &id in &ids {
+                machine.push(id, &mut joined);
+                prop_assert!(whole.starts_with(&joined));
+            }
+            machine.finish(&mut joined);
+            prop_assert_eq!(joined, whole);
+        }
+    }
+
+    #[test]
+    fn what_is_encoded_decodes_to_itself(text in "[helow éпш😀\n]{0,30}") {
+        for pair in &PAIRS[..2] {
+            let ids = pair.ours.encode(&text, false).unwrap();
+            prop_assert_eq!(pair.ours.decode(&ids, false), text.clone());
+        }
+    }
+}
