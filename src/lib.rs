@@ -1,4 +1,6 @@
 //! The `hadron` binary as a library, so that integration tests can reach its parts.
 
 pub mod config;
+pub mod engine_client;
+pub mod server;
 pub mod text;

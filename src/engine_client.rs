@@ -1,0 +1,146 @@
+//! The server's side of the engine: submits, event streams, admission.
+//!
+//! Owns the in-flight map and hands each request's events to its stream. Dropping a stream takes
+//! back everything in it that has not finished. Knows token ids only; no text, no HTTP.
+
+mod admission;
+mod inbox;
+mod mailbox;
+
+pub use admission::{Admission, AdmissionLimits, Overload, Ticket};
+pub use inbox::Inbox;
+pub use mailbox::EventStream;
+
+use dashmap::DashMap;
+use mailbox::Mailbox;
+use protocol::{RequestId, Token};
+use scheduler::{AbortCause, ErrorCode, Event, Finish, PromptHasher, Submit, TokenEvent};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What reaches the engine's thread.
+#[derive(Debug)]
+pub enum Signal {
+    /// For `Engine::tick`.
+    Event(Event),
+    /// The executor failed or is gone, and why.
+    Fault(String),
+    /// Stop the loop.
+    Stop,
+}
+
+/// Where a request's events go.
+#[derive(Debug)]
+struct Route {
+    mailbox: Arc<Mailbox>,
+    /// Place of the request in its stream.
+    index: u32,
+}
+
+/// Handle to the engine; clones share everything.
+#[derive(Clone)]
+pub struct EngineClient {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    inflight: DashMap<RequestId, Route>,
+    inbox: Arc<Inbox<Signal>>,
+    hasher: PromptHasher,
+    admission: Arc<Admission>,
+    next_id: AtomicU64,
+}
+
+impl EngineClient {
+    /// A client of the engine that reads `inbox` and hashes prompts with `hasher`.
+    pub fn new(
+        inbox: Arc<Inbox<Signal>>,
+        hasher: PromptHasher,
+        admission: Arc<Admission>,
+    ) -> Self {
+        let next_id = AtomicU64::new(1);
+        let inflight = DashMap::new();
+        Self { shared: Arc::new(Shared { inflight, inbox, hasher, admission, next_id }) }
+    }
+
+    /// Counters that decide whether a request is taken.
+    pub fn admission(&self) -> &Arc<Admission> {
+        &self.shared.admission
+    }
+
+    /// Sends requests as one stream; `submits[i].id` is overwritten with a fresh id and its events
+    /// carry index `i`. Hashes the prompts here, so call it where computing is allowed.
+    pub fn submit(&self, mut submits: Vec<Submit>, ticket: Ticket) -> EventStream {
+        let count = submits.len() as u64;
+        let first = self.shared.next_id.fetch_add(count, Ordering::Relaxed);
+        let mailbox = Arc::new(Mailbox::default());
+        let mut prompt_tokens = Vec::with_capacity(submits.len());
+        for (index, submit) in submits.iter_mut().enumerate() {
+            submit.id = RequestId(first + index as u64);
+            submit.keys = self.shared.hasher.hash(&submit.tokens, submit.extra.as_deref());
+            prompt_tokens.push(submit.tokens.len() as u64);
+            let route = Route { mailbox: Arc::clone(&mailbox), index: index as u32 };
+            self.shared.inflight.insert(submit.id, route);
+        }
+        let events = submits.into_iter().map(|s| Signal::Event(Event::Submit(Box::new(s))));
+        self.shared.inbox.push_all(events);
+        EventStream::new(self.clone(), mailbox, RequestId(first), prompt_tokens, ticket)
+    }
+
+    /// Takes a request back. Its stream hears no more of it; unknown ones are ignored.
+    pub fn abort(&self, request: RequestId, cause: AbortCause) {
+        if self.shared.inflight.remove(&request).is_some() {
+            self.shared.inbox.push(Signal::Event(Event::Abort { request, cause }));
+        }
+    }
+
+    /// Hands one step's events to their streams and wakes them.
+    pub fn deliver(&self, events: Vec<TokenEvent>) {
+        for event in events {
+            let request = event.request;
+            if event.finish.is_some() {
+                // Removed first: a stream that sees the end must not abort what has ended.
+                if let Some((_, route)) = self.shared.inflight.remove(&request) {
+                    route.mailbox.put(route.index, event);
+                }
+            } else if let Some(route) = self.shared.inflight.get(&request) {
+                route.mailbox.put(route.index, event);
+            }
+        }
+    }
+
+    /// Ends every request of the moment: as aborted ones, or because the engine is lost.
+    pub fn end_all(&self, finish: &Finish) {
+        let requests: Vec<RequestId> = self.shared.inflight.iter().map(|e| *e.key()).collect();
+        for request in requests {
+            let Some((_, route)) = self.shared.inflight.remove(&request) else { continue };
+            if let Finish::Abort(cause) = finish {
+                let cause = *cause;
+                self.shared.inbox.push(Signal::Event(Event::Abort { request, cause }));
+            }
+            route.mailbox.put(route.index, ended(request, finish.clone()));
+        }
+    }
+
+    /// Requests sent and not ended.
+    pub fn requests_in_flight(&self) -> usize {
+        self.shared.inflight.len()
+    }
+}
+
+/// The last event of a request that the engine did not end itself.
+fn ended(request: RequestId, finish: Finish) -> TokenEvent {
+    TokenEvent {
+        request,
+        tokens: Vec::<Token>::new(),
+        logprobs: Vec::new(),
+        prompt_logprobs: Vec::new(),
+        cached_tokens: None,
+        queued_ms: None,
+        preemptions: 0,
+        finish: Some(finish),
+    }
+}
+
+/// How requests end when the engine is gone for good.
+pub const ENGINE_LOST: Finish = Finish::Error(ErrorCode::EngineUnavailable);

@@ -1,0 +1,193 @@
+//! Whether one more request is taken: counters against limits, before and after tokenising.
+//!
+//! A `Ticket` is what a request holds of the counters; dropping it gives everything back, so no
+//! path can leak. An accepted request is never refused later for load.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Caps over all requests in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AdmissionLimits {
+    /// Requests waiting or running (`--max-num-queued-reqs`).
+    pub requests: u64,
+    /// Prompt tokens that have not been prefilled (`--max-num-queued-tokens`).
+    pub prefill_tokens: u64,
+    /// Bytes of bodies held (`--max-queued-bytes`).
+    pub bytes: u64,
+}
+
+/// Which cap a request would have passed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Overload {
+    /// Slug of the limit.
+    pub reason: &'static str,
+    /// What is counted now.
+    pub current: u64,
+    /// What may be counted.
+    pub cap: u64,
+    /// Seconds after which trying again is sensible.
+    pub retry_after_s: u32,
+}
+
+/// Counters of what is in flight.
+#[derive(Debug)]
+pub struct Admission {
+    limits: AdmissionLimits,
+    requests: AtomicU64,
+    prefill_tokens: AtomicU64,
+    bytes: AtomicU64,
+    rate: Mutex<PrefillRate>,
+}
+
+/// Tokens prefilled per second, measured over windows of at least a second.
+#[derive(Debug)]
+struct PrefillRate {
+    since: Instant,
+    tokens: u64,
+    per_second: f64,
+}
+
+const RATE_WINDOW: Duration = Duration::from_secs(1);
+
+impl Admission {
+    /// Nothing in flight.
+    pub fn new(limits: AdmissionLimits) -> Arc<Self> {
+        let rate = PrefillRate { since: Instant::now(), tokens: 0, per_second: 0.0 };
+        Arc::new(Self {
+            limits,
+            requests: AtomicU64::new(0),
+            prefill_tokens: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            rate: Mutex::new(rate),
+        })
+    }
+
+    /// Counts a request whose body has `bytes` bytes, before its prompt is known.
+    ///
+    /// Errors: the first limit that has no room.
+    pub fn enter(self: &Arc<Self>, bytes: u64) -> Result<Ticket, Overload> {
+        let mut ticket =
+            Ticket { admission: Arc::clone(self), requests: 0, prefill_tokens: 0, bytes: 0 };
+        self.add(&self.requests, 1, self.limits.requests, "max_num_queued_reqs")?;
+        ticket.requests = 1;
+        self.add(&self.bytes, bytes, self.limits.bytes, "max_queued_bytes")?;
+        ticket.bytes = bytes;
+        Ok(ticket)
+    }
+
+    /// Requests in flight.
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    /// Prompt tokens that have not been prefilled.
+    pub fn prefill_tokens(&self) -> u64 {
+        self.prefill_tokens.load(Ordering::Relaxed)
+    }
+
+    fn add(
+        &self,
+        counter: &AtomicU64,
+        amount: u64,
+        cap: u64,
+        reason: &'static str,
+    ) -> Result<(), Overload> {
+        let within = |current: u64| current.checked_add(amount).filter(|sum| *sum <= cap);
+        let tried = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within);
+        tried.map(|_| ()).map_err(|current| {
+            Overload { reason, current, cap, retry_after_s: self.retry_after_s() }
+        })
+    }
+
+    /// How long the tokens in prefill will take at the measured rate, within 1 and 60 seconds.
+    fn retry_after_s(&self) -> u32 {
+        let rate = self.rate.lock().unwrap_or_else(PoisonError::into_inner).per_second;
+        let seconds = self.prefill_tokens() as f64 / rate.max(1.0);
+        (seconds.ceil() as u32).clamp(1, 60)
+    }
+
+    fn prefilled(&self, tokens: u64) {
+        let mut rate = self.rate.lock().unwrap_or_else(PoisonError::into_inner);
+        rate.tokens += tokens;
+        let elapsed = rate.since.elapsed();
+        if elapsed >= RATE_WINDOW {
+            rate.per_second = rate.tokens as f64 / elapsed.as_secs_f64();
+            rate.since = Instant::now();
+            rate.tokens = 0;
+        }
+    }
+}
+
+/// One HTTP request's share of the counters.
+#[derive(Debug)]
+pub struct Ticket {
+    admission: Arc<Admission>,
+    requests: u64,
+    prefill_tokens: u64,
+    bytes: u64,
+}
+
+impl Ticket {
+    /// Counts what is known after tokenising: `requests` engine requests in all, and their tokens.
+    ///
+    /// Errors: the first limit that has no room.
+    pub fn grow(&mut self, requests: u64, prefill_tokens: u64) -> Result<(), Overload> {
+        let admission = Arc::clone(&self.admission);
+        let (limits, more) = (admission.limits, requests.saturating_sub(self.requests));
+        admission.add(&admission.requests, more, limits.requests, "max_num_queued_reqs")?;
+        self.requests += more;
+        let (counter, cap) = (&admission.prefill_tokens, limits.prefill_tokens);
+        admission.add(counter, prefill_tokens, cap, "max_num_queued_tokens")?;
+        self.prefill_tokens += prefill_tokens;
+        Ok(())
+    }
+
+    /// Some prompt tokens have been prefilled, or never will be.
+    pub(super) fn release_tokens(&mut self, tokens: u64) {
+        let tokens = tokens.min(self.prefill_tokens);
+        self.prefill_tokens -= tokens;
+        self.admission.prefill_tokens.fetch_sub(tokens, Ordering::Relaxed);
+        self.admission.prefilled(tokens);
+    }
+
+    /// One of the requests has ended.
+    pub(super) fn release_request(&mut self) {
+        if self.requests > 0 {
+            self.requests -= 1;
+            self.admission.requests.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.admission.requests.fetch_sub(self.requests, Ordering::Relaxed);
+        self.admission.prefill_tokens.fetch_sub(self.prefill_tokens, Ordering::Relaxed);
+        self.admission.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cap_refuses_and_every_ticket_gives_back() {
+        let limits = AdmissionLimits { requests: 4, prefill_tokens: 100, bytes: 50 };
+        let admission = Admission::new(limits);
+        let mut a = admission.enter(10).unwrap();
+        a.grow(3, 90).unwrap();
+        let mut b = admission.enter(10).unwrap();
+        assert_eq!(admission.enter(1).unwrap_err().reason, "max_num_queued_reqs");
+        assert_eq!(b.grow(1, 11).unwrap_err().reason, "max_num_queued_tokens");
+        a.release_tokens(90);
+        a.release_request();
+        b.grow(1, 11).unwrap();
+        assert_eq!(admission.enter(31).unwrap_err().reason, "max_queued_bytes");
+        drop((a, b));
+        let counts = (admission.requests(), admission.prefill_tokens());
+        assert_eq!((counts, admission.bytes.load(Ordering::Relaxed)), ((0, 0), 0));
+    }
+}

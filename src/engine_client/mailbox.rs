@@ -1,0 +1,125 @@
+//! The event stream of one HTTP request: one or more engine requests, read by one task.
+
+use super::{EngineClient, Ticket};
+use protocol::RequestId;
+use scheduler::{AbortCause, TokenEvent};
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+/// Events that wait for their reader. Bounded by the `max_tokens` of its requests.
+#[derive(Debug, Default)]
+pub(super) struct Mailbox {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    events: Vec<(u32, TokenEvent)>,
+    reader: Option<Waker>,
+}
+
+impl Mailbox {
+    /// Adds an event; wakes the reader at most once until it has looked.
+    pub(super) fn put(&self, index: u32, event: TokenEvent) {
+        let mut state = self.lock();
+        state.events.push((index, event));
+        let reader = state.reader.take();
+        drop(state);
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What became of one engine request, as far as the stream knows.
+#[derive(Debug, Clone, Copy)]
+struct Member {
+    /// Tokens of its prompt that admission still counts.
+    prompt_tokens: u64,
+    live: bool,
+}
+
+/// Events of the requests sent together. Dropping it takes back those that have not ended.
+pub struct EventStream {
+    client: EngineClient,
+    mailbox: Arc<Mailbox>,
+    first: RequestId,
+    members: Vec<Member>,
+    cause: AbortCause,
+    ticket: Ticket,
+}
+
+impl EventStream {
+    pub(super) fn new(
+        client: EngineClient,
+        mailbox: Arc<Mailbox>,
+        first: RequestId,
+        prompt_tokens: Vec<u64>,
+        ticket: Ticket,
+    ) -> Self {
+        let member = |prompt_tokens| Member { prompt_tokens, live: true };
+        let members = prompt_tokens.into_iter().map(member).collect();
+        Self { client, mailbox, first, members, cause: AbortCause::ClientGone, ticket }
+    }
+
+    /// Moves the events that have arrived to the end of `into`; pending if there are none.
+    pub fn poll_take(
+        &mut self,
+        cx: &mut Context<'_>,
+        into: &mut Vec<(u32, TokenEvent)>,
+    ) -> Poll<()> {
+        let mut state = self.mailbox.lock();
+        if state.events.is_empty() {
+            if !state.reader.as_ref().is_some_and(|w| w.will_wake(cx.waker())) {
+                state.reader = Some(cx.waker().clone());
+            }
+            return Poll::Pending;
+        }
+        if into.is_empty() {
+            mem::swap(&mut state.events, into);
+        } else {
+            into.append(&mut state.events);
+        }
+        drop(state);
+        for (index, event) in into.iter() {
+            let Some(member) = self.members.get_mut(*index as usize) else { continue };
+            if member.prompt_tokens > 0 {
+                let prefilled = !event.tokens.is_empty() || event.finish.is_some();
+                if prefilled {
+                    self.ticket.release_tokens(mem::take(&mut member.prompt_tokens));
+                }
+            }
+            if event.finish.is_some() && mem::take(&mut member.live) {
+                self.ticket.release_request();
+            }
+        }
+        Poll::Ready(())
+    }
+
+    /// Takes back one request whose remaining output is not wanted.
+    pub fn stop(&mut self, index: u32, cause: AbortCause) {
+        let Some(member) = self.members.get_mut(index as usize) else { return };
+        if mem::take(&mut member.live) {
+            self.client.abort(RequestId(self.first.0 + u64::from(index)), cause);
+            self.ticket.release_request();
+        }
+    }
+
+    /// Why requests are taken back if the stream is dropped early.
+    pub fn set_drop_cause(&mut self, cause: AbortCause) {
+        self.cause = cause;
+    }
+}
+
+impl Drop for EventStream {
+    fn drop(&mut self) {
+        for index in 0..self.members.len() as u32 {
+            self.stop(index, self.cause);
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! Takes typed fields out of a JSON object. What nobody took is reported as ignored.
+//!
+//! `null` means absent everywhere. Every refusal names the field and the values it may have.
+
+use super::error::ApiError;
+use super::json::Json;
+use std::ops::RangeInclusive;
+
+/// Names reported at most, and bytes of each.
+const IGNORED_MAX: usize = 10;
+const IGNORED_NAME_BYTES: usize = 64;
+
+/// The fields of one object that have not been taken yet.
+pub struct Fields {
+    path: String,
+    pairs: Vec<(String, Json)>,
+}
+
+impl Fields {
+    /// The fields of a request body.
+    pub fn of_body(body: Json) -> Result<Self, ApiError> {
+        match body {
+            Json::Object(pairs) => Ok(Self { path: String::new(), pairs }),
+            other => {
+                let message = format!("the body must be a JSON object, not {}", other.kind());
+                Err(ApiError::invalid("", message))
+            }
+        }
+    }
+
+    /// The fields of the object at `path`.
+    pub fn of(path: String, value: Json) -> Result<Self, ApiError> {
+        match value {
+            Json::Object(pairs) => Ok(Self { path, pairs }),
+            other => Err(wrong_kind(path, "an object", &other)),
+        }
+    }
+
+    /// The full name of a field of this object.
+    pub fn path(&self, name: &str) -> String {
+        match self.path.as_str() {
+            "" => name.to_owned(),
+            path => format!("{path}.{name}"),
+        }
+    }
+
+    /// Takes a field of any kind; `null` counts as absent.
+    pub fn take(&mut self, name: &str) -> Option<Json> {
+        let index = self.pairs.iter().position(|(key, _)| key == name)?;
+        let (_, value) = self.pairs.swap_remove(index);
+        Some(value).filter(|value| *value != Json::Null)
+    }
+
+    /// Takes the first of several spellings of a field; each one given twice is refused.
+    pub fn take_alias(&mut self, name: &str, alias: &str) -> Result<Option<Json>, ApiError> {
+        match (self.take(name), self.take(alias)) {
+            (Some(_), Some(_)) => {
+                let message = format!("`{alias}` means `{name}`: give only one of them");
+                Err(ApiError::invalid(self.path(alias), message))
+            }
+            (value, None) | (None, value) => Ok(value),
+        }
+    }
+
+    /// Names of the fields not yet taken that begin with `prefix`.
+    pub fn names_with_prefix(&self, prefix: &str) -> Vec<String> {
+        let names = self.pairs.iter().map(|(name, _)| name);
+        names.filter(|name| name.starts_with(prefix)).cloned().collect()
+    }
+
+    /// A boolean.
+    pub fn bool(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Json::Bool(value)) => Ok(Some(value)),
+            Some(other) => Err(wrong_kind(self.path(name), "a boolean", &other)),
+        }
+    }
+
+    /// An integer within `range`.
+    pub fn int(
+        &mut self,
+        name: &str,
+        range: RangeInclusive<i64>,
+    ) -> Result<Option<i64>, ApiError> {
+        let (low, high) = (*range.start(), *range.end());
+        let wanted = match (low, high) {
+            (i64::MIN, i64::MAX) => "an integer of 64 bits".to_owned(),
+            (low, i64::MAX) => format!("an integer of at least {low}"),
+            _ => format!("an integer from {low} to {high}"),
+        };
+        match self.take(name) {
+            None => Ok(None),
+            Some(Json::Int(value)) if range.contains(&value) => Ok(Some(value)),
+            Some(other) => Err(out_of_range(self.path(name), &wanted, &other)),
+        }
+    }
+
+    /// A number within `range`; `low_open` excludes the lower end.
+    pub fn float(
+        &mut self,
+        name: &str,
+        range: RangeInclusive<f32>,
+        low_open: bool,
+    ) -> Result<Option<f32>, ApiError> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        let number = as_float(&value);
+        let inside = |x: &f32| range.contains(x) && !(low_open && x == range.start());
+        number.filter(inside).map(Some).ok_or_else(|| {
+            let (low, high) = (range.start(), range.end());
+            let above = if low_open { "above" } else { "from" };
+            let wanted = if *high == f32::MAX {
+                format!("a finite number {above} {low}")
+            } else {
+                format!("a number {above} {low} to {high}")
+            };
+            out_of_range(self.path(name), &wanted, &value)
+        })
+    }
+
+    /// A string of at most `bytes_max` bytes.
+    pub fn string(&mut self, name: &str, bytes_max: usize) -> Result<Option<String>, ApiError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Json::Str(value)) if value.len() <= bytes_max => Ok(Some(value)),
+            Some(Json::Str(value)) => {
+                let message = format!("at most {bytes_max} bytes, got {}", value.len());
+                Err(ApiError::invalid(self.path(name), message))
+            }
+            Some(other) => Err(wrong_kind(self.path(name), "a string", &other)),
+        }
+    }
+
+    /// A list of integers, each within `range`, at most `len_max` of them.
+    pub fn ints(
+        &mut self,
+        name: &str,
+        range: RangeInclusive<i64>,
+        len_max: usize,
+    ) -> Result<Option<Vec<i64>>, ApiError> {
+        let path = self.path(name);
+        match self.take(name) {
+            None => Ok(None),
+            Some(value) => int_list(&path, value, range, len_max).map(Some),
+        }
+    }
+
+    /// A list of strings of 1 to `bytes_max` bytes, at most `len_max` of them.
+    pub fn strings(
+        &mut self,
+        name: &str,
+        bytes_max: usize,
+        len_max: usize,
+    ) -> Result<Option<Vec<String>>, ApiError> {
+        let path = self.path(name);
+        match self.take(name) {
+            None => Ok(None),
+            Some(value) => string_list(&path, value, bytes_max, len_max).map(Some),
+        }
+    }
+
+    /// Names left over, in the form of the reply header.
+    pub fn ignored(&self) -> Vec<String> {
+        let mut names: Vec<&str> = self.pairs.iter().map(|(name, _)| name.as_str()).collect();
+        names.sort_unstable();
+        names.into_iter().take(IGNORED_MAX).map(printable).collect()
+    }
+}
+
+/// A list of integers; `path` names it in refusals.
+pub fn int_list(
+    path: &str,
+    value: Json,
+    range: RangeInclusive<i64>,
+    len_max: usize,
+) -> Result<Vec<i64>, ApiError> {
+    let list = match value {
+        Json::Ints(list) => list,
+        Json::List(list) if list.is_empty() => Vec::new(),
+        Json::List(list) => {
+            let odd = list.iter().enumerate().find(|(_, item)| !matches!(item, Json::Int(_)));
+            let (index, kind) = odd.map_or((0, "a value"), |(i, item)| (i, item.kind()));
+            let message = format!("must be an integer, not {kind}");
+            return Err(ApiError::invalid(format!("{path}[{index}]"), message));
+        }
+        other => return Err(wrong_kind(path.to_owned(), "a list of integers", &other)),
+    };
+    check_len(path, list.len(), len_max)?;
+    match list.iter().position(|id| !range.contains(id)) {
+        None => Ok(list),
+        Some(index) => {
+            let (low, high) = (range.start(), range.end());
+            let message = format!("must be from {low} to {high}, got {}", list[index]);
+            Err(ApiError::invalid(format!("{path}[{index}]"), message))
+        }
+    }
+}
+
+/// A list of strings of 1 to `bytes_max` bytes; `path` names it in refusals.
+pub fn string_list(
+    path: &str,
+    value: Json,
+    bytes_max: usize,
+    len_max: usize,
+) -> Result<Vec<String>, ApiError> {
+    let list = match value {
+        Json::List(list) => list,
+        other => return Err(wrong_kind(path.to_owned(), "a list of strings", &other)),
+    };
+    check_len(path, list.len(), len_max)?;
+    let check = |(index, item)| match item {
+        Json::Str(s) if (1..=bytes_max).contains(&s.len()) => Ok(s),
+        Json::Str(s) => {
+            let message = format!("must have 1 to {bytes_max} bytes, got {}", s.len());
+            Err(ApiError::invalid(format!("{path}[{index}]"), message))
+        }
+        other => Err(wrong_kind(format!("{path}[{index}]"), "a string", &other)),
+    };
+    list.into_iter().enumerate().map(check).collect()
+}
+
+/// 400: the value has the wrong type.
+pub fn wrong_kind(path: String, wanted: &str, got: &Json) -> ApiError {
+    ApiError::invalid(path, format!("must be {wanted}, not {}", got.kind()))
+}
+
+fn check_len(path: &str, len: usize, len_max: usize) -> Result<(), ApiError> {
+    if len <= len_max {
+        return Ok(());
+    }
+    Err(ApiError::invalid(path, format!("at most {len_max} entries, got {len}")))
+}
+
+fn out_of_range(path: String, wanted: &str, got: &Json) -> ApiError {
+    match got {
+        Json::Int(value) => ApiError::invalid(path, format!("must be {wanted}, got {value}")),
+        Json::Float(value) => ApiError::invalid(path, format!("must be {wanted}, got {value}")),
+        other => wrong_kind(path, wanted, other),
+    }
+}
+
+fn as_float(value: &Json) -> Option<f32> {
+    match value {
+        Json::Int(value) => Some(*value as f32),
+        Json::Float(value) => Some(*value as f32).filter(|x| x.is_finite()),
+        _ => None,
+    }
+}
+
+/// Cuts a client's name to what a header may carry.
+fn printable(name: &str) -> String {
+    let safe = name.chars().map(|c| if c.is_ascii_graphic() && c != ',' { c } else { '?' });
+    safe.take(IGNORED_NAME_BYTES).collect()
+}

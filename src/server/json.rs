@@ -1,0 +1,257 @@
+//! Strict JSON: what a request body is before its fields get types.
+//!
+//! Stricter than `serde_json::Value`: a duplicate key is an error, a syntax error knows the field it
+//! happened in, lists of integers (prompts of token ids) take 8 bytes an element, and the number of
+//! values is capped. Depth is capped at 128 by the parser.
+
+use super::error::ApiError;
+use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor};
+use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
+use std::fmt;
+
+/// Values (integers in lists of integers excepted) one body may hold.
+const VALUES_MAX: u32 = 262_144;
+/// Keys of an object that are compared one by one before a set is built.
+const KEYS_SCANNED: usize = 16;
+
+/// A JSON value.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Json {
+    /// `null`
+    Null,
+    /// `true`, `false`
+    Bool(bool),
+    /// A number without fraction or exponent that fits.
+    Int(i64),
+    /// Any other number; always finite.
+    Float(f64),
+    /// A string.
+    Str(String),
+    /// A list of integers, not empty.
+    Ints(Vec<i64>),
+    /// Any other list.
+    List(Vec<Json>),
+    /// An object; keys in the order sent, none twice.
+    Object(Vec<(String, Json)>),
+}
+
+impl Json {
+    /// Parses a whole body.
+    ///
+    /// Errors: 400 naming the field the text breaks in.
+    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        let context = Context { path: RefCell::default(), values_left: Cell::new(VALUES_MAX) };
+        let mut parser = serde_json::Deserializer::from_slice(body);
+        let seed = Seed(&context);
+        let value = seed.deserialize(&mut parser).and_then(|value| parser.end().map(|()| value));
+        value.map_err(|error| {
+            ApiError::invalid(context.path.take(), format!("the body is not valid JSON: {error}"))
+        })
+    }
+
+    /// What kind of value this is, for messages.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Null => "null",
+            Self::Bool(_) => "a boolean",
+            Self::Int(_) => "an integer",
+            Self::Float(_) => "a number",
+            Self::Str(_) => "a string",
+            Self::Ints(_) | Self::List(_) => "a list",
+            Self::Object(_) => "an object",
+        }
+    }
+
+    /// The same value for a template engine.
+    pub fn into_value(self) -> serde_json::Value {
+        use serde_json::Value;
+        match self {
+            Self::Null => Value::Null,
+            Self::Bool(b) => Value::Bool(b),
+            Self::Int(i) => Value::from(i),
+            Self::Float(f) => Value::from(f),
+            Self::Str(s) => Value::String(s),
+            Self::Ints(list) => list.into_iter().map(Value::from).collect(),
+            Self::List(list) => list.into_iter().map(Self::into_value).collect(),
+            Self::Object(pairs) => {
+                pairs.into_iter().map(|(key, value)| (key, value.into_value())).collect()
+            }
+        }
+    }
+}
+
+/// What all levels of one parse share.
+struct Context {
+    /// Path to the value being read when an error passed, built from the inside out.
+    path: RefCell<String>,
+    values_left: Cell<u32>,
+}
+
+impl Context {
+    fn prepend_key(&self, key: &str) {
+        let mut path = self.path.borrow_mut();
+        // A hostile key may be megabytes long; its head names it well enough.
+        let head: String = key.chars().take(64).collect();
+        let dot = if path.is_empty() || path.starts_with('[') { "" } else { "." };
+        *path = format!("{head}{dot}{path}");
+    }
+
+    fn prepend_index(&self, index: usize) {
+        let mut path = self.path.borrow_mut();
+        let dot = if path.is_empty() || path.starts_with('[') { "" } else { "." };
+        *path = format!("[{index}]{dot}{path}");
+    }
+
+    fn count<E: de::Error>(&self) -> Result<(), E> {
+        let left = self.values_left.get();
+        self.values_left.set(left.checked_sub(1).ok_or_else(|| {
+            E::custom(format_args!("more than {VALUES_MAX} values"))
+        })?);
+        Ok(())
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Seed<'a>(&'a Context);
+
+impl<'de> DeserializeSeed<'de> for Seed<'_> {
+    type Value = Json;
+
+    fn deserialize<D: de::Deserializer<'de>>(self, deserializer: D) -> Result<Json, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Seed<'_> {
+    type Value = Json;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Json, E> {
+        Ok(Json::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Json, E> {
+        Ok(Json::Bool(value))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Json, E> {
+        Ok(Json::Int(value))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Json, E> {
+        Ok(i64::try_from(value).map_or(Json::Float(value as f64), Json::Int))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Json, E> {
+        Ok(Json::Float(value))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Json, E> {
+        Ok(Json::Str(value.to_owned()))
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Json, E> {
+        Ok(Json::Str(value))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Json, A::Error> {
+        let mut ints: Vec<i64> = Vec::new();
+        let mut list: Vec<Json> = Vec::new();
+        loop {
+            let index = ints.len().max(list.len());
+            let next = seq.next_element_seed(self).inspect_err(|_| self.0.prepend_index(index))?;
+            match next {
+                None if list.is_empty() && !ints.is_empty() => return Ok(Json::Ints(ints)),
+                None => return Ok(Json::List(list)),
+                Some(Json::Int(value)) if list.is_empty() => ints.push(value),
+                Some(value) => {
+                    self.0.count()?;
+                    if list.is_empty() {
+                        list.reserve(ints.len() + 1);
+                        for int in ints.drain(..) {
+                            self.0.count()?;
+                            list.push(Json::Int(int));
+                        }
+                    }
+                    list.push(value);
+                }
+            }
+        }
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Json, A::Error> {
+        let mut pairs: Vec<(String, Json)> = Vec::new();
+        let mut seen: HashSet<String> = HashSet::new();
+        while let Some(key) = map.next_key::<String>()? {
+            self.0.count()?;
+            if pairs.len() == KEYS_SCANNED {
+                seen.extend(pairs.iter().map(|(key, _)| key.clone()));
+            }
+            let twice = if pairs.len() < KEYS_SCANNED {
+                pairs.iter().any(|(other, _)| *other == key)
+            } else {
+                !seen.insert(key.clone())
+            };
+            if twice {
+                self.0.prepend_key(&key);
+                return Err(de::Error::custom("duplicate key"));
+            }
+            let value = map.next_value_seed(self).inspect_err(|_| self.0.prepend_key(&key))?;
+            pairs.push((key, value));
+        }
+        Ok(Json::Object(pairs))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(body: &str) -> (Option<String>, String) {
+        let error = Json::parse(body.as_bytes()).expect_err("must be refused");
+        (error.param, error.message)
+    }
+
+    #[test]
+    fn values_keep_their_kind() {
+        let body = br#"{"a":[1,2],"b":[1,"x"],"c":[],"d":18446744073709551615,"e":-0.5,"f":null}"#;
+        let Json::Object(pairs) = Json::parse(body).unwrap() else { panic!("an object") };
+        let values: Vec<_> = pairs.into_iter().map(|(_, value)| value).collect();
+        let mixed = Json::List(vec![Json::Int(1), Json::Str("x".into())]);
+        let expected = [
+            Json::Ints(vec![1, 2]),
+            mixed,
+            Json::List(vec![]),
+            Json::Float(18_446_744_073_709_551_615.0),
+            Json::Float(-0.5),
+            Json::Null,
+        ];
+        assert_eq!(values, expected);
+    }
+
+    #[test]
+    fn refusals_name_the_field() {
+        assert_eq!(refusal(r#"{"temperature":NaN}"#).0.as_deref(), Some("temperature"));
+        assert_eq!(refusal(r#"{"temperature":1e999}"#).0.as_deref(), Some("temperature"));
+        assert_eq!(refusal(r#"{"a":1,"a":2}"#).0.as_deref(), Some("a"));
+        let nested = r#"{"messages":[{"role":"user"},{"content":tru}]}"#;
+        assert_eq!(refusal(nested).0.as_deref(), Some("messages[1].content"));
+        assert_eq!(refusal("[1] x").0, None);
+        let many: String = (0..40).map(|i| format!("\"k{i}\":0,")).collect();
+        let twice = format!("{{{many}\"k3\":1}}");
+        assert_eq!(refusal(&twice).0.as_deref(), Some("k3"));
+    }
+
+    #[test]
+    fn depth_and_size_are_capped() {
+        assert!(refusal(&"[".repeat(200)).1.contains("recursion limit"));
+        let wide = format!("[{}0.5]", "0.5,".repeat(VALUES_MAX as usize));
+        assert!(refusal(&wide).1.contains("values"));
+        let ids = format!("[{}7]", "7,".repeat(2 * VALUES_MAX as usize));
+        assert!(matches!(Json::parse(ids.as_bytes()), Ok(Json::Ints(_))));
+    }
+}

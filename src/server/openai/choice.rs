@@ -1,0 +1,188 @@
+//! One choice: engine events in, text deltas out.
+//!
+//! Invariants: deltas concatenate to the same text at any cut; text is always valid UTF-8; nothing
+//! follows the end. The token that ends a choice counts in usage; its text appears only with
+//! `include_stop_str_in_output`.
+
+use crate::text::{Detokenizer, StopMatcher};
+use protocol::{RowError, Token, TokenLogprobs};
+use scheduler::{AbortCause, ErrorCode, Finish, Refusal, StopReason, TokenEvent};
+
+/// How a choice ended, in the client's words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum End {
+    /// End of text, a stop id or a stop string.
+    Stop(StoppedBy),
+    /// `max_tokens` or the context.
+    Length,
+    /// Taken back by the server.
+    Abort(AbortCause),
+    /// Failed alone, or with the engine.
+    Error(ErrorCode),
+    /// Never accepted.
+    Refused(Refusal),
+}
+
+/// The value of `stop_reason`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StoppedBy {
+    /// End of text: null.
+    Eos,
+    /// A stop id.
+    Id(Token),
+    /// A stop string.
+    Text(String),
+}
+
+impl End {
+    /// The value of `finish_reason`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Stop(_) => "stop",
+            Self::Length => "length",
+            Self::Abort(_) => "abort",
+            Self::Error(_) | Self::Refused(_) => "error",
+        }
+    }
+
+    /// Whether the row's own logits, and not the engine, are at fault.
+    pub fn is_row_error(&self) -> bool {
+        matches!(self, Self::Error(ErrorCode::Row(RowError::NonFiniteLogits | RowError::AllMasked)))
+            || matches!(self, Self::Error(ErrorCode::BadOutput))
+    }
+}
+
+/// What is new in a choice.
+#[derive(Debug, Default)]
+pub struct Delta {
+    /// New text.
+    pub text: String,
+    /// New tokens, also those without text yet.
+    pub tokens: Vec<Token>,
+    /// One entry per new token, if asked for.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// Set on the last delta.
+    pub end: Option<End>,
+}
+
+impl Delta {
+    /// Forgets everything but the memory.
+    pub fn clear(&mut self) {
+        self.text.clear();
+        self.tokens.clear();
+        self.logprobs.clear();
+        self.end = None;
+    }
+}
+
+/// Rules of the text of a choice.
+#[derive(Debug, Clone, Copy)]
+pub struct TextRules {
+    /// Tokens before which a stop string does not stop.
+    pub min_tokens: u32,
+    /// The token that stops keeps its text.
+    pub include_stop: bool,
+}
+
+/// State of one choice.
+pub struct Choice {
+    detokenizer: Detokenizer,
+    matcher: StopMatcher,
+    rules: TextRules,
+    /// Tokens produced so far.
+    pub tokens: u32,
+    /// Prompt tokens found in the cache, once known.
+    pub cached_tokens: Option<u32>,
+    /// Log-probabilities of the prompt, as far as they have come.
+    pub prompt_logprobs: Vec<TokenLogprobs>,
+    ended: bool,
+    scratch: String,
+}
+
+impl Choice {
+    /// A choice before its first token.
+    pub fn new(detokenizer: Detokenizer, matcher: StopMatcher, rules: TextRules) -> Self {
+        Self {
+            detokenizer,
+            matcher,
+            rules,
+            tokens: 0,
+            cached_tokens: None,
+            prompt_logprobs: Vec::new(),
+            ended: false,
+            scratch: String::new(),
+        }
+    }
+
+    /// Whether the last delta has been produced.
+    pub fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Takes an event and adds what it brings to `delta`.
+    ///
+    /// Returns whether a stop string was found, so that the engine must be told.
+    pub fn push(&mut self, event: TokenEvent, delta: &mut Delta) -> bool {
+        if self.ended {
+            return false;
+        }
+        self.cached_tokens = self.cached_tokens.or(event.cached_tokens);
+        self.prompt_logprobs.extend(event.prompt_logprobs);
+        let stopped = matches!(event.finish, Some(Finish::Stop(StopReason::Eos(_) | StopReason::Id(_))));
+        let textless = usize::from(stopped && !self.rules.include_stop);
+        let with_text = event.tokens.len().saturating_sub(textless);
+        let mut logprobs = event.logprobs.into_iter();
+        for (i, &token) in event.tokens.iter().enumerate() {
+            self.tokens += 1;
+            delta.tokens.push(token);
+            delta.logprobs.extend(logprobs.next());
+            if i < with_text && self.push_token(token, delta) {
+                return true;
+            }
+        }
+        if let Some(finish) = event.finish {
+            return self.finish(finish, delta);
+        }
+        false
+    }
+
+    /// Adds one token's text; true if a stop string ended the choice.
+    fn push_token(&mut self, token: Token, delta: &mut Delta) -> bool {
+        self.scratch.clear();
+        self.detokenizer.push(token, &mut self.scratch);
+        if self.scratch.is_empty() {
+            return false;
+        }
+        if self.tokens <= self.rules.min_tokens {
+            self.matcher.pass(&self.scratch, &mut delta.text);
+            return false;
+        }
+        let Some(stop) = self.matcher.push(&self.scratch, &mut delta.text) else { return false };
+        delta.end = Some(End::Stop(StoppedBy::Text(stop.to_owned())));
+        self.ended = true;
+        true
+    }
+
+    /// Ends the choice; true if the text held back turned out to hold a stop string.
+    fn finish(&mut self, finish: Finish, delta: &mut Delta) -> bool {
+        self.ended = true;
+        self.scratch.clear();
+        self.detokenizer.finish(&mut self.scratch);
+        if let Some(stop) = self.matcher.push(&self.scratch, &mut delta.text) {
+            delta.end = Some(End::Stop(StoppedBy::Text(stop.to_owned())));
+            return false;
+        }
+        self.matcher.finish(&mut delta.text);
+        delta.end = Some(match finish {
+            Finish::Stop(StopReason::Eos(_)) => End::Stop(StoppedBy::Eos),
+            Finish::Stop(StopReason::Id(id)) => End::Stop(StoppedBy::Id(id)),
+            // Only this choice finds stop strings, and it does not ask twice.
+            Finish::Stop(StopReason::Text) => End::Stop(StoppedBy::Eos),
+            Finish::Length => End::Length,
+            Finish::Abort(cause) => End::Abort(cause),
+            Finish::Error(code) => End::Error(code),
+            Finish::Refused(refusal) => End::Refused(refusal),
+        });
+        false
+    }
+}

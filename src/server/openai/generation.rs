@@ -1,0 +1,216 @@
+//! All choices of one HTTP request: polls the engine's events and turns them into deltas.
+
+use super::choice::{Choice, Delta, End};
+use super::usage::Usage;
+use crate::engine_client::EventStream;
+use crate::server::error::ApiError;
+use axum::http::StatusCode;
+use protocol::TokenLogprobs;
+use scheduler::{AbortCause, ErrorCode, Refusal, TokenEvent};
+use std::future::poll_fn;
+use std::mem;
+use std::task::{Context, Poll};
+
+/// Chunks that may wait for a slow reader before they are merged into one per choice.
+const PENDING_CHUNKS_MAX: usize = 256;
+
+/// Facts about the prompts that usage reports.
+#[derive(Debug, Clone)]
+pub struct PromptFacts {
+    /// Tokens per prompt.
+    pub tokens: Vec<u32>,
+    /// Tokens per cache block; 0 = caching is off.
+    pub block_tokens: u32,
+    /// Whether usage shows details.
+    pub details: bool,
+}
+
+/// The choices of a request, prompt by prompt: choice `prompt × n + i`.
+pub struct Generation {
+    stream: EventStream,
+    choices: Vec<Choice>,
+    n: usize,
+    prompts: PromptFacts,
+    events: Vec<(u32, TokenEvent)>,
+    live: usize,
+    /// Deltas below the stream interval, per choice.
+    pending: Vec<Delta>,
+    interval: usize,
+    /// Set when a choice ended in a way that ends the whole request.
+    fatal: Option<ApiError>,
+}
+
+impl Generation {
+    /// Generation of `choices`, `n` for each prompt.
+    pub fn new(
+        stream: EventStream,
+        choices: Vec<Choice>,
+        n: usize,
+        prompts: PromptFacts,
+        interval: u32,
+    ) -> Self {
+        let live = choices.len();
+        let pending = choices.iter().map(|_| Delta::default()).collect();
+        let interval = interval as usize;
+        let (events, fatal) = (Vec::new(), None);
+        Self { stream, choices, n, prompts, events, live, pending, interval, fatal }
+    }
+
+    /// Whether every choice has ended.
+    pub fn has_ended(&self) -> bool {
+        self.live == 0 || self.fatal.is_some()
+    }
+
+    /// Why the whole request failed, if it did.
+    pub fn take_fatal(&mut self) -> Option<ApiError> {
+        self.fatal.take()
+    }
+
+    /// Waits for the first events. A request that fails here has sent no byte yet.
+    ///
+    /// Errors: the refusal or failure, as a status.
+    pub async fn first(&mut self) -> Result<(), ApiError> {
+        poll_fn(|cx| self.poll_events(cx)).await;
+        let failed = |(_, event): &(u32, TokenEvent)| match event.finish.clone()? {
+            scheduler::Finish::Refused(refusal) => Some(refused(&refusal)),
+            scheduler::Finish::Error(code) => Some(failure(code)),
+            scheduler::Finish::Abort(AbortCause::Drain) => Some(draining()),
+            _ => None,
+        };
+        match self.events.iter().find_map(failed) {
+            None => Ok(()),
+            Some(error) => Err(error),
+        }
+    }
+
+    /// Waits until events are there to be drained.
+    pub fn poll_events(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match self.stream.poll_take(cx, &mut self.events) {
+            Poll::Pending if self.events.is_empty() => Poll::Pending,
+            _ => Poll::Ready(()),
+        }
+    }
+
+    /// Hands every waiting delta to `sink`, with the usage so far.
+    pub fn drain(&mut self, mut sink: impl FnMut(u32, &Delta, &dyn Fn() -> Usage)) {
+        // A reader this slow gets the same text in fewer chunks.
+        let merge = self.events.len() > PENDING_CHUNKS_MAX;
+        let mut events = mem::take(&mut self.events);
+        for (index, event) in events.drain(..) {
+            self.push(index as usize, event);
+            if !merge {
+                self.give(index as usize, &mut sink);
+            }
+        }
+        self.events = events;
+        if merge {
+            for index in 0..self.choices.len() {
+                self.give(index, &mut sink);
+            }
+        }
+    }
+
+    fn push(&mut self, index: usize, event: TokenEvent) {
+        let (choice, delta) = (&mut self.choices[index], &mut self.pending[index]);
+        if choice.has_ended() {
+            return;
+        }
+        if choice.push(event, delta) {
+            self.stream.stop(index as u32, AbortCause::StopText);
+        }
+        if self.choices[index].has_ended() {
+            self.live -= 1;
+            self.fatal = self.fatal.take().or_else(|| match &delta.end {
+                Some(End::Refused(refusal)) => Some(refused(refusal)),
+                Some(End::Error(code)) if !delta.end.as_ref().is_some_and(End::is_row_error) => {
+                    Some(failure(*code))
+                }
+                Some(End::Abort(AbortCause::Drain)) => Some(draining()),
+                _ => None,
+            });
+        }
+    }
+
+    fn give(&mut self, index: usize, sink: &mut impl FnMut(u32, &Delta, &dyn Fn() -> Usage)) {
+        let delta = &self.pending[index];
+        let ready = delta.end.is_some() || delta.tokens.len() >= self.interval;
+        if !ready {
+            return;
+        }
+        let mut delta = mem::take(&mut self.pending[index]);
+        sink(index as u32, &delta, &|| self.usage());
+        delta.clear();
+        self.pending[index] = delta;
+    }
+
+    /// Counts up to now.
+    pub fn usage(&self) -> Usage {
+        let mut usage = Usage { details: self.prompts.details, ..Usage::default() };
+        usage.completion_tokens = self.choices.iter().map(|c| u64::from(c.tokens)).sum();
+        for (choices, &len) in self.choices.chunks(self.n).zip(&self.prompts.tokens) {
+            // Later choices of a prompt find what the first one computed: that is no saving.
+            let cached = choices.iter().find_map(|c| c.cached_tokens).unwrap_or(0);
+            let cacheable = match self.prompts.block_tokens {
+                0 => 0,
+                block => len / block * block,
+            };
+            usage.prompt_tokens += u64::from(len);
+            usage.cached_tokens += u64::from(cached);
+            usage.created_cache_tokens += u64::from(cacheable.saturating_sub(cached));
+        }
+        usage
+    }
+
+    /// Log-probabilities of a choice's prompt.
+    pub fn prompt_logprobs(&self, index: usize) -> &[TokenLogprobs] {
+        &self.choices[index].prompt_logprobs
+    }
+
+    /// Choices in all.
+    pub fn choices(&self) -> usize {
+        self.choices.len()
+    }
+}
+
+/// A refusal of the engine as a status.
+pub fn refused(refusal: &Refusal) -> ApiError {
+    let message = refusal.to_string();
+    match refusal {
+        Refusal::QueueFull { .. } => overloaded("max_num_queued_reqs", message),
+        Refusal::QueueTokens { .. } => overloaded("max_num_queued_tokens", message),
+        Refusal::PromptTooLong { .. } => {
+            ApiError::bad_request("context_length_exceeded", "prompt", message)
+        }
+        Refusal::TotalTooLong { .. } => {
+            ApiError::bad_request("context_length_exceeded", "max_tokens", message)
+        }
+        Refusal::PoolTooSmall { .. } => ApiError::bad_request("never_fits", "max_tokens", message),
+        Refusal::UnknownReplica { .. } => ApiError::invalid("data_parallel_rank", message),
+        Refusal::EmptyPrompt | Refusal::UnknownToken { .. } => ApiError::invalid("prompt", message),
+    }
+}
+
+fn overloaded(reason: &'static str, message: String) -> ApiError {
+    let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, reason, message);
+    ApiError { retry_after_s: Some(1), ..error }
+}
+
+/// A failure of the engine as a status.
+pub fn failure(code: ErrorCode) -> ApiError {
+    match code {
+        ErrorCode::EngineUnavailable => {
+            ApiError::unavailable("engine_unavailable", "the engine is not available", 10)
+        }
+        ErrorCode::Row(_) => ApiError::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "nan_logits",
+            "the model produced no usable probabilities for this request",
+        ),
+        ErrorCode::BadOutput => ApiError::internal(),
+    }
+}
+
+/// The server is shutting down.
+pub fn draining() -> ApiError {
+    ApiError::unavailable("draining", "the server is shutting down", 1)
+}

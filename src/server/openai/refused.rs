@@ -1,0 +1,98 @@
+//! Fields that are refused because ignoring them would drop a constraint the client relies on.
+
+use crate::server::error::ApiError;
+use crate::server::fields::{Fields, wrong_kind};
+use crate::server::json::Json;
+
+/// Fields of constrained output and of tools, and what they would have done.
+const CONSTRAINTS: &[&str] =
+    &["structured_outputs", "regex", "json_schema", "ebnf", "grammar", "thinking_token_budget"];
+
+/// Refuses what no kind of completion serves.
+pub fn shared(fields: &mut Fields) -> Result<(), ApiError> {
+    for name in fields.names_with_prefix("guided_") {
+        if fields.take(&name).is_some() {
+            let message = "guided_* fields are not supported";
+            return Err(ApiError::unsupported(name, message));
+        }
+    }
+    for name in CONSTRAINTS {
+        if fields.take(name).is_some() {
+            let message = format!("{name} is not supported by this server");
+            return Err(ApiError::unsupported(*name, message));
+        }
+    }
+    for name in ["prompt_embeds", "kv_transfer_params"] {
+        if fields.take(name).is_some() {
+            let message = format!("{name} is not supported by this server");
+            return Err(ApiError::unsupported(name, message));
+        }
+    }
+    if fields.bool("use_beam_search")? == Some(true) {
+        let message = "beam search is not supported";
+        return Err(ApiError::unsupported("use_beam_search", message));
+    }
+    response_format(fields)?;
+    for inert in ["user", "metadata", "store", "service_tier", "safety_identifier"] {
+        fields.take(inert);
+    }
+    Ok(())
+}
+
+/// `response_format` asks for nothing when its type is `text`; any other is a constraint.
+fn response_format(fields: &mut Fields) -> Result<(), ApiError> {
+    let Some(value) = fields.take("response_format") else { return Ok(()) };
+    let mut format = Fields::of("response_format".to_owned(), value)?;
+    match format.string("type", 64)?.as_deref() {
+        Some("text") => {}
+        Some(_) => {
+            let message = "only {\"type\": \"text\"} is supported by this server";
+            return Err(ApiError::unsupported("response_format", message));
+        }
+        None => return Err(ApiError::invalid("response_format.type", "is missing")),
+    }
+    match format.ignored().first() {
+        None => Ok(()),
+        Some(key) => Err(ApiError::unsupported(
+            format!("response_format.{key}"),
+            "unknown key in response_format",
+        )),
+    }
+}
+
+/// `best_of` beyond `n` would need ranking.
+pub fn best_of(fields: &mut Fields, n: u32) -> Result<(), ApiError> {
+    match fields.int("best_of", 1..=1_000_000)? {
+        Some(best_of) if best_of > i64::from(n) => {
+            let message = format!("best_of is {best_of}, more than n = {n}: not supported");
+            Err(ApiError::unsupported("best_of", message))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Tools of a chat request. An empty list and `tool_choice: none` ask for nothing.
+pub fn tools(fields: &mut Fields) -> Result<(), ApiError> {
+    for name in ["tools", "functions"] {
+        match fields.take(name) {
+            None => {}
+            Some(Json::List(list)) if list.is_empty() => {}
+            Some(Json::List(_)) => {
+                let message = format!("{name} are not supported by this server");
+                return Err(ApiError::unsupported(name, message));
+            }
+            Some(other) => return Err(wrong_kind(name.to_owned(), "a list", &other)),
+        }
+    }
+    for name in ["tool_choice", "function_call"] {
+        match fields.take(name) {
+            None => {}
+            Some(Json::Str(choice)) if choice == "none" || choice == "auto" => {}
+            Some(_) => {
+                let message = "only \"none\" and \"auto\" are possible without tools";
+                return Err(ApiError::unsupported(name, message));
+            }
+        }
+    }
+    fields.bool("parallel_tool_calls").map(|_| ())
+}

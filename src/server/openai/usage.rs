@@ -1,0 +1,42 @@
+//! The `usage` object.
+
+use bytes::{BufMut, BytesMut};
+use std::io::Write;
+
+/// Token counts of one HTTP request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// Tokens of the prompts, once per prompt.
+    pub prompt_tokens: u64,
+    /// Tokens of all choices, up to and including the one that ended each.
+    pub completion_tokens: u64,
+    /// Prompt tokens found in the cache.
+    pub cached_tokens: u64,
+    /// Prompt tokens whose blocks this request added to the cache.
+    pub created_cache_tokens: u64,
+    /// Whether the details are shown.
+    pub details: bool,
+}
+
+impl Usage {
+    /// Appends the JSON object. Written by hand: with `continuous_usage_stats` it is in every chunk.
+    pub fn write(&self, out: &mut BytesMut) {
+        let Self { prompt_tokens, completion_tokens, cached_tokens, created_cache_tokens, details } =
+            *self;
+        let total = prompt_tokens + completion_tokens;
+        // Writing to memory cannot fail.
+        let _ = write!(
+            out.writer(),
+            "{{\"prompt_tokens\":{prompt_tokens},\"completion_tokens\":{completion_tokens},\
+             \"total_tokens\":{total}"
+        );
+        if details {
+            let _ = write!(
+                out.writer(),
+                ",\"prompt_tokens_details\":{{\"cached_tokens\":{cached_tokens},\
+                 \"created_cache_tokens\":{created_cache_tokens}}}"
+            );
+        }
+        out.put_u8(b'}');
+    }
+}
