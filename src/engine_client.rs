@@ -53,11 +53,7 @@ struct Shared {
 
 impl EngineClient {
     /// A client of the engine that reads `inbox` and hashes prompts with `hasher`.
-    pub fn new(
-        inbox: Arc<Inbox<Signal>>,
-        hasher: PromptHasher,
-        admission: Arc<Admission>,
-    ) -> Self {
+    pub fn new(inbox: Arc<Inbox<Signal>>, hasher: PromptHasher, admission: Arc<Admission>) -> Self {
         let next_id = AtomicU64::new(1);
         let inflight = DashMap::new();
         Self { shared: Arc::new(Shared { inflight, inbox, hasher, admission, next_id }) }

@@ -96,8 +96,11 @@ impl Admission {
     ) -> Result<(), Overload> {
         let within = |current: u64| current.checked_add(amount).filter(|sum| *sum <= cap);
         let tried = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within);
-        tried.map(|_| ()).map_err(|current| {
-            Overload { reason, current, cap, retry_after_s: self.retry_after_s() }
+        tried.map(|_| ()).map_err(|current| Overload {
+            reason,
+            current,
+            cap,
+            retry_after_s: self.retry_after_s(),
         })
     }
 

@@ -50,7 +50,6 @@ pub struct EventStream {
     mailbox: Arc<Mailbox>,
     first: RequestId,
     members: Vec<Member>,
-    cause: AbortCause,
     ticket: Ticket,
 }
 
@@ -64,7 +63,7 @@ impl EventStream {
     ) -> Self {
         let member = |prompt_tokens| Member { prompt_tokens, live: true };
         let members = prompt_tokens.into_iter().map(member).collect();
-        Self { client, mailbox, first, members, cause: AbortCause::ClientGone, ticket }
+        Self { client, mailbox, first, members, ticket }
     }
 
     /// Moves the events that have arrived to the end of `into`; pending if there are none.
@@ -109,17 +108,12 @@ impl EventStream {
             self.ticket.release_request();
         }
     }
-
-    /// Why requests are taken back if the stream is dropped early.
-    pub fn set_drop_cause(&mut self, cause: AbortCause) {
-        self.cause = cause;
-    }
 }
 
 impl Drop for EventStream {
     fn drop(&mut self) {
         for index in 0..self.members.len() as u32 {
-            self.stop(index, self.cause);
+            self.stop(index, AbortCause::ClientGone);
         }
     }
 }

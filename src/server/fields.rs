@@ -78,11 +78,7 @@ impl Fields {
     }
 
     /// An integer within `range`.
-    pub fn int(
-        &mut self,
-        name: &str,
-        range: RangeInclusive<i64>,
-    ) -> Result<Option<i64>, ApiError> {
+    pub fn int(&mut self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
         let (low, high) = (*range.start(), *range.end());
         let wanted = match (low, high) {
             (i64::MIN, i64::MAX) => "an integer of 64 bits".to_owned(),
@@ -157,6 +153,11 @@ impl Fields {
             None => Ok(None),
             Some(value) => string_list(&path, value, bytes_max, len_max).map(Some),
         }
+    }
+
+    /// What is left, as values for a template.
+    pub fn into_values(self) -> serde_json::Map<String, serde_json::Value> {
+        self.pairs.into_iter().map(|(key, value)| (key, value.into_value())).collect()
     }
 
     /// Names left over, in the form of the reply header.

@@ -105,9 +105,10 @@ impl Context {
 
     fn count<E: de::Error>(&self) -> Result<(), E> {
         let left = self.values_left.get();
-        self.values_left.set(left.checked_sub(1).ok_or_else(|| {
-            E::custom(format_args!("more than {VALUES_MAX} values"))
-        })?);
+        self.values_left.set(
+            left.checked_sub(1)
+                .ok_or_else(|| E::custom(format_args!("more than {VALUES_MAX} values")))?,
+        );
         Ok(())
     }
 }

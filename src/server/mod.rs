@@ -1,5 +1,22 @@
 //! The HTTP face: OpenAI-compatible routes, probes, limits and deadlines.
+//!
+//! From the socket inwards: `listen` accepts, `connection` keeps deadlines, `gate` checks headers and
+//! catches panics, `routes` finds the handler. Below the handlers only token ids travel.
 
-mod error;
-mod fields;
-mod json;
+pub mod app;
+pub mod body;
+pub mod connection;
+pub mod error;
+pub mod fields;
+pub mod gate;
+pub mod health;
+pub mod ids;
+pub mod json;
+pub mod listen;
+pub mod models;
+pub mod openai;
+pub mod probes;
+pub mod routes;
+pub mod sse;
+pub mod text_pool;
+pub mod tokenisation;

@@ -1,12 +1,14 @@
 //! Server-sent events of a generation: framing, keep-alive comments, merging, end and failure.
 
 use super::error::ApiError;
-use super::openai::choice::Delta;
+use super::openai::choice::{Delta, End, StoppedBy};
 use super::openai::generation::Generation;
 use super::openai::usage::Usage;
 use bytes::{BufMut, Bytes, BytesMut};
 use http_body::{Body, Frame};
 use std::convert::Infallible;
+use std::future::Future;
+use std::io::Write;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -18,7 +20,7 @@ const BUFFER_BYTES: usize = 2_048;
 /// How one kind of reply writes its chunks.
 pub trait ChunkWriter: Send + Unpin {
     /// Appends the chunks of one delta as whole events.
-    fn delta(&mut self, choice: u32, delta: &Delta, usage: &dyn Fn() -> Usage, out: &mut BytesMut);
+    fn delta(&mut self, choice: u32, delta: &Delta, all: &Generation, out: &mut BytesMut);
 
     /// Appends what precedes `[DONE]`.
     fn end(&mut self, usage: &Usage, out: &mut BytesMut);
@@ -61,7 +63,7 @@ impl<W: ChunkWriter> SseBody<W> {
     /// Writes what has arrived, and the end if this was it.
     fn write_events(&mut self) {
         let (writer, out) = (&mut self.writer, &mut self.out);
-        self.generation.drain(|choice, delta, usage| writer.delta(choice, delta, usage, out));
+        self.generation.drain(|choice, delta, all| writer.delta(choice, delta, all, out));
         if !self.generation.has_ended() {
             return;
         }
@@ -161,13 +163,33 @@ pub fn escape(text: &str, out: &mut BytesMut) {
     out.put_slice(&bytes[from..]);
 }
 
+/// Appends `finish_reason` and `stop_reason`.
+pub fn write_end(end: Option<&End>, out: &mut BytesMut) {
+    let Some(end) = end else {
+        return out.put_slice(b",\"finish_reason\":null,\"stop_reason\":null");
+    };
+    let _ = write!(out.writer(), ",\"finish_reason\":\"{}\",\"stop_reason\":", end.name());
+    match end {
+        End::Stop(StoppedBy::Id(id)) => {
+            let _ = write!(out.writer(), "{id}");
+        }
+        End::Stop(StoppedBy::Text(text)) => {
+            out.put_u8(b'"');
+            escape(text, out);
+            out.put_u8(b'"');
+        }
+        _ => out.put_slice(b"null"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn escaped_text_reads_back() {
-        let text: String = (0..0x30).filter_map(char::from_u32).chain("é\u{2028}\"\\x".chars()).collect();
+        let text: String =
+            (0..0x30).filter_map(char::from_u32).chain("é\u{2028}\"\\x".chars()).collect();
         let mut out = BytesMut::new();
         out.put_u8(b'"');
         escape(&text, &mut out);

@@ -128,7 +128,8 @@ impl Choice {
         }
         self.cached_tokens = self.cached_tokens.or(event.cached_tokens);
         self.prompt_logprobs.extend(event.prompt_logprobs);
-        let stopped = matches!(event.finish, Some(Finish::Stop(StopReason::Eos(_) | StopReason::Id(_))));
+        let stopped =
+            matches!(event.finish, Some(Finish::Stop(StopReason::Eos(_) | StopReason::Id(_))));
         let textless = usize::from(stopped && !self.rules.include_stop);
         let with_text = event.tokens.len().saturating_sub(textless);
         let mut logprobs = event.logprobs.into_iter();

@@ -91,8 +91,8 @@ impl Generation {
         }
     }
 
-    /// Hands every waiting delta to `sink`, with the usage so far.
-    pub fn drain(&mut self, mut sink: impl FnMut(u32, &Delta, &dyn Fn() -> Usage)) {
+    /// Hands every waiting delta to `sink`, with the generation as it is then.
+    pub fn drain(&mut self, mut sink: impl FnMut(u32, &Delta, &Self)) {
         // A reader this slow gets the same text in fewer chunks.
         let merge = self.events.len() > PENDING_CHUNKS_MAX;
         let mut events = mem::take(&mut self.events);
@@ -131,14 +131,14 @@ impl Generation {
         }
     }
 
-    fn give(&mut self, index: usize, sink: &mut impl FnMut(u32, &Delta, &dyn Fn() -> Usage)) {
+    fn give(&mut self, index: usize, sink: &mut impl FnMut(u32, &Delta, &Self)) {
         let delta = &self.pending[index];
         let ready = delta.end.is_some() || delta.tokens.len() >= self.interval;
         if !ready {
             return;
         }
         let mut delta = mem::take(&mut self.pending[index]);
-        sink(index as u32, &delta, &|| self.usage());
+        sink(index as u32, &delta, self);
         delta.clear();
         self.pending[index] = delta;
     }

@@ -1,10 +1,13 @@
 //! The OpenAI routes. An endpoint is a folder: types, validate, convert, reply, handler.
 
-pub mod choice;
 pub mod chat;
+pub mod choice;
+pub mod collect;
 pub mod completions;
+pub mod exchange;
 pub mod generation;
 pub mod logprobs;
 pub mod params;
 pub mod refused;
+pub mod submit;
 pub mod usage;

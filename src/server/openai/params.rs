@@ -151,9 +151,7 @@ impl Params {
             stop_ids: ids(fields, "stop_token_ids", STOP_IDS_MAX, bounds)?.unwrap_or_default(),
             ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
             skip_special: fields.bool("skip_special_tokens")?.unwrap_or(true),
-            spaces_between_special: fields
-                .bool("spaces_between_special_tokens")?
-                .unwrap_or(true),
+            spaces_between_special: fields.bool("spaces_between_special_tokens")?.unwrap_or(true),
             bad_words: fields
                 .strings("bad_words", STRING_BYTES_MAX, BAD_WORDS_MAX)?
                 .unwrap_or_default(),
@@ -221,9 +219,7 @@ fn sampling(
         return Err(ApiError::invalid("allowed_token_ids", message));
     }
     Ok(Sampling {
-        temperature: fields
-            .float("temperature", 0.0..=2.0, false)?
-            .unwrap_or(defaults.temperature),
+        temperature: fields.float("temperature", 0.0..=2.0, false)?.unwrap_or(defaults.temperature),
         top_k: top_k.map_or(defaults.top_k, |k| k.max(0) as u32),
         top_p: fields.float("top_p", 0.0..=1.0, true)?.unwrap_or(defaults.top_p),
         min_p: fields.float("min_p", 0.0..=1.0, false)?.unwrap_or(defaults.min_p),
@@ -284,9 +280,7 @@ fn logit_bias(fields: &mut Fields, bounds: &Bounds) -> Result<Vec<(Token, f32)>,
     // "7" and "07" are different keys of the same id.
     match biases.windows(2).find(|pair| pair[0].0 == pair[1].0) {
         None => Ok(biases),
-        Some(pair) => {
-            Err(ApiError::invalid("logit_bias", format!("token id {} twice", pair[0].0)))
-        }
+        Some(pair) => Err(ApiError::invalid("logit_bias", format!("token id {} twice", pair[0].0))),
     }
 }
 
@@ -325,9 +319,8 @@ fn truncate(fields: &mut Fields, bounds: &Bounds) -> Result<Option<Truncate>, Ap
 
 fn cache_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
     let Some(value) = fields.take_alias("cache_salt", "extra_key")? else { return Ok(None) };
-    let fits = |s: &str| {
-        (1..=128).contains(&s.chars().count()) && !s.contains(['@', '/', '\\', '\0'])
-    };
+    let fits =
+        |s: &str| (1..=128).contains(&s.chars().count()) && !s.contains(['@', '/', '\\', '\0']);
     match value {
         Json::Str(salt) if fits(&salt) => Ok(Some(salt)),
         Json::Str(_) => {

@@ -1,0 +1,150 @@
+//! What all handlers share: options, health, and, once the model is up, what it takes to serve it.
+
+use super::error::ApiError;
+use super::health::{Health, State};
+use super::ids::Random;
+use super::openai::generation::draining;
+use super::openai::params::{Bounds, Defaults};
+use super::text_pool::TextPool;
+use crate::engine_client::EngineClient;
+use crate::text::{ChatTemplate, Tokenizer};
+use axum::http::StatusCode;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// Behaviour chosen at start.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Largest body.
+    pub body_bytes_max: usize,
+    /// Time for a whole body.
+    pub body_timeout: Duration,
+    /// Comment on streams that are silent for so long; zero = never.
+    pub keep_alive: Duration,
+    /// Status of a refusal for load: 429 or 503.
+    pub overload_status: StatusCode,
+    /// Unknown request fields are refused.
+    pub strict_fields: bool,
+    /// Usage in every chunk of every stream.
+    pub force_usage: bool,
+    /// `prompt_tokens_details` in usage.
+    pub usage_details: bool,
+    /// Tokens in logprobs as `token_id:N` unless a request says otherwise.
+    pub tokens_as_ids: bool,
+    /// Owner named by the model card.
+    pub owned_by: String,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            body_bytes_max: 8 << 20,
+            body_timeout: Duration::from_secs(30),
+            keep_alive: Duration::from_secs(15),
+            overload_status: StatusCode::TOO_MANY_REQUESTS,
+            strict_fields: false,
+            force_usage: false,
+            usage_details: true,
+            tokens_as_ids: false,
+            owned_by: "vllm".to_owned(),
+        }
+    }
+}
+
+/// The model as clients know it.
+#[derive(Debug, Clone)]
+pub struct ModelCard {
+    /// Served names; the first is the default.
+    pub names: Vec<String>,
+    /// Folder or hub id it came from.
+    pub root: String,
+    /// Unix time of start.
+    pub created: u64,
+    /// `hadron-<version>-<model hash8>`.
+    pub fingerprint: String,
+}
+
+/// What exists once the model is up.
+pub struct Serving {
+    /// Road to the engine.
+    pub client: EngineClient,
+    /// Text to ids and back.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Absent if the model has none: chat is refused then.
+    pub template: Option<ChatTemplate>,
+    /// Names and origin.
+    pub card: ModelCard,
+    /// Ranges of request fields.
+    pub bounds: Bounds,
+    /// Sampling values where a request is silent.
+    pub defaults: Defaults,
+    /// Tokens per cache block, 0 if caching is off.
+    pub block_tokens: u32,
+    /// Tokens the KV pool of one replica holds.
+    pub pool_tokens: u64,
+}
+
+/// Shared by all handlers.
+pub struct App {
+    /// Behaviour chosen at start.
+    pub options: Options,
+    /// What the probes say.
+    pub health: Arc<Health>,
+    /// Where text work runs.
+    pub text: TextPool,
+    /// Ids and seeds.
+    pub random: Random,
+    serving: OnceLock<Arc<Serving>>,
+}
+
+impl App {
+    /// A server whose model is not up yet.
+    pub fn new(options: Options, health: Arc<Health>) -> Self {
+        let (text, random) = (TextPool::new(), Random::default());
+        Self { options, health, text, random, serving: OnceLock::new() }
+    }
+
+    /// The model is up. Only the first call counts.
+    pub fn set_serving(&self, serving: Serving) {
+        if self.serving.set(Arc::new(serving)).is_ok() {
+            self.health.set_serving();
+        }
+    }
+
+    /// What serves, if the model is up, whatever the probes say.
+    pub fn serving(&self) -> Result<&Arc<Serving>, ApiError> {
+        self.serving
+            .get()
+            .ok_or_else(|| ApiError::unavailable("starting", "the model is being loaded", 10))
+    }
+
+    /// What serves new requests.
+    ///
+    /// Errors: 503 while starting, draining, or when nothing can be served.
+    pub fn accepting(&self) -> Result<&Arc<Serving>, ApiError> {
+        match self.health.state() {
+            State::Draining => Err(draining()),
+            State::Unavailable | State::Stalled => {
+                Err(ApiError::unavailable("engine_unavailable", "the engine is not available", 10))
+            }
+            State::Starting | State::Serving => self.serving(),
+        }
+    }
+}
+
+impl Serving {
+    /// The name to answer with.
+    ///
+    /// Errors: 404 if the name asked for is not served here.
+    pub fn check_model(&self, asked: Option<&str>) -> Result<String, ApiError> {
+        let Some(asked) = asked else {
+            return Ok(self.card.names.first().cloned().unwrap_or_default());
+        };
+        if self.card.names.iter().any(|name| name == asked) {
+            return Ok(asked.to_owned());
+        }
+        let message = "this model is not served here; GET /v1/models lists those that are";
+        let error = ApiError::new(StatusCode::NOT_FOUND, "unknown_model", message);
+        Err(ApiError { param: Some("model".to_owned()), ..error })
+    }
+}

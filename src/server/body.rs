@@ -1,0 +1,74 @@
+//! Reads request bodies within their limits: type, encoding, size, time.
+
+use super::app::Options;
+use super::error::ApiError;
+use axum::body::Body;
+use axum::http::{HeaderMap, StatusCode, header};
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
+
+/// Reads a JSON body.
+///
+/// Errors: 415 for a compressed body or another type, 413 above the cap, 408 past the deadline, 400
+/// if the body breaks off.
+pub async fn read(headers: &HeaderMap, body: Body, options: &Options) -> Result<Bytes, ApiError> {
+    check_headers(headers, options)?;
+    let read = collect(body, options.body_bytes_max);
+    match tokio::time::timeout(options.body_timeout, read).await {
+        Ok(result) => result,
+        Err(_) => {
+            let seconds = options.body_timeout.as_secs();
+            let message = format!("the body was not complete after {seconds} s");
+            Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "slow_body", message))
+        }
+    }
+}
+
+fn check_headers(headers: &HeaderMap, options: &Options) -> Result<(), ApiError> {
+    let media = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+    if headers.contains_key(header::CONTENT_ENCODING) {
+        let message = "compressed bodies are not accepted";
+        return Err(ApiError::new(media, "compressed_body", message));
+    }
+    if let Some(kind) = headers.get(header::CONTENT_TYPE) {
+        let essence = kind.as_bytes().split(|b| *b == b';').next().unwrap_or_default();
+        if !essence.trim_ascii().eq_ignore_ascii_case(b"application/json") {
+            let message = "the content type must be application/json";
+            return Err(ApiError::new(media, "not_json", message));
+        }
+    }
+    let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
+    if announced.is_some_and(|bytes: u64| bytes > options.body_bytes_max as u64) {
+        return Err(too_large(options.body_bytes_max));
+    }
+    Ok(())
+}
+
+async fn collect(mut body: Body, bytes_max: usize) -> Result<Bytes, ApiError> {
+    let mut first: Option<Bytes> = None;
+    let mut rest = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let broken = |_| ApiError::invalid("", "the body broke off");
+        let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
+        let length = first.as_ref().map_or(0, Bytes::len).max(rest.len()) + data.len();
+        if length > bytes_max {
+            return Err(too_large(bytes_max));
+        }
+        // Most bodies are one frame, which needs no copy.
+        match &first {
+            None => first = Some(data),
+            Some(head) => {
+                if rest.is_empty() {
+                    rest.extend_from_slice(head);
+                }
+                rest.extend_from_slice(&data);
+            }
+        }
+    }
+    Ok(if rest.is_empty() { first.unwrap_or_default() } else { rest.freeze() })
+}
+
+fn too_large(bytes_max: usize) -> ApiError {
+    let message = format!("the body exceeds {bytes_max} bytes");
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_limit", message)
+}

@@ -1,0 +1,136 @@
+//! What the probes say: judged on heartbeats and step progress, never on output.
+//!
+//! Plain atomics: writing costs the scheduler's thread nothing, reading touches no other part.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::time::Instant;
+
+/// A scheduler thread that has not looked around for so long is stalled.
+const STALL_MS: u64 = 5_000;
+
+/// State of the server as the probes see it.
+#[derive(Debug)]
+pub struct Health {
+    start: Instant,
+    phase: AtomicU8,
+    draining: AtomicBool,
+    /// Milliseconds since `start` of the last sign of life of the scheduler's thread.
+    beat_ms: AtomicU64,
+    /// When the oldest unanswered step was sent, plus one; 0 = none.
+    step_sent_ms: AtomicU64,
+    step_deadline_ms: AtomicU64,
+}
+
+/// Where the process is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Weights are being loaded.
+    Starting,
+    /// Requests are served.
+    Serving,
+    /// Alive, but no replica serves.
+    Unavailable,
+    /// A step is past its deadline, or the scheduler's thread is stalled.
+    Stalled,
+    /// Shutting down.
+    Draining,
+}
+
+const STARTING: u8 = 0;
+const SERVING: u8 = 1;
+const UNAVAILABLE: u8 = 2;
+
+impl Default for Health {
+    fn default() -> Self {
+        Self {
+            start: Instant::now(),
+            phase: AtomicU8::new(STARTING),
+            draining: AtomicBool::new(false),
+            beat_ms: AtomicU64::new(0),
+            step_sent_ms: AtomicU64::new(0),
+            step_deadline_ms: AtomicU64::new(5_000),
+        }
+    }
+}
+
+impl Health {
+    /// Milliseconds since the process began to serve.
+    pub fn now_ms(&self) -> u64 {
+        self.start.elapsed().as_millis() as u64
+    }
+
+    /// The scheduler's thread is alive.
+    pub fn beat(&self) {
+        self.beat_ms.store(self.now_ms(), Ordering::Relaxed);
+    }
+
+    /// Requests are served from now on.
+    pub fn set_serving(&self) {
+        self.beat();
+        self.phase.store(SERVING, Ordering::Release);
+    }
+
+    /// No replica serves.
+    pub fn set_unavailable(&self) {
+        self.phase.store(UNAVAILABLE, Ordering::Release);
+    }
+
+    /// The process stops; there is no way back.
+    pub fn set_draining(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// A step was sent at `sent_ms` and should be answered within `deadline_ms`.
+    pub fn step_sent(&self, sent_ms: u64, deadline_ms: u64) {
+        self.step_deadline_ms.store(deadline_ms, Ordering::Relaxed);
+        self.step_sent_ms.store(sent_ms + 1, Ordering::Relaxed);
+    }
+
+    /// No step is unanswered.
+    pub fn steps_answered(&self) {
+        self.step_sent_ms.store(0, Ordering::Relaxed);
+    }
+
+    /// The state of this moment.
+    pub fn state(&self) -> State {
+        if self.draining.load(Ordering::Acquire) {
+            return State::Draining;
+        }
+        match self.phase.load(Ordering::Acquire) {
+            STARTING => State::Starting,
+            UNAVAILABLE => State::Unavailable,
+            _ if self.is_stalled() => State::Stalled,
+            _ => State::Serving,
+        }
+    }
+
+    fn is_stalled(&self) -> bool {
+        let now = self.now_ms();
+        let sent = self.step_sent_ms.load(Ordering::Relaxed);
+        let late =
+            sent > 0 && now.saturating_sub(sent) > self.step_deadline_ms.load(Ordering::Relaxed);
+        late || now.saturating_sub(self.beat_ms.load(Ordering::Relaxed)) > STALL_MS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_follow_the_table() {
+        let health = Health::default();
+        assert_eq!(health.state(), State::Starting);
+        health.set_serving();
+        assert_eq!(health.state(), State::Serving);
+        health.step_sent(0, 0);
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        assert_eq!(health.state(), State::Stalled);
+        health.steps_answered();
+        assert_eq!(health.state(), State::Serving);
+        health.set_unavailable();
+        assert_eq!(health.state(), State::Unavailable);
+        health.set_draining();
+        assert_eq!(health.state(), State::Draining);
+    }
+}

@@ -1,0 +1,103 @@
+//! Listens, accepts, and keeps count of connections.
+
+use super::connection::{self, Deadlines};
+use super::gate::Access;
+use axum::Router;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+/// A SYN that finds the backlog full is sent again after a second: p99 of a burst.
+const BACKLOG: u32 = 4_096;
+/// Connections served beyond the limit, for probes only.
+const RESERVE: usize = 32;
+/// Deadline of everything on a reserve connection.
+const RESERVE_DEADLINE: Duration = Duration::from_secs(1);
+/// Pause after `accept` failed, for example without a descriptor left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Opens a listening socket.
+pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+/// Connections of one server.
+#[derive(Debug, Clone)]
+pub struct Connections {
+    places: Arc<Semaphore>,
+    reserve: Arc<Semaphore>,
+    count: u32,
+    stop: watch::Sender<bool>,
+}
+
+impl Connections {
+    /// At most `count` connections at a time, and a few more for probes.
+    pub fn new(count: u32) -> Self {
+        let places = Arc::new(Semaphore::new(count as usize));
+        let reserve = Arc::new(Semaphore::new(RESERVE));
+        Self { places, reserve, count, stop: watch::Sender::new(false) }
+    }
+
+    /// Accepts for ever.
+    pub async fn accept(&self, listener: TcpListener, router: Router, deadlines: Deadlines) {
+        loop {
+            let stream = match listener.accept().await {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    tracing::warn!(%error, "accept failed");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            let (place, access) = self.place().await;
+            let (router, stop) = (router.clone(), self.stop.subscribe());
+            let deadlines = match access {
+                Access::Full => deadlines,
+                Access::ProbesOnly => {
+                    let limit = RESERVE_DEADLINE;
+                    Deadlines { header: limit, idle: limit, write: limit }
+                }
+            };
+            tokio::spawn(async move {
+                serve(stream, router, access, deadlines, stop).await;
+                drop(place);
+            });
+        }
+    }
+
+    /// A free place; waits only if even the reserve is taken.
+    async fn place(&self) -> (Option<OwnedSemaphorePermit>, Access) {
+        if let Ok(place) = Arc::clone(&self.places).try_acquire_owned() {
+            return (Some(place), Access::Full);
+        }
+        let reserve = Arc::clone(&self.reserve).acquire_owned().await;
+        (reserve.ok(), Access::ProbesOnly)
+    }
+
+    /// Ends every connection after its current reply; returns when all are gone.
+    pub async fn close(&self) {
+        self.stop.send_replace(true);
+        // Semaphores are never closed, so the only outcome is all places at once.
+        let _ = self.places.acquire_many(self.count).await;
+    }
+}
+
+async fn serve(
+    stream: TcpStream,
+    router: Router,
+    access: Access,
+    deadlines: Deadlines,
+    stop: watch::Receiver<bool>,
+) {
+    // Without it, small writes wait for acknowledgements: 60 times fewer answers a second.
+    if let Err(error) = stream.set_nodelay(true) {
+        return tracing::debug!(%error, "no TCP_NODELAY: the peer is gone");
+    }
+    connection::serve(stream, router, access, deadlines, stop).await;
+}

@@ -1,0 +1,39 @@
+//! GET `/v1/models` and `/v1/models/{id}`.
+
+use super::app::{App, Serving};
+use super::error::ApiError;
+use axum::Json;
+use axum::extract::{Path, State};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Every served name.
+pub async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    let serving = app.serving()?;
+    let cards: Vec<Value> =
+        serving.card.names.iter().map(|name| card(&app, serving, name)).collect();
+    Ok(Json(json!({"object": "list", "data": cards})))
+}
+
+/// One served name; names may hold slashes.
+pub async fn one(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    let serving = app.serving()?;
+    let name = serving.check_model(Some(&name))?;
+    Ok(Json(card(&app, serving, &name)))
+}
+
+fn card(app: &App, serving: &Serving, name: &str) -> Value {
+    json!({
+        "id": name,
+        "object": "model",
+        "created": serving.card.created,
+        "owned_by": app.options.owned_by,
+        "root": serving.card.root,
+        "parent": null,
+        "max_model_len": serving.bounds.max_model_len,
+        "permission": [],
+    })
+}

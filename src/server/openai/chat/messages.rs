@@ -1,0 +1,204 @@
+//! Conversations: messages and what else the template reads. Shared with `/tokenize`.
+
+use crate::server::error::ApiError;
+use crate::server::fields::{Fields, wrong_kind};
+use crate::server::json::Json;
+use crate::text::ChatInput;
+use serde_json::{Map, Value, json};
+
+const MESSAGES_MAX: usize = 4_096;
+const PARTS_MAX: usize = 4_096;
+const KWARGS_MAX: usize = 32;
+const KWARGS_BYTES_MAX: usize = 4_096;
+const DOCUMENTS_MAX: usize = 64;
+/// Names the template gets from elsewhere: a request must not overrule them.
+const RESERVED: &[&str] = &[
+    "add_generation_prompt",
+    "bos_token",
+    "chat_template",
+    "continue_final_message",
+    "conversation",
+    "documents",
+    "eos_token",
+    "messages",
+    "pad_token",
+    "raise_exception",
+    "return_assistant_tokens_mask",
+    "return_dict",
+    "return_tensors",
+    "strftime_now",
+    "tokenize",
+    "tools",
+    "unk_token",
+];
+const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh"];
+
+/// Takes `messages` and everything else that shapes the prompt.
+///
+/// Errors: 400 naming the field.
+pub fn take(fields: &mut Fields) -> Result<ChatInput, ApiError> {
+    if fields.take("chat_template").is_some() {
+        let message = "templates in requests are not accepted";
+        return Err(ApiError::unsupported("chat_template", message));
+    }
+    let continue_final_message = fields.bool("continue_final_message")?.unwrap_or(false);
+    let asked = fields.bool("add_generation_prompt")?;
+    if continue_final_message && asked == Some(true) {
+        let message = "add_generation_prompt and continue_final_message exclude each other";
+        return Err(ApiError::invalid("continue_final_message", message));
+    }
+    Ok(ChatInput {
+        messages: messages(fields)?,
+        tools: Value::Null,
+        documents: documents(fields)?,
+        add_generation_prompt: asked.unwrap_or(!continue_final_message),
+        continue_final_message,
+        kwargs: kwargs(fields)?,
+    })
+}
+
+/// The text of the last message, if the assistant wrote it.
+pub fn last_of_assistant(messages: &Value) -> &str {
+    let last = messages.as_array().and_then(|list| list.last());
+    let last = last.filter(|message| message["role"] == "assistant");
+    last.and_then(|message| message["content"].as_str()).unwrap_or_default()
+}
+
+fn messages(fields: &mut Fields) -> Result<Value, ApiError> {
+    let list = match fields.take("messages") {
+        None => return Err(ApiError::invalid("messages", "is missing")),
+        Some(Json::List(list)) => list,
+        Some(other) => return Err(wrong_kind("messages".to_owned(), "a list of objects", &other)),
+    };
+    if list.is_empty() || list.len() > MESSAGES_MAX {
+        let message = format!("must hold 1 to {MESSAGES_MAX} messages, got {}", list.len());
+        return Err(ApiError::invalid("messages", message));
+    }
+    let one = |(index, value)| message(format!("messages[{index}]"), value);
+    list.into_iter().enumerate().map(one).collect()
+}
+
+fn message(path: String, value: Json) -> Result<Value, ApiError> {
+    let mut fields = Fields::of(path, value)?;
+    let role = fields.string("role", 64)?;
+    let role_path = fields.path("role");
+    let Some(role) = role.filter(|role| !role.is_empty()) else {
+        return Err(ApiError::invalid(role_path, "is missing"));
+    };
+    if role == "tool" || role == "function" {
+        let message = "tool results are not supported by this server";
+        return Err(ApiError::unsupported(role_path, message));
+    }
+    for name in ["tool_calls", "function_call"] {
+        match fields.take(name) {
+            None => {}
+            Some(Json::List(calls)) if calls.is_empty() => {}
+            Some(_) => {
+                let message = "tool calls are not supported by this server";
+                return Err(ApiError::unsupported(fields.path(name), message));
+            }
+        }
+    }
+    let content = content(&mut fields, &role)?;
+    // Further keys (name, reasoning_content, …) belong to the template.
+    let mut message: Map<String, Value> = fields.into_values();
+    message.insert("role".to_owned(), Value::String(role));
+    message.insert("content".to_owned(), content);
+    Ok(Value::Object(message))
+}
+
+/// A string, or text parts joined by line breaks.
+fn content(fields: &mut Fields, role: &str) -> Result<Value, ApiError> {
+    let path = fields.path("content");
+    match fields.take("content") {
+        None if role == "assistant" => Ok(json!("")),
+        None => Err(ApiError::invalid(path, "is missing")),
+        Some(Json::Str(text)) => Ok(Value::String(text)),
+        Some(Json::List(parts)) if parts.len() <= PARTS_MAX => {
+            let part = |(index, value)| part(format!("{path}[{index}]"), value);
+            let texts: Vec<String> =
+                parts.into_iter().enumerate().map(part).collect::<Result<_, _>>()?;
+            Ok(Value::String(texts.join("\n")))
+        }
+        Some(Json::List(parts)) => {
+            let message = format!("at most {PARTS_MAX} parts, got {}", parts.len());
+            Err(ApiError::invalid(path, message))
+        }
+        Some(other) => Err(wrong_kind(path, "a string or a list of parts", &other)),
+    }
+}
+
+fn part(path: String, value: Json) -> Result<String, ApiError> {
+    if let Json::Str(text) = value {
+        return Ok(text);
+    }
+    let mut fields = Fields::of(path.clone(), value)?;
+    match fields.string("type", 64)?.as_deref() {
+        Some("text" | "input_text" | "output_text") => {}
+        Some(_) => {
+            let message = "only text parts are supported";
+            let path = fields.path("type");
+            return Err(ApiError::bad_request("unsupported_content", path, message));
+        }
+        None => return Err(ApiError::invalid(fields.path("type"), "is missing")),
+    }
+    let text_path = fields.path("text");
+    fields.string("text", usize::MAX)?.ok_or_else(|| ApiError::invalid(text_path, "is missing"))
+}
+
+fn documents(fields: &mut Fields) -> Result<Value, ApiError> {
+    match fields.take("documents") {
+        None => Ok(Value::Null),
+        Some(Json::List(list)) if list.len() <= DOCUMENTS_MAX => {
+            if let Some(odd) = list.iter().position(|item| !matches!(item, Json::Object(_))) {
+                let path = format!("documents[{odd}]");
+                return Err(wrong_kind(path, "an object", &list[odd]));
+            }
+            Ok(Json::List(list).into_value())
+        }
+        Some(Json::List(list)) => {
+            let message = format!("at most {DOCUMENTS_MAX} documents, got {}", list.len());
+            Err(ApiError::invalid("documents", message))
+        }
+        Some(other) => Err(wrong_kind("documents".to_owned(), "a list of objects", &other)),
+    }
+}
+
+fn kwargs(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+    const NAME: &str = "chat_template_kwargs";
+    let mut kwargs = Map::new();
+    if let Some(effort) = fields.string("reasoning_effort", 32)? {
+        if !EFFORTS.contains(&effort.as_str()) {
+            let message = format!("must be one of {}", EFFORTS.join(", "));
+            return Err(ApiError::invalid("reasoning_effort", message));
+        }
+        kwargs.insert("reasoning_effort".to_owned(), Value::String(effort));
+    }
+    let pairs = match fields.take(NAME) {
+        None => return Ok(kwargs),
+        Some(Json::Object(pairs)) => pairs,
+        Some(other) => return Err(wrong_kind(NAME.to_owned(), "an object", &other)),
+    };
+    if pairs.len() > KWARGS_MAX {
+        let message = format!("at most {KWARGS_MAX} keys, got {}", pairs.len());
+        return Err(ApiError::invalid(NAME, message));
+    }
+    let mut bytes = 0;
+    for (key, value) in pairs {
+        let path: String = format!("{NAME}.{key}").chars().take(96).collect();
+        if RESERVED.contains(&key.as_str()) {
+            return Err(ApiError::invalid(path, "this name is reserved"));
+        }
+        if matches!(value, Json::Ints(_) | Json::List(_) | Json::Object(_)) {
+            return Err(wrong_kind(path, "a string, a number or a boolean", &value));
+        }
+        let value = value.into_value();
+        bytes += key.len() + value.as_str().map_or(8, str::len);
+        if bytes > KWARGS_BYTES_MAX {
+            let message = format!("at most {KWARGS_BYTES_MAX} bytes in all");
+            return Err(ApiError::invalid(NAME, message));
+        }
+        kwargs.insert(key, value);
+    }
+    Ok(kwargs)
+}

@@ -1,0 +1,45 @@
+//! Fields of a chat completion request: forms and ranges.
+
+use super::messages;
+use crate::server::error::ApiError;
+use crate::server::fields::Fields;
+use crate::server::openai::params::{Bounds, Defaults, Params, count_of_logprobs};
+use crate::server::openai::refused;
+use crate::text::ChatInput;
+
+/// A checked request.
+pub(super) struct ChatRequest {
+    pub(super) params: Params,
+    pub(super) input: ChatInput,
+    /// Log-probabilities: `None` = none, else how many besides the sampled token.
+    pub(super) logprobs: Option<u32>,
+    pub(super) add_special_tokens: bool,
+}
+
+impl ChatRequest {
+    /// Takes all fields.
+    ///
+    /// Errors: 400 naming the field.
+    pub(super) fn take(
+        fields: &mut Fields,
+        bounds: &Bounds,
+        defaults: &Defaults,
+    ) -> Result<Self, ApiError> {
+        refused::tools(fields)?;
+        let mut params = Params::take(fields, bounds, defaults)?;
+        let logprobs = fields.bool("logprobs")?.unwrap_or(false);
+        let top = count_of_logprobs(fields, "top_logprobs", bounds)?;
+        if top.is_some_and(|top| top != 0) && !logprobs {
+            let message = "top_logprobs needs logprobs: true";
+            return Err(ApiError::invalid("top_logprobs", message));
+        }
+        let old_name = fields.int("max_tokens", 1..=i64::from(u32::MAX))?;
+        let new_name = fields.int("max_completion_tokens", 1..=i64::from(u32::MAX))?;
+        params.max_tokens = new_name.or(old_name).map(|count| count as u32);
+        params.check_min_tokens()?;
+        let input = messages::take(fields)?;
+        let add_special_tokens = fields.bool("add_special_tokens")?.unwrap_or(false);
+        let logprobs = logprobs.then_some(top.unwrap_or(0));
+        Ok(Self { params, input, logprobs, add_special_tokens })
+    }
+}

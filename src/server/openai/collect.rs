@@ -1,0 +1,66 @@
+//! Gathers the deltas of a unary reply.
+
+use super::choice::{End, StoppedBy};
+use super::generation::{Generation, failure};
+use crate::server::error::ApiError;
+use protocol::{Token, TokenLogprobs};
+use serde_json::{Value, json};
+use std::future::poll_fn;
+
+/// All of one choice.
+#[derive(Debug)]
+pub struct Whole {
+    /// Its text.
+    pub text: String,
+    /// Its tokens.
+    pub tokens: Vec<Token>,
+    /// One entry per token, if asked for.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// How it ended.
+    pub end: End,
+}
+
+/// Waits for the end of every choice. Gives the generation back for usage and prompt logprobs.
+///
+/// Errors: a failure of the request or of one of its choices, as a status.
+pub async fn collect(mut generation: Generation) -> Result<(Vec<Whole>, Generation), ApiError> {
+    let empty = |_| Whole {
+        text: String::new(),
+        tokens: Vec::new(),
+        logprobs: Vec::new(),
+        end: End::Length,
+    };
+    let mut wholes: Vec<Whole> = (0..generation.choices()).map(empty).collect();
+    while !generation.has_ended() {
+        poll_fn(|cx| generation.poll_events(cx)).await;
+        generation.drain(|index, delta, _| {
+            let whole = &mut wholes[index as usize];
+            whole.text.push_str(&delta.text);
+            whole.tokens.extend_from_slice(&delta.tokens);
+            whole.logprobs.extend_from_slice(&delta.logprobs);
+            if let Some(end) = &delta.end {
+                whole.end = end.clone();
+            }
+        });
+    }
+    if let Some(error) = generation.take_fatal() {
+        return Err(error);
+    }
+    let failed = wholes.iter().find_map(|whole| match whole.end {
+        End::Error(code) => Some(failure(code)),
+        _ => None,
+    });
+    match failed {
+        Some(error) => Err(error),
+        None => Ok((wholes, generation)),
+    }
+}
+
+/// The value of `stop_reason`.
+pub fn stop_reason(end: &End) -> Value {
+    match end {
+        End::Stop(StoppedBy::Id(id)) => json!(id),
+        End::Stop(StoppedBy::Text(text)) => json!(text),
+        _ => Value::Null,
+    }
+}

@@ -1,0 +1,98 @@
+//! Fields of a text completion request: forms and ranges.
+
+use crate::server::error::ApiError;
+use crate::server::fields::{Fields, int_list, wrong_kind};
+use crate::server::json::Json;
+use crate::server::openai::params::{Bounds, Defaults, Params, count_of_logprobs};
+use protocol::Token;
+
+const PROMPTS_MAX: usize = 256;
+
+/// One prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Prompt {
+    /// Text.
+    Text(String),
+    /// Ids, all below the vocabulary size.
+    Ids(Vec<Token>),
+}
+
+/// A checked request.
+#[derive(Debug, Clone)]
+pub(super) struct CompletionRequest {
+    pub(super) params: Params,
+    pub(super) prompts: Vec<Prompt>,
+    pub(super) logprobs: Option<u32>,
+    pub(super) add_special_tokens: bool,
+}
+
+impl CompletionRequest {
+    /// Takes all fields.
+    ///
+    /// Errors: 400 naming the field.
+    pub(super) fn take(
+        fields: &mut Fields,
+        bounds: &Bounds,
+        defaults: &Defaults,
+    ) -> Result<Self, ApiError> {
+        let mut params = Params::take(fields, bounds, defaults)?;
+        if fields.string("suffix", usize::MAX)?.is_some_and(|suffix| !suffix.is_empty()) {
+            let message = "a suffix is not supported";
+            return Err(ApiError::unsupported("suffix", message));
+        }
+        let prompts = prompts(fields, bounds)?;
+        let logprobs = count_of_logprobs(fields, "logprobs", bounds)?;
+        let low = if params.echo { 0 } else { 1 };
+        let old_name = fields.int("max_tokens", low..=i64::from(u32::MAX))?;
+        let new_name = fields.int("max_completion_tokens", low..=i64::from(u32::MAX))?;
+        params.max_tokens = new_name.or(old_name).map(|count| count as u32);
+        params.check_min_tokens()?;
+        let add_special_tokens = fields.bool("add_special_tokens")?.unwrap_or(true);
+        Ok(Self { params, prompts, logprobs, add_special_tokens })
+    }
+}
+
+/// `prompt`: a string, strings, ids, or lists of ids.
+fn prompts(fields: &mut Fields, bounds: &Bounds) -> Result<Vec<Prompt>, ApiError> {
+    let ids = |path: &str, value: Json| {
+        let list = int_list(path, value, 0..=i64::from(bounds.vocab_size) - 1, usize::MAX)?;
+        if list.is_empty() {
+            return Err(ApiError::invalid(path, "the prompt is empty"));
+        }
+        Ok(Prompt::Ids(list.into_iter().map(|id| id as Token).collect()))
+    };
+    match fields.take("prompt") {
+        None => Err(ApiError::invalid("prompt", "is missing")),
+        Some(Json::Str(text)) if text.is_empty() => {
+            Err(ApiError::invalid("prompt", "the prompt is empty"))
+        }
+        Some(Json::Str(text)) => Ok(vec![Prompt::Text(text)]),
+        Some(list @ Json::Ints(_)) => Ok(vec![ids("prompt", list)?]),
+        Some(Json::List(list)) => {
+            if list.is_empty() || list.len() > PROMPTS_MAX {
+                let message = format!("must hold 1 to {PROMPTS_MAX} prompts, got {}", list.len());
+                return Err(ApiError::invalid("prompt", message));
+            }
+            let one = |(index, value)| {
+                let path = format!("prompt[{index}]");
+                match value {
+                    Json::Str(text) if text.is_empty() => {
+                        Err(ApiError::invalid(path, "the prompt is empty"))
+                    }
+                    Json::Str(text) => Ok(Prompt::Text(text)),
+                    list @ (Json::Ints(_) | Json::List(_)) => ids(&path, list),
+                    other => Err(wrong_kind(path, "a string or a list of ids", &other)),
+                }
+            };
+            let prompts: Vec<Prompt> =
+                list.into_iter().enumerate().map(one).collect::<Result<_, _>>()?;
+            let texts = prompts.iter().filter(|p| matches!(p, Prompt::Text(_))).count();
+            if texts != 0 && texts != prompts.len() {
+                let message = "must be all strings or all lists of ids";
+                return Err(ApiError::invalid("prompt", message));
+            }
+            Ok(prompts)
+        }
+        Some(other) => Err(wrong_kind("prompt".to_owned(), "a string or a list", &other)),
+    }
+}

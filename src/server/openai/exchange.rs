@@ -1,0 +1,186 @@
+//! The frame around both kinds of completion: body in, prepared work, reply or stream out.
+
+use super::generation::Generation;
+use super::params::is_request_id;
+use crate::engine_client::Ticket;
+use crate::server::app::{App, Serving};
+use crate::server::body;
+use crate::server::error::ApiError;
+use crate::server::fields::Fields;
+use crate::server::json::Json;
+use crate::server::sse::{ChunkWriter, SseBody};
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderValue, Response, header};
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// What identifies a reply.
+#[derive(Debug, Clone)]
+pub struct ReplyHead {
+    /// `chatcmpl-…` or `cmpl-…`.
+    pub id: String,
+    /// Unix time.
+    pub created: u64,
+    /// Name asked for.
+    pub model: String,
+    /// Of the model.
+    pub fingerprint: String,
+}
+
+/// Request fields that came as headers.
+#[derive(Debug, Clone, Default)]
+pub struct FromHeaders {
+    /// `X-Request-Id`, if it has the form of one.
+    pub request_id: Option<String>,
+    /// `X-data-parallel-rank`, unchecked.
+    pub replica: Option<String>,
+}
+
+impl FromHeaders {
+    /// Reads them. A malformed request id is ignored: proxies send all sorts.
+    pub fn read(headers: &HeaderMap) -> Self {
+        let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
+        Self {
+            request_id: text("x-request-id").filter(|id| is_request_id(id)),
+            replica: text("x-data-parallel-rank"),
+        }
+    }
+
+    /// The replica named by the header, else by the body.
+    pub fn replica(&self, body: Option<u16>, replicas: u16) -> Result<Option<u16>, ApiError> {
+        let Some(text) = &self.replica else { return Ok(body) };
+        match text.trim().parse::<u16>() {
+            Ok(rank) if rank < replicas => Ok(Some(rank)),
+            _ => {
+                let message = format!("X-data-parallel-rank must be below {replicas}");
+                Err(ApiError::invalid("data_parallel_rank", message))
+            }
+        }
+    }
+}
+
+/// What a request became, before the first token.
+pub struct Prepared<R> {
+    /// Its choices.
+    pub generation: Generation,
+    /// How the reply is written.
+    pub reply: R,
+    /// Whether to stream.
+    pub stream: bool,
+    /// The id under which the client finds it.
+    pub request_id: String,
+    /// Fields nobody read.
+    pub ignored: Vec<String>,
+}
+
+/// How one endpoint reads requests and writes replies.
+pub trait Endpoint: Send + Sized + 'static {
+    /// Writes the chunks of a stream.
+    type Chunks: ChunkWriter + 'static;
+
+    /// Parses, refuses and converts one body. Runs where computing is allowed.
+    fn prepare(
+        app: &App,
+        serving: &Arc<Serving>,
+        fields: Fields,
+        headers: &FromHeaders,
+        ticket: Ticket,
+    ) -> Result<Prepared<Self>, ApiError>;
+
+    /// The writer of a stream.
+    fn chunks(self) -> Self::Chunks;
+
+    /// Collects the whole reply.
+    fn collect(
+        self,
+        generation: Generation,
+    ) -> impl Future<Output = Result<String, ApiError>> + Send;
+}
+
+/// Serves one request of an endpoint.
+pub async fn serve<E: Endpoint>(
+    app: Arc<App>,
+    request: Request,
+) -> Result<Response<Body>, ApiError> {
+    let serving = Arc::clone(app.accepting()?);
+    let (parts, body) = request.into_parts();
+    let body = body::read(&parts.headers, body, &app.options).await?;
+    let bytes = body.len();
+    let admission = serving.client.admission();
+    let ticket = admission.enter(bytes as u64).map_err(|o| app.overloaded(&o))?;
+    let headers = FromHeaders::read(&parts.headers);
+    let work = {
+        let app = Arc::clone(&app);
+        move || {
+            let fields = Fields::of_body(Json::parse(&body)?)?;
+            E::prepare(&app, &serving, fields, &headers, ticket)
+        }
+    };
+    let prepared = app.text.run(bytes, work).await?;
+    let (request_id, ignored) = (prepared.request_id.clone(), prepared.ignored.clone());
+    let mut response = answer(&app, prepared).await?;
+    label(&mut response, &request_id, &ignored);
+    Ok(response)
+}
+
+async fn answer<E: Endpoint>(
+    app: &App,
+    mut prepared: Prepared<E>,
+) -> Result<Response<Body>, ApiError> {
+    if !prepared.stream {
+        prepared.generation.first().await?;
+        let text = prepared.reply.collect(prepared.generation).await?;
+        let mut response = Response::new(Body::from(text));
+        let json = HeaderValue::from_static("application/json");
+        response.headers_mut().insert(header::CONTENT_TYPE, json);
+        return Ok(response);
+    }
+    // Headers wait for the first token, so that an early failure keeps its status; but not for ever.
+    let first = prepared.generation.first();
+    if app.options.keep_alive.is_zero() {
+        first.await?;
+    } else if let Ok(result) = tokio::time::timeout(app.options.keep_alive, first).await {
+        result?;
+    }
+    let chunks = prepared.reply.chunks();
+    let body = SseBody::new(prepared.generation, chunks, app.options.keep_alive);
+    let mut response = Response::new(Body::new(body));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    Ok(response)
+}
+
+/// Adds the request id and the names of ignored fields.
+pub fn label(response: &mut Response<Body>, request_id: &str, ignored: &[String]) {
+    let headers = response.headers_mut();
+    if let Ok(id) = HeaderValue::from_str(request_id) {
+        headers.insert("x-request-id", id);
+    }
+    if !ignored.is_empty()
+        && let Ok(names) = HeaderValue::from_str(&ignored.join(", "))
+    {
+        headers.insert("x-hadron-ignored-fields", names);
+    }
+}
+
+/// Names of the fields nobody read.
+///
+/// Errors: 400 if `--strict-fields` is on and there are any.
+pub fn ignored(app: &App, fields: &Fields) -> Result<Vec<String>, ApiError> {
+    let names = fields.ignored();
+    match names.first() {
+        Some(name) if app.options.strict_fields => {
+            Err(ApiError::unsupported(name.clone(), "unknown field"))
+        }
+        _ => Ok(names),
+    }
+}
+
+/// Seconds since 1970; only `created` reads the wall clock.
+pub fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}

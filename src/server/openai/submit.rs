@@ -1,0 +1,189 @@
+//! From checked fields and token ids to the engine: what both kinds of completion convert alike.
+
+use super::choice::{Choice, TextRules};
+use super::generation::{Generation, PromptFacts};
+use super::params::{Params, Truncate};
+use crate::engine_client::Ticket;
+use crate::server::app::{App, Serving};
+use crate::server::error::ApiError;
+use crate::server::ids::sampling_key;
+use crate::text::{DetokenizeOptions, Detokenizer, StopSet, TextError};
+use axum::http::StatusCode;
+use protocol::{Replica, RequestId, Token};
+use scheduler::{ExtraKeys, Submit};
+
+/// Prompts times choices one HTTP request may have.
+const CHOICES_MAX: usize = 256;
+
+/// What one endpoint adds to the shared fields.
+#[derive(Debug, Clone, Copy)]
+pub struct Extra {
+    /// Log-probabilities per token.
+    pub logprobs: Option<u32>,
+    /// Log-probabilities of the prompt.
+    pub prompt_logprobs: Option<u32>,
+    /// `max_tokens` of a request that names none; `None` = what the context leaves.
+    pub max_tokens_default: Option<u32>,
+    /// Name of the field that holds the prompt.
+    pub prompt_field: &'static str,
+}
+
+/// Sends `params.n` requests for each prompt. Hashes prompts: not for the async runtime.
+///
+/// Errors: 400 for what does not fit, 429 or 503 for load.
+pub fn generate(
+    app: &App,
+    serving: &Serving,
+    params: &Params,
+    prompts: &[Vec<Token>],
+    extra: Extra,
+    mut ticket: Ticket,
+) -> Result<Generation, ApiError> {
+    let n = params.n as usize;
+    if prompts.len() * n > CHOICES_MAX {
+        let message =
+            format!("{} prompts with n = {n} make more than {CHOICES_MAX} choices", prompts.len());
+        return Err(ApiError::invalid("n", message));
+    }
+    let template = template(serving, params, extra)?;
+    let mut submits = Vec::with_capacity(prompts.len() * n);
+    let mut prompt_tokens = 0;
+    for prompt in prompts {
+        let max_tokens = max_tokens(serving, params, prompt.len(), extra)?;
+        let seed = params.seed.map_or_else(|| app.random.next_u64(), |seed| seed as u64);
+        for choice in 0..n as u64 {
+            prompt_tokens += prompt.len() as u64;
+            let key = sampling_key(seed, choice);
+            submits.push(Submit { tokens: prompt.clone(), max_tokens, key, ..template.clone() });
+        }
+    }
+    ticket
+        .grow(submits.len() as u64, prompt_tokens)
+        .map_err(|overload| app.overloaded(&overload))?;
+    let stops = StopSet::new(&params.stop, params.include_stop);
+    let options = DetokenizeOptions { skip_special_tokens: params.skip_special, continues: true };
+    let rules =
+        TextRules { min_tokens: params.sampling.min_tokens, include_stop: params.include_stop };
+    let choice = |_| {
+        let detokenizer = Detokenizer::new(serving.tokenizer.clone(), options);
+        Choice::new(detokenizer, stops.matcher(), rules)
+    };
+    let choices = (0..submits.len()).map(choice).collect();
+    let facts = PromptFacts {
+        tokens: prompts.iter().map(|p| p.len() as u32).collect(),
+        block_tokens: serving.block_tokens,
+        details: app.options.usage_details,
+    };
+    let stream = serving.client.submit(submits, ticket);
+    Ok(Generation::new(stream, choices, n, facts, params.stream_interval))
+}
+
+/// The submit that all choices share.
+fn template(serving: &Serving, params: &Params, extra: Extra) -> Result<Submit, ApiError> {
+    let mut sampling = params.sampling.clone();
+    sampling.logprobs = extra.logprobs;
+    sampling.prompt_logprobs = extra.prompt_logprobs;
+    sampling.bad_words = bad_words(serving, params)?;
+    let eos_ids = serving.tokenizer.eos_ids().to_vec();
+    // The device masks all of these below `min_tokens`.
+    sampling.stop_ids.clone_from(&params.stop_ids);
+    if !params.ignore_eos {
+        sampling.stop_ids.extend(&eos_ids);
+    }
+    Ok(Submit {
+        id: RequestId(0),
+        tokens: Vec::new(),
+        max_tokens: 0,
+        sampling,
+        key: 0,
+        eos_ids: if params.ignore_eos { Vec::new() } else { eos_ids },
+        stop_ids: params.stop_ids.clone(),
+        priority: params.priority,
+        extra: ExtraKeys::salted(params.cache_salt.clone()),
+        replica: params.replica.map(Replica),
+        keys: Vec::new(),
+    })
+}
+
+/// The output cap of a prompt.
+fn max_tokens(
+    serving: &Serving,
+    params: &Params,
+    prompt_len: usize,
+    extra: Extra,
+) -> Result<u32, ApiError> {
+    let limit = serving.bounds.max_model_len as usize;
+    if prompt_len == 0 {
+        return Err(ApiError::invalid(extra.prompt_field, "the prompt is empty"));
+    }
+    if prompt_len >= limit {
+        let message =
+            format!("the prompt has {prompt_len} tokens, the model takes less than {limit}");
+        return Err(ApiError::bad_request("context_length_exceeded", extra.prompt_field, message));
+    }
+    let room = (limit - prompt_len) as u32;
+    let Some(asked) = params.max_tokens else {
+        return Ok(extra.max_tokens_default.map_or(room, |default| default.min(room)));
+    };
+    if asked > room {
+        let message = format!(
+            "{prompt_len} prompt tokens and max_tokens {asked} exceed the model's {limit} tokens"
+        );
+        return Err(ApiError::bad_request("context_length_exceeded", "max_tokens", message));
+    }
+    let needed = u64::from(params.n) * (prompt_len as u64 + u64::from(asked));
+    if needed > serving.pool_tokens {
+        let message = format!(
+            "n × (prompt + max_tokens) is {needed} tokens, the KV cache holds {}",
+            serving.pool_tokens
+        );
+        return Err(ApiError::bad_request("never_fits", "max_tokens", message));
+    }
+    Ok(asked)
+}
+
+/// Token sequences of the bad words: as they are, and as they look behind a space.
+fn bad_words(serving: &Serving, params: &Params) -> Result<Vec<Vec<Token>>, ApiError> {
+    let encode =
+        |text: &str| serving.tokenizer.encode(text, false).map_err(|e| text_error(&e, "bad_words"));
+    let mut words = Vec::with_capacity(2 * params.bad_words.len());
+    for word in &params.bad_words {
+        let plain = encode(word)?;
+        let spaced = encode(&format!(" {}", word.trim_start()))?;
+        let differs = spaced.first() != plain.first() && spaced.len() == plain.len();
+        words.extend([Some(plain), Some(spaced).filter(|_| differs)].into_iter().flatten());
+    }
+    words.retain(|ids| !ids.is_empty());
+    Ok(words)
+}
+
+/// Cuts a prompt as `truncate_prompt_tokens` says.
+pub fn truncate(ids: &mut Vec<Token>, truncate: Option<Truncate>) {
+    match truncate {
+        Some(Truncate::KeepLast(count)) => {
+            let cut = ids.len().saturating_sub(count as usize);
+            ids.drain(..cut);
+        }
+        Some(Truncate::KeepFirst(count)) => ids.truncate(count as usize),
+        None => {}
+    }
+}
+
+/// A failure of the text layer as a 400; its details go to the log.
+pub fn text_error(error: &TextError, param: &str) -> ApiError {
+    tracing::debug!(?error, "text refused");
+    ApiError::invalid(param, error.to_string())
+}
+
+impl App {
+    /// A refusal for load, with the status chosen at start.
+    pub fn overloaded(&self, overload: &crate::engine_client::Overload) -> ApiError {
+        let message = format!(
+            "{} in flight, the limit is {}: try again later",
+            overload.current, overload.cap
+        );
+        let status: StatusCode = self.options.overload_status;
+        let error = ApiError::new(status, overload.reason, message);
+        ApiError { retry_after_s: Some(overload.retry_after_s), ..error }
+    }
+}

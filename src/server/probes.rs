@@ -1,0 +1,48 @@
+//! Probes and small facts: `/livez`, `/readyz`, `/health`, `/ping`, `/version`, `/load`.
+//!
+//! Answered from atomics: they touch neither the tokeniser nor the scheduler.
+
+use super::app::App;
+use super::error::ApiError;
+use super::health::State as Health;
+use super::openai::generation::draining;
+use axum::Json;
+use axum::extract::State;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Whether the process should be left alive.
+pub async fn live(State(app): State<Arc<App>>) -> Result<(), ApiError> {
+    match app.health.state() {
+        Health::Stalled => Err(stalled()),
+        _ => Ok(()),
+    }
+}
+
+/// Whether new requests should be sent here.
+pub async fn ready(State(app): State<Arc<App>>) -> Result<(), ApiError> {
+    match app.health.state() {
+        Health::Serving => Ok(()),
+        Health::Starting => Err(ApiError::unavailable("starting", "the model is being loaded", 10)),
+        Health::Draining => Err(draining()),
+        Health::Stalled => Err(stalled()),
+        Health::Unavailable => {
+            Err(ApiError::unavailable("engine_unavailable", "no replica serves", 10))
+        }
+    }
+}
+
+fn stalled() -> ApiError {
+    ApiError::unavailable("engine_unavailable", "a step is past its deadline", 10)
+}
+
+/// The version of this server.
+pub async fn version() -> Json<Value> {
+    Json(json!({"version": env!("CARGO_PKG_VERSION")}))
+}
+
+/// Requests in flight.
+pub async fn load(State(app): State<Arc<App>>) -> Json<Value> {
+    let requests = app.serving().map_or(0, |serving| serving.client.admission().requests());
+    Json(json!({"server_load": requests}))
+}

@@ -1,0 +1,86 @@
+//! POST `/tokenize` and `/detokenize`.
+
+mod types;
+
+use super::app::{App, Serving};
+use super::body;
+use super::error::ApiError;
+use super::fields::Fields;
+use super::json::Json;
+use super::openai::chat::render;
+use super::openai::exchange::{ignored, label};
+use super::openai::submit::text_error;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, Response, header};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use types::{Detokenize, Subject, Tokenize};
+
+/// Text or messages to ids.
+pub async fn tokenize(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response<Body>, ApiError> {
+    answer(app, request, |serving, fields| {
+        let request = Tokenize::take(fields)?;
+        serving.check_model(request.model.as_deref())?;
+        let special = request.add_special_tokens;
+        let ids = match request.subject {
+            Subject::Text(text) => {
+                let encoded = serving.tokenizer.encode(&text, special.unwrap_or(true));
+                encoded.map_err(|error| text_error(&error, "prompt"))?
+            }
+            Subject::Chat(input) => render(serving, *input, special.unwrap_or(false))?,
+        };
+        let spelling = |id: &u32| serving.tokenizer.token_spelling(*id).unwrap_or_default();
+        let strs = request.token_strs.then(|| ids.iter().map(spelling).collect::<Vec<_>>());
+        Ok(json!({
+            "count": ids.len(),
+            "max_model_len": serving.bounds.max_model_len,
+            "tokens": ids,
+            "token_strs": strs,
+        }))
+    })
+    .await
+}
+
+/// Ids to text.
+pub async fn detokenize(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response<Body>, ApiError> {
+    answer(app, request, |serving, fields| {
+        let request = Detokenize::take(fields, serving.bounds.vocab_size)?;
+        serving.check_model(request.model.as_deref())?;
+        Ok(json!({"prompt": serving.tokenizer.decode(&request.tokens, false)}))
+    })
+    .await
+}
+
+/// The frame around both: limits, admission, the text pool, the reply.
+async fn answer(
+    app: Arc<App>,
+    request: Request,
+    work: impl FnOnce(&Arc<Serving>, &mut Fields) -> Result<Value, ApiError> + Send + 'static,
+) -> Result<Response<Body>, ApiError> {
+    let serving = Arc::clone(app.serving()?);
+    let (parts, body) = request.into_parts();
+    let body = body::read(&parts.headers, body, &app.options).await?;
+    let bytes = body.len();
+    let ticket = serving.client.admission().enter(bytes as u64).map_err(|o| app.overloaded(&o))?;
+    let pool = Arc::clone(&app);
+    let work = move || {
+        let _ticket = ticket; // Counted until the work is done, also if the client leaves.
+        let mut fields = Fields::of_body(Json::parse(&body)?)?;
+        let value = work(&serving, &mut fields)?;
+        Ok((value, ignored(&app, &fields)?))
+    };
+    let (value, ignored) = pool.text.run(bytes, work).await?;
+    let mut response = Response::new(Body::from(value.to_string()));
+    let kind = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    let id = parts.headers.get("x-request-id").and_then(|v| v.to_str().ok());
+    label(&mut response, id.unwrap_or_default(), &ignored);
+    Ok(response)
+}
