@@ -39,7 +39,7 @@ fn prompt(
     bases: &[Vec<Token>],
     asked: &[(u64, Submit)],
 ) -> Vec<Token> {
-    let (longest, vocab) = (setup.max_model_len() - 1, setup.engine.limits.vocab_size);
+    let (longest, vocab) = (setup.load.prompt, setup.engine.limits.vocab_size);
     let mut tokens = Vec::new();
     if chance.hits(setup.load.shared) {
         let base = &bases[chance.below(bases.len() as u64) as usize];

@@ -31,6 +31,8 @@ pub(crate) struct Load {
     pub(crate) priorities: bool,
     /// Longest answer asked for.
     pub(crate) answer: u32,
+    /// Longest prompt. Short prompts with long answers grow while they run: the food of preemption.
+    pub(crate) prompt: u32,
     /// Requests in 1000 that break a limit on purpose.
     pub(crate) hopeless: u32,
     /// Longest one-way delay of a link.
@@ -76,7 +78,7 @@ impl Setup {
             0 => least,
             1 => least + 1,
             2 => least * 2,
-            3 | 4 => least * chance.between(2, 6),
+            3 | 4 => least + chance.between(0, least * 4),
             _ => least * 40,
         };
         let blocks = blocks.clamp(4, 512).max(least);
@@ -145,14 +147,19 @@ impl Load {
         let length = engine.limits.max_model_len;
         // About 4,000 tokens a world, so that a seed takes milliseconds.
         let requests = (8_000 / length.max(8)).clamp(6, 160);
+        let (prompt, answer) = match chance.below(2) {
+            0 => (length - 1, chance.scaled(1, length)),
+            _ => (chance.scaled(1, length - 1), length),
+        };
         Self {
             requests: chance.between(requests / 3, requests),
-            gap_ms: chance.pick(&[0, 1, 3, 10, 50]),
+            gap_ms: chance.pick(&[0, 0, 1, 3, 10, 50]),
             shared: chance.pick(&[0, 300, 800]),
             continued: chance.pick(&[0, 200, 500]),
             salts: chance.pick(&[0, 0, 1, 3]),
             priorities: chance.hits(300),
-            answer: chance.scaled(1, length),
+            answer,
+            prompt,
             hopeless: chance.pick(&[0, 0, 50, 200]),
             link_ms: chance.pick(&[0, 1, 5]),
             step_ms: chance.pick(&[0, 1, 4]),
