@@ -247,30 +247,40 @@ impl Engine {
         for lost in self.group_of(replica) {
             self.domains[lost].lose(self.now_ms, keep_index);
         }
-        if !self.config.lockstep && self.domains.iter().any(Domain::is_ready) {
-            self.move_queue(replica);
-        }
-    }
-
-    /// Sends the waiting requests of a lost replica, but for pinned ones, to replicas that are ready.
-    fn move_queue(&mut self, from: usize) {
-        let waiting: Vec<Slot> = self.domains[from].state.waiting.slots().collect();
-        for slot in waiting {
-            let Domain { state, load, .. } = &mut self.domains[from];
-            if state.requests[slot].asked.pinned {
-                continue;
+        if !self.config.lockstep {
+            let waiting: Vec<Slot> = self.domains[replica].state.waiting.slots().collect();
+            for slot in waiting {
+                self.move_on(replica, slot);
             }
-            let request = state.requests.remove(slot);
-            state.waiting.remove(request.key);
-            state.waiting_tokens -= request.tokens.len() as u64;
-            load.release(request.asked.charge);
-            let ready = (0..self.domains.len()).filter(|&i| self.domains[i].is_ready());
-            let least = ready.min_by_key(|&i| (self.domains[i].load.tokens, i));
-            self.enqueue(least.unwrap_or(from), request);
         }
     }
 
-    /// A lost replica is back. What no longer fits its pool ends.
+    /// Sends a waiting request to the least loaded ready replica that can ever hold it, unless it
+    /// is pinned; whether there was one. Pools differ once executors came back with less memory.
+    fn move_on(&mut self, from: usize, slot: Slot) -> bool {
+        let request = &self.domains[from].state.requests[slot];
+        let (limit, pinned) = (request.limit, request.asked.pinned);
+        let holds = |&i: &usize| i != from && self.domains[i].is_ready() && self.holds(i, limit);
+        let refuges = (0..self.domains.len()).filter(holds);
+        let least = refuges.min_by_key(|&i| (self.domains[i].load.tokens, i));
+        let Some(to) = least.filter(|_| !pinned) else { return false };
+        let Domain { state, load, changed, .. } = &mut self.domains[from];
+        let request = state.requests.remove(slot);
+        state.waiting.remove(request.key);
+        state.waiting_tokens -= request.tokens.len() as u64;
+        load.release(request.asked.charge);
+        *changed = true;
+        self.enqueue(to, request);
+        true
+    }
+
+    /// Whether a replica's pool can hold a request that reaches `limit` tokens.
+    fn holds(&self, replica: usize, limit: u32) -> bool {
+        let kv = &self.domains[replica].kv;
+        kv.blocks_for(limit) <= kv.counts().pool
+    }
+
+    /// A lost replica is back. What no longer fits its pool moves on or ends.
     fn ready(
         &mut self,
         replica: Replica,
@@ -284,15 +294,15 @@ impl Engine {
         }
         flush_events(replica, domain, effects);
         domain.restore(&self.config.kv, blocks, graph_rows);
-        let Domain { state, kv, .. } = domain;
-        let too_large = |&id: &RequestId| {
-            let place = self.owners[&id];
-            kv.blocks_for(state.requests[place.slot].limit) > kv.counts().pool
-        };
-        let ids = state.waiting.slots().map(|slot| state.requests[slot].id);
-        let ids: Vec<RequestId> = ids.filter(too_large).collect();
-        for id in ids {
-            self.end(id, Finish::Error(ErrorCode::EngineUnavailable));
+        let index = usize::from(replica.0);
+        let state = &self.domains[index].state;
+        let waiting = state.waiting.slots().map(|slot| (slot, &state.requests[slot]));
+        let too_large = waiting.filter(|(_, request)| !self.holds(index, request.limit));
+        let too_large: Vec<_> = too_large.map(|(slot, request)| (slot, request.id)).collect();
+        for (slot, id) in too_large {
+            if self.config.lockstep || !self.move_on(index, slot) {
+                self.end(id, Finish::Error(ErrorCode::EngineUnavailable));
+            }
         }
     }
 
