@@ -171,10 +171,11 @@ impl Faults {
     /// Each kind is off in half of the worlds; the rates of the rest vary over an order.
     fn draw(chance: &mut Chance) -> Self {
         let mut rate = |rates: &[u32]| if chance.hits(500) { 0 } else { chance.pick(rates) };
+        let crash = rate(&[2, 10, 40]);
         Self {
             abort: rate(&[30, 150, 500]),
-            crash: rate(&[2, 10, 40]),
-            crashes: rate(&[1, 3, 8]),
+            crash,
+            crashes: 8,
             stale: rate(&[200, 1000]),
             duplicate: rate(&[10, 100, 300]),
             row: rate(&[1, 5, 20]),
