@@ -1,1 +1,31 @@
 //! Devices, buffers and kernels; the home of unsafe code.
+//!
+//! [`Driver`] moves bytes, [`Kernels`] computes on them; both are object safe, because a launch costs
+//! microseconds and a virtual call nanoseconds. [`cpu::CpuDevice`] is always built: embedded default
+//! and oracle for every other backend. Nothing here knows a request, a model or a peer.
+
+#![allow(clippy::cast_ptr_alignment, reason = "buffers are 64-byte aligned and views typed")]
+#![allow(
+    clippy::inline_always,
+    reason = "row kernels take the features of their caller by inlining"
+)]
+#![allow(clippy::unused_self, reason = "kernels are methods of their device, threads or not")]
+
+mod args;
+mod buffer;
+pub mod cpu;
+mod driver;
+mod dtype;
+mod error;
+mod kv_layout;
+mod mat;
+mod packed;
+
+pub use args::{Attention, BatchRows, Experts, QkRope, Rope, Routes};
+pub use buffer::{Buffer, Release};
+pub use driver::{Driver, Kernels, MemInfo, Stream};
+pub use dtype::{DType, Element, bf16, f16};
+pub use error::DeviceError;
+pub use kv_layout::KvLayout;
+pub use mat::{Mat, MatMut};
+pub use packed::{HostMat, PANEL_COLUMNS, Packed};

@@ -1,1 +1,27 @@
-//! Tensors and shape-checked maths on one device.
+//! Tensors and shape-checked maths on one device; chooses kernels and fusions.
+//!
+//! [`Ops`] is all a layer calls; results come from an arena that hands the same memory out again in the
+//! same order, so that a step allocates nothing and could be captured as a graph. Ops knows no peer
+//! and no request.
+
+#![forbid(unsafe_code)]
+
+mod arena;
+mod attention;
+mod batch;
+mod dense;
+mod error;
+mod kv_pool;
+mod moe;
+mod tensor;
+mod weights;
+
+pub use attention::{AttentionShape, QkRopeWeights, RopeTable};
+pub use batch::{BatchInputs, BatchView};
+pub use dense::Ops;
+pub use error::OpError;
+pub use kernels::{DType, HostMat, KvLayout, bf16, f16};
+pub use kv_pool::KvPool;
+pub use moe::{PackedExperts, Routing};
+pub use tensor::Tensor;
+pub use weights::{Embedding, PackedLinear};

@@ -1,0 +1,83 @@
+//! Arguments of kernels that take more than a handful.
+//!
+//! `T` tokens, `R` rows, `N` query heads, `K` KV heads, `D` head size, `E` experts, `W` table width.
+
+use crate::{Mat, Packed};
+
+/// How the tokens of a step belong to rows, and where their keys lie.
+#[derive(Debug, Clone, Copy)]
+pub struct BatchRows<'a> {
+    /// Row `r` owns tokens `[cu_q[r], cu_q[r + 1])`; i32 `[R + 1]`.
+    pub cu_q: Mat<'a>,
+    /// Keys of row `r`, its own tokens included; i32 `[R]`.
+    pub context_lens: Mat<'a>,
+    /// Blocks of row `r` in order of position; i32 `[R, W]`, entries behind the context are not read.
+    pub block_tables: Mat<'a>,
+}
+
+/// Rotary embedding, half pairing: channel `i` turns with `i + rotary / 2`.
+#[derive(Debug, Clone, Copy)]
+pub struct Rope<'a> {
+    /// Cosines by position; f32 `[P, rotary / 2]`.
+    pub cos: Mat<'a>,
+    /// Sines by position; same shape.
+    pub sin: Mat<'a>,
+}
+
+/// Arguments of `qk_norm_rope_kv_write`.
+#[derive(Debug, Clone, Copy)]
+pub struct QkRope<'a> {
+    /// Projections `[T, (N + 2 K) D]`: query heads, key heads, value heads.
+    pub qkv: Mat<'a>,
+    /// Weight `[D]` of the query norm, if the model has one.
+    pub q_norm: Option<Mat<'a>>,
+    /// Weight `[D]` of the key norm.
+    pub k_norm: Option<Mat<'a>>,
+    /// Added to the mean square of both norms.
+    pub eps: f32,
+    /// Rotation by position.
+    pub rope: Rope<'a>,
+    /// Position of each token; i32 `[T]`.
+    pub positions: Mat<'a>,
+    /// Slot of each token, −1 stores nothing; i64 `[T]`.
+    pub slots: Mat<'a>,
+    /// Query heads.
+    pub heads: usize,
+    /// Layer of the pool.
+    pub layer: usize,
+}
+
+/// Arguments of `paged_attention`.
+#[derive(Debug, Clone, Copy)]
+pub struct Attention<'a> {
+    /// Queries `[T, N D]`.
+    pub q: Mat<'a>,
+    /// Rows, lengths, tables.
+    pub rows: BatchRows<'a>,
+    /// Query heads.
+    pub heads: usize,
+    /// Layer of the pool.
+    pub layer: usize,
+    /// Factor of the scores, usually `D^-½`.
+    pub scale: f32,
+}
+
+/// Which experts a token goes to, and with which weight.
+#[derive(Debug, Clone, Copy)]
+pub struct Routes<'a> {
+    /// Expert of each choice; i32 `[T, k]`.
+    pub experts: Mat<'a>,
+    /// Weight of each choice; f32 `[T, k]`.
+    pub weights: Mat<'a>,
+}
+
+/// Weights of the experts on this rank.
+#[derive(Debug, Clone, Copy)]
+pub struct Experts<'a> {
+    /// Global number of the first one; choices outside `[first, first + len)` are left out.
+    pub first: usize,
+    /// Gate and up projections `[2 I, H]`, gate rows first.
+    pub gate_up: &'a [Packed],
+    /// Down projections `[H, I]`.
+    pub down: &'a [Packed],
+}

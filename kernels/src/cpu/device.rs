@@ -1,0 +1,287 @@
+//! `CpuDevice`: threads, memory, and the table that leads each kernel of the trait to its file.
+
+use std::sync::Arc;
+
+use super::isa::Isa;
+use super::memory::{CpuMemory, host_memory};
+use super::pool::ThreadPool;
+use super::topology::physical_cores;
+use crate::{
+    Attention, Buffer, DType, DeviceError, Driver, Experts, HostMat, Kernels, KvLayout, Mat,
+    MatMut, MemInfo, Packed, QkRope, Routes, Stream,
+};
+
+/// How a CPU device computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CpuConfig {
+    /// Threads that compute, the caller included; 0 = one per physical core.
+    pub threads: usize,
+    /// Instruction set; tests name slower ones than the best.
+    pub isa: Isa,
+}
+
+impl Default for CpuConfig {
+    fn default() -> Self {
+        Self { threads: 0, isa: Isa::detect() }
+    }
+}
+
+/// The host processor as a device.
+#[derive(Debug)]
+pub struct CpuDevice {
+    threads: ThreadPool,
+    memory: Arc<CpuMemory>,
+    isa: Isa,
+}
+
+impl CpuDevice {
+    /// Starts the threads. Refuses an instruction set that the processor lacks.
+    pub fn new(config: CpuConfig) -> Result<Self, DeviceError> {
+        if !config.isa.available() {
+            return Err(DeviceError::MissingIsa { isa: config.isa.name() });
+        }
+        let threads = if config.threads == 0 { physical_cores() } else { config.threads };
+        Ok(Self { threads: ThreadPool::new(threads)?, memory: Arc::default(), isa: config.isa })
+    }
+
+    /// The instruction set in use.
+    #[must_use]
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// The threads, for other host work between kernels (sampling).
+    #[must_use]
+    pub fn threads(&self) -> &ThreadPool {
+        &self.threads
+    }
+}
+
+impl Driver for CpuDevice {
+    fn name(&self) -> String {
+        format!("cpu, {} threads, {}", self.threads.threads(), self.isa.name())
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError> {
+        self.memory.alloc(bytes)
+    }
+
+    fn upload(&self, to: &mut Buffer, offset: usize, from: &[u8]) -> Result<(), DeviceError> {
+        check_range("upload", offset, from.len(), to.bytes())?;
+        // SAFETY: the range was checked, and a host slice never overlaps a uniquely borrowed buffer.
+        unsafe {
+            to.as_mut_ptr().add(offset).copy_from_nonoverlapping(from.as_ptr(), from.len());
+        }
+        Ok(())
+    }
+
+    fn download(
+        &self,
+        _: &Stream,
+        from: &Buffer,
+        offset: usize,
+        to: &mut [u8],
+    ) -> Result<(), DeviceError> {
+        check_range("download", offset, to.len(), from.bytes())?;
+        // SAFETY: the range was checked; buffers are initialised and `to` is uniquely borrowed.
+        unsafe {
+            to.as_mut_ptr().copy_from_nonoverlapping(from.as_ptr().add(offset), to.len());
+        }
+        Ok(())
+    }
+
+    fn synchronize(&self, _: &Stream) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn mem_info(&self) -> MemInfo {
+        let (free_bytes, total_bytes) = host_memory();
+        MemInfo { free_bytes, total_bytes }
+    }
+}
+
+impl Kernels for CpuDevice {
+    fn pack(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<Packed, DeviceError> {
+        self.pack_parts(parts, dtype)
+    }
+
+    fn linear(
+        &self,
+        _: &Stream,
+        y: MatMut<'_>,
+        x: Mat<'_>,
+        w: &Packed,
+        bias: Option<Mat<'_>>,
+    ) -> Result<(), DeviceError> {
+        self.linear_rows(y, x, w, bias)
+    }
+
+    fn embed(
+        &self,
+        _: &Stream,
+        y: MatMut<'_>,
+        ids: Mat<'_>,
+        table: Mat<'_>,
+        first: usize,
+    ) -> Result<(), DeviceError> {
+        self.embed_table(y, ids, table, first)
+    }
+
+    fn embed_packed(
+        &self,
+        _: &Stream,
+        y: MatMut<'_>,
+        ids: Mat<'_>,
+        table: &Packed,
+        first: usize,
+    ) -> Result<(), DeviceError> {
+        self.embed_panels(y, ids, table, first)
+    }
+
+    fn rms_norm(
+        &self,
+        _: &Stream,
+        y: MatMut<'_>,
+        x: Mat<'_>,
+        w: Mat<'_>,
+        eps: f32,
+    ) -> Result<(), DeviceError> {
+        self.norm_rows(y, x, w, eps)
+    }
+
+    fn add_rms_norm(
+        &self,
+        _: &Stream,
+        y: MatMut<'_>,
+        x: MatMut<'_>,
+        delta: Mat<'_>,
+        w: Mat<'_>,
+        eps: f32,
+    ) -> Result<(), DeviceError> {
+        self.add_norm_rows(y, x, delta, w, eps)
+    }
+
+    fn qk_norm_rope_kv_write(
+        &self,
+        _: &Stream,
+        q: MatMut<'_>,
+        kv: (&mut Buffer, &KvLayout),
+        args: &QkRope<'_>,
+    ) -> Result<(), DeviceError> {
+        self.rope_and_store(q, kv, args)
+    }
+
+    fn paged_attention(
+        &self,
+        _: &Stream,
+        o: MatMut<'_>,
+        kv: (&Buffer, &KvLayout),
+        args: &Attention<'_>,
+    ) -> Result<(), DeviceError> {
+        self.attend(o, kv, args)
+    }
+
+    fn silu_mul(&self, _: &Stream, y: MatMut<'_>, x: Mat<'_>) -> Result<(), DeviceError> {
+        self.silu_mul_rows(y, x)
+    }
+
+    fn add(&self, _: &Stream, y: MatMut<'_>, a: Mat<'_>, b: Mat<'_>) -> Result<(), DeviceError> {
+        self.add_rows(y, a, b)
+    }
+
+    fn gather_rows(
+        &self,
+        _: &Stream,
+        y: MatMut<'_>,
+        x: Mat<'_>,
+        rows: Mat<'_>,
+    ) -> Result<(), DeviceError> {
+        self.gather(y, x, rows)
+    }
+
+    fn moe_route_softmax(
+        &self,
+        _: &Stream,
+        experts: MatMut<'_>,
+        weights: MatMut<'_>,
+        logits: Mat<'_>,
+        normalise: bool,
+    ) -> Result<(), DeviceError> {
+        self.route_softmax(experts, weights, logits, normalise)
+    }
+
+    fn moe_mlp(
+        &self,
+        _: &Stream,
+        y: MatMut<'_>,
+        x: Mat<'_>,
+        routes: &Routes<'_>,
+        experts: &Experts<'_>,
+    ) -> Result<(), DeviceError> {
+        self.expert_mlp(y, x, routes, experts)
+    }
+}
+
+fn check_range(
+    kernel: &'static str,
+    offset: usize,
+    len: usize,
+    bytes: usize,
+) -> Result<(), DeviceError> {
+    match offset.checked_add(len) {
+        Some(end) if end <= bytes => Ok(()),
+        _ => Err(DeviceError::Shape {
+            kernel,
+            what: "end of the range",
+            got: offset.saturating_add(len),
+            expected: bytes,
+        }),
+    }
+}
+
+/// Refuses a size that differs from the expected one.
+pub(super) fn check_size(
+    kernel: &'static str,
+    what: &'static str,
+    got: usize,
+    expected: usize,
+) -> Result<(), DeviceError> {
+    if got == expected {
+        return Ok(());
+    }
+    Err(DeviceError::Shape { kernel, what, got, expected })
+}
+
+/// Refuses an element type that differs from the expected one.
+pub(super) fn check_dtype(
+    kernel: &'static str,
+    what: &'static str,
+    got: DType,
+    expected: DType,
+) -> Result<(), DeviceError> {
+    if got == expected {
+        return Ok(());
+    }
+    Err(DeviceError::Unsupported { kernel, what, dtype: got })
+}
+
+/// Calls a method generic over the element type for the model types, f32 and bf16.
+macro_rules! for_float {
+    ($kernel:expr, $dtype:expr, $T:ident => $call:expr) => {
+        match $dtype {
+            $crate::DType::F32 => {
+                type $T = f32;
+                $call
+            }
+            $crate::DType::BF16 => {
+                type $T = half::bf16;
+                $call
+            }
+            dtype => {
+                let (kernel, what) = ($kernel, "activation");
+                return Err($crate::DeviceError::Unsupported { kernel, what, dtype });
+            }
+        }
+    };
+}
+pub(super) use for_float;

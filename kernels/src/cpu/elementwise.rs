@@ -1,0 +1,124 @@
+//! `silu_mul`, `add`, `gather_rows`: rows or ranges in parallel, f32 inside, one rounding at the store.
+
+use super::device::{CpuDevice, check_dtype, check_size, for_float};
+use super::maths::silu;
+use super::row_kernel::{RowKernel, dispatch};
+use super::share::Rows;
+use crate::dtype::Float;
+use crate::{DType, DeviceError, Element, Mat, MatMut};
+
+/// Elements below which waking the other threads costs more than they save.
+pub(super) const MIN_ELEMENTS: usize = 16 * 1024;
+
+/// Rows below which a row-wise kernel stays on the caller's thread.
+pub(super) fn min_rows(cols: usize) -> usize {
+    MIN_ELEMENTS.div_ceil(cols.max(1)).max(2)
+}
+
+struct SiluMul<'a, T> {
+    y: &'a mut [T],
+    gate: &'a [T],
+    up: &'a [T],
+}
+
+impl<T: Float> RowKernel for SiluMul<'_, T> {
+    #[inline(always)]
+    fn run(self) {
+        for ((y, gate), up) in self.y.iter_mut().zip(self.gate).zip(self.up) {
+            *y = T::store(silu(gate.load()) * up.load());
+        }
+    }
+}
+
+struct Add<'a, T> {
+    y: &'a mut [T],
+    a: &'a [T],
+    b: &'a [T],
+}
+
+impl<T: Float> RowKernel for Add<'_, T> {
+    #[inline(always)]
+    fn run(self) {
+        for ((y, a), b) in self.y.iter_mut().zip(self.a).zip(self.b) {
+            *y = T::store(a.load() + b.load());
+        }
+    }
+}
+
+impl CpuDevice {
+    pub(super) fn silu_mul_rows(&self, mut y: MatMut<'_>, x: Mat<'_>) -> Result<(), DeviceError> {
+        const KERNEL: &str = "silu_mul";
+        check_size(KERNEL, "rows", y.rows(), x.rows())?;
+        check_size(KERNEL, "columns", x.cols(), 2 * y.cols())?;
+        check_dtype(KERNEL, "output", y.dtype(), x.dtype())?;
+        for_float!(KERNEL, x.dtype(), T => self.silu_mul_of::<T>(&mut y, x));
+        Ok(())
+    }
+
+    fn silu_mul_of<T: Float>(&self, y: &mut MatMut<'_>, x: Mat<'_>) {
+        let (inner, isa) = (y.cols(), self.isa());
+        let out = Rows::<T>::new(y);
+        self.threads().split(x.rows(), 1, min_rows(inner), &|range| {
+            for r in range {
+                let (gate, up) = x.row::<T>(r).split_at(inner);
+                // SAFETY: each row belongs to one thread.
+                let y = unsafe { out.row(r) };
+                dispatch(isa, SiluMul { y, gate, up });
+            }
+        });
+    }
+
+    pub(super) fn add_rows(
+        &self,
+        mut y: MatMut<'_>,
+        a: Mat<'_>,
+        b: Mat<'_>,
+    ) -> Result<(), DeviceError> {
+        const KERNEL: &str = "add";
+        for (x, what) in [(&a, "left"), (&b, "right")] {
+            check_size(KERNEL, "rows", x.rows(), y.rows())?;
+            check_size(KERNEL, "columns", x.cols(), y.cols())?;
+            check_dtype(KERNEL, what, x.dtype(), y.dtype())?;
+        }
+        for_float!(KERNEL, y.dtype(), T => self.add_of::<T>(&mut y, a, b));
+        Ok(())
+    }
+
+    fn add_of<T: Float>(&self, y: &mut MatMut<'_>, a: Mat<'_>, b: Mat<'_>) {
+        let isa = self.isa();
+        let out = Rows::<T>::new(y);
+        self.threads().split(a.rows(), 1, min_rows(a.cols()), &|range| {
+            for r in range {
+                // SAFETY: each row belongs to one thread.
+                let y = unsafe { out.row(r) };
+                dispatch(isa, Add { y, a: a.row(r), b: b.row(r) });
+            }
+        });
+    }
+
+    pub(super) fn gather(
+        &self,
+        mut y: MatMut<'_>,
+        x: Mat<'_>,
+        rows: Mat<'_>,
+    ) -> Result<(), DeviceError> {
+        const KERNEL: &str = "gather_rows";
+        check_dtype(KERNEL, "rows", rows.dtype(), DType::I32)?;
+        check_size(KERNEL, "rows", y.rows(), rows.cols())?;
+        check_size(KERNEL, "columns", y.cols(), x.cols())?;
+        check_dtype(KERNEL, "output", y.dtype(), x.dtype())?;
+        let limit = x.rows();
+        if let Some(&bad) = rows.row::<i32>(0).iter().find(|&&r| r < 0 || r as usize >= limit) {
+            let (what, index) = ("row", i64::from(bad));
+            return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
+        }
+        for_float!(KERNEL, x.dtype(), T => copy_rows::<T>(&mut y, x, rows.row(0)));
+        Ok(())
+    }
+}
+
+fn copy_rows<T: Element>(y: &mut MatMut<'_>, x: Mat<'_>, rows: &[i32]) {
+    for (i, &r) in rows.iter().enumerate() {
+        y.row_mut::<T>(i).copy_from_slice(x.row(r as usize));
+    }
+}

@@ -1,0 +1,26 @@
+//! The CPU device: embedded default, and the oracle for every other backend.
+//!
+//! Each kernel exists once per instruction set where that pays, else as plain code that the compiler
+//! vectorises; [`Isa`] is chosen when the device is made. Launches run to their end before they return.
+
+mod attention;
+mod device;
+mod elementwise;
+mod embed;
+mod gemm;
+mod isa;
+mod maths;
+mod memory;
+mod moe;
+mod norm;
+mod pack;
+mod pool;
+mod qk_rope;
+mod row_kernel;
+mod share;
+mod topology;
+
+pub use device::{CpuConfig, CpuDevice};
+pub use isa::Isa;
+pub use pool::ThreadPool;
+pub use topology::physical_cores;

@@ -1,0 +1,127 @@
+//! `rms_norm` and `add_rms_norm`: rows in parallel.
+//!
+//! `y = w · cast(x · rsqrt(mean(x²) + eps))`: the normalised row is rounded to the model type before it
+//! meets the weight, as transformers does for Llama and Qwen; the product is rounded at the store.
+
+use super::device::{CpuDevice, check_dtype, check_size, for_float};
+use super::elementwise::min_rows;
+use super::maths::sum_by;
+use super::row_kernel::{RowKernel, dispatch};
+use super::share::Rows;
+use crate::dtype::Float;
+use crate::{DeviceError, Mat, MatMut};
+
+const KERNEL: &str = "rms_norm";
+
+struct Norm<'a, T> {
+    y: &'a mut [T],
+    x: &'a [T],
+    w: &'a [T],
+    eps: f32,
+}
+
+impl<T: Float> RowKernel for Norm<'_, T> {
+    #[inline(always)]
+    fn run(self) {
+        let scale = inverse_rms(self.x, self.eps);
+        for ((y, x), w) in self.y.iter_mut().zip(self.x).zip(self.w) {
+            let unit = T::store(x.load() * scale);
+            *y = T::store(w.load() * unit.load());
+        }
+    }
+}
+
+struct AddNorm<'a, T> {
+    y: &'a mut [T],
+    x: &'a mut [T],
+    delta: &'a [T],
+    w: &'a [T],
+    eps: f32,
+}
+
+impl<T: Float> RowKernel for AddNorm<'_, T> {
+    #[inline(always)]
+    fn run(self) {
+        for (x, delta) in self.x.iter_mut().zip(self.delta) {
+            *x = T::store(x.load() + delta.load());
+        }
+        Norm { y: self.y, x: self.x, w: self.w, eps: self.eps }.run();
+    }
+}
+
+/// `1 / sqrt(mean(x²) + eps)`.
+#[inline(always)]
+pub(super) fn inverse_rms<T: Float>(x: &[T], eps: f32) -> f32 {
+    let squares = sum_by(x, |x| x.load() * x.load());
+    1.0 / (squares / x.len() as f32 + eps).sqrt()
+}
+
+impl CpuDevice {
+    pub(super) fn norm_rows(
+        &self,
+        mut y: MatMut<'_>,
+        x: Mat<'_>,
+        w: Mat<'_>,
+        eps: f32,
+    ) -> Result<(), DeviceError> {
+        check_norm(&y, x, w)?;
+        for_float!(KERNEL, x.dtype(), T => self.norm_of::<T>(&mut y, x, w.row(0), eps));
+        Ok(())
+    }
+
+    fn norm_of<T: Float>(&self, y: &mut MatMut<'_>, x: Mat<'_>, w: &[T], eps: f32) {
+        let isa = self.isa();
+        let out = Rows::<T>::new(y);
+        self.threads().split(x.rows(), 1, min_rows(x.cols()), &|range| {
+            for r in range {
+                // SAFETY: each row belongs to one thread.
+                let y = unsafe { out.row(r) };
+                dispatch(isa, Norm { y, x: x.row(r), w, eps });
+            }
+        });
+    }
+
+    pub(super) fn add_norm_rows(
+        &self,
+        mut y: MatMut<'_>,
+        mut x: MatMut<'_>,
+        delta: Mat<'_>,
+        w: Mat<'_>,
+        eps: f32,
+    ) -> Result<(), DeviceError> {
+        check_norm(&y, x.as_ref(), w)?;
+        check_size(KERNEL, "rows of the addend", delta.rows(), x.rows())?;
+        check_size(KERNEL, "columns of the addend", delta.cols(), x.cols())?;
+        check_dtype(KERNEL, "addend", delta.dtype(), x.dtype())?;
+        for_float!(KERNEL, x.dtype(), T => self.add_norm_of::<T>(&mut y, &mut x, delta, (w, eps)));
+        Ok(())
+    }
+
+    fn add_norm_of<T: Float>(
+        &self,
+        y: &mut MatMut<'_>,
+        x: &mut MatMut<'_>,
+        delta: Mat<'_>,
+        (w, eps): (Mat<'_>, f32),
+    ) {
+        let isa = self.isa();
+        let (rows, w) = (x.rows(), w.row::<T>(0));
+        let min = min_rows(x.cols());
+        let (out, residual) = (Rows::<T>::new(y), Rows::<T>::new(x));
+        self.threads().split(rows, 1, min, &|range| {
+            for r in range {
+                // SAFETY: each row of both belongs to one thread.
+                let (y, x) = unsafe { (out.row(r), residual.row(r)) };
+                dispatch(isa, AddNorm { y, x, delta: delta.row(r), w, eps });
+            }
+        });
+    }
+}
+
+fn check_norm(y: &MatMut<'_>, x: Mat<'_>, w: Mat<'_>) -> Result<(), DeviceError> {
+    check_size(KERNEL, "rows", y.rows(), x.rows())?;
+    check_size(KERNEL, "columns", y.cols(), x.cols())?;
+    check_size(KERNEL, "weight", w.cols(), x.cols())?;
+    check_dtype(KERNEL, "output", y.dtype(), x.dtype())?;
+    check_dtype(KERNEL, "weight", w.dtype(), x.dtype())
+}

@@ -1,0 +1,209 @@
+//! Query/key norm, rotary embedding and the store into the KV pool, fused.
+//!
+//! Per token and head: `x · rsqrt(mean(x²) + eps) · w` (if the model has such norms), then the rotation
+//! `(a, b) → (a cos − b sin, b cos + a sin)` of channel `i` with `i + rotary / 2`, in f32; rounded once.
+//! Work is divided by head, so no two threads write one tile of the pool.
+
+use super::device::{CpuDevice, check_dtype, check_size, for_float};
+use super::norm::inverse_rms;
+use super::row_kernel::{RowKernel, dispatch};
+use super::share::{Rows, SendPtr};
+use crate::dtype::Float;
+use crate::{Buffer, DType, DeviceError, KvLayout, Mat, MatMut, QkRope};
+
+const KERNEL: &str = "qk_norm_rope_kv_write";
+/// Largest head that the scratch of a turn holds.
+const MAX_HEAD: usize = 512;
+
+/// Normalises and rotates one head of one token.
+struct Turn<'a, T> {
+    y: &'a mut [T],
+    x: &'a [T],
+    norm: Option<&'a [T]>,
+    eps: f32,
+    cos: &'a [f32],
+    sin: &'a [f32],
+}
+
+impl<T: Float> RowKernel for Turn<'_, T> {
+    #[inline(always)]
+    fn run(self) {
+        let mut head = [0.0f32; MAX_HEAD];
+        let head = &mut head[..self.x.len()];
+        if let Some(w) = self.norm {
+            let scale = inverse_rms(self.x, self.eps);
+            for ((h, x), w) in head.iter_mut().zip(self.x).zip(w) {
+                *h = T::store(w.load() * T::store(x.load() * scale).load()).load();
+            }
+        } else {
+            for (h, x) in head.iter_mut().zip(self.x) {
+                *h = x.load();
+            }
+        }
+        let half = self.cos.len();
+        let (turned, kept) = head.split_at(2 * half);
+        let (low, high) = turned.split_at(half);
+        let (y_turned, y_kept) = self.y.split_at_mut(2 * half);
+        let (y_low, y_high) = y_turned.split_at_mut(half);
+        for i in 0..half {
+            y_low[i] = T::store(low[i] * self.cos[i] - high[i] * self.sin[i]);
+            y_high[i] = T::store(high[i] * self.cos[i] + low[i] * self.sin[i]);
+        }
+        for (y, x) in y_kept.iter_mut().zip(kept) {
+            *y = T::store(*x);
+        }
+    }
+}
+
+impl CpuDevice {
+    pub(super) fn rope_and_store(
+        &self,
+        mut q: MatMut<'_>,
+        (kv, layout): (&mut Buffer, &KvLayout),
+        args: &QkRope<'_>,
+    ) -> Result<(), DeviceError> {
+        check(&q, kv, layout, args)?;
+        for_float!(KERNEL, layout.dtype, T => self.turn_and_store::<T>(&mut q, kv, layout, args));
+        Ok(())
+    }
+
+    fn turn_and_store<T: Float>(
+        &self,
+        q: &mut MatMut<'_>,
+        kv: &mut Buffer,
+        layout: &KvLayout,
+        args: &QkRope<'_>,
+    ) {
+        let heads = args.heads + 2 * layout.kv_heads;
+        let tokens = args.qkv.rows();
+        let step =
+            Step { args, layout, pool: SendPtr(kv.as_mut_ptr().cast::<T>()), isa: self.isa() };
+        let out = Rows::<T>::new(q);
+        let few = tokens * args.qkv.cols() < super::elementwise::MIN_ELEMENTS;
+        let min_heads = if few { usize::MAX } else { 0 };
+        self.threads().split(heads, 1, min_heads, &|range| {
+            for head in range {
+                for t in 0..tokens {
+                    if head < args.heads {
+                        let dim = layout.head_dim;
+                        // SAFETY: each head's columns belong to one thread.
+                        let y = unsafe { out.part(t, head * dim, dim) };
+                        step.turn(y, t, head, args.q_norm);
+                    } else if head < args.heads + layout.kv_heads {
+                        step.store_key(t, head - args.heads);
+                    } else {
+                        step.store_value(t, head - args.heads - layout.kv_heads);
+                    }
+                }
+            }
+        });
+    }
+}
+
+struct Step<'a, T> {
+    args: &'a QkRope<'a>,
+    layout: &'a KvLayout,
+    pool: SendPtr<T>,
+    isa: super::Isa,
+}
+
+impl<T: Float> Step<'_, T> {
+    /// Columns of `head` in the projections of token `t`.
+    fn head(&self, t: usize, head: usize) -> &[T] {
+        let dim = self.layout.head_dim;
+        &self.args.qkv.row::<T>(t)[head * dim..][..dim]
+    }
+
+    fn turn(&self, y: &mut [T], t: usize, head: usize, norm: Option<Mat<'_>>) {
+        let position = self.args.positions.row::<i32>(0)[t] as usize;
+        dispatch(
+            self.isa,
+            Turn {
+                y,
+                x: self.head(t, head),
+                norm: norm.map(|w| w.row(0)),
+                eps: self.args.eps,
+                cos: self.args.rope.cos.row(position),
+                sin: self.args.rope.sin.row(position),
+            },
+        );
+    }
+
+    fn store_key(&self, t: usize, head: usize) {
+        let mut key = [T::store(0.0); MAX_HEAD];
+        let key = &mut key[..self.layout.head_dim];
+        self.turn(key, t, self.args.heads + head, self.args.k_norm);
+        let Some((block, row)) = self.slot(t) else { return };
+        let tile = self.layout.key_tile(self.args.layer, block, head);
+        for (d, x) in key.iter().enumerate() {
+            // SAFETY: slots and layer were checked, so the tile lies in the pool; this thread alone
+            // writes this head.
+            unsafe { self.pool.get().add(tile + self.layout.key(row, d)).write(*x) }
+        }
+    }
+
+    fn store_value(&self, t: usize, head: usize) {
+        let Some((block, row)) = self.slot(t) else { return };
+        let tile = self.layout.value_tile(self.args.layer, block, head);
+        let value = self.head(t, self.args.heads + self.layout.kv_heads + head);
+        for (d, x) in value.iter().enumerate() {
+            // SAFETY: as for keys.
+            unsafe { self.pool.get().add(tile + self.layout.value(row, d)).write(*x) }
+        }
+    }
+
+    /// Block and row of token `t`; `None` for slot −1.
+    fn slot(&self, t: usize) -> Option<(usize, usize)> {
+        let slot = usize::try_from(self.args.slots.row::<i64>(0)[t]).ok()?;
+        Some((slot / self.layout.block_tokens, slot % self.layout.block_tokens))
+    }
+}
+
+fn check(
+    q: &MatMut<'_>,
+    kv: &Buffer,
+    layout: &KvLayout,
+    args: &QkRope<'_>,
+) -> Result<(), DeviceError> {
+    layout.check()?;
+    let (tokens, dim) = (args.qkv.rows(), layout.head_dim);
+    let size = |what, got, expected| check_size(KERNEL, what, got, expected);
+    size("columns of qkv", args.qkv.cols(), (args.heads + 2 * layout.kv_heads) * dim)?;
+    size("rows of q", q.rows(), tokens)?;
+    size("columns of q", q.cols(), args.heads * dim)?;
+    size("positions", args.positions.cols(), tokens)?;
+    size("slots", args.slots.cols(), tokens)?;
+    size("columns of sin", args.rope.sin.cols(), args.rope.cos.cols())?;
+    size("rows of sin", args.rope.sin.rows(), args.rope.cos.rows())?;
+    size("pool bytes", kv.bytes().min(layout.bytes()), layout.bytes())?;
+    check_dtype(KERNEL, "qkv", args.qkv.dtype(), layout.dtype)?;
+    check_dtype(KERNEL, "q", q.dtype(), layout.dtype)?;
+    check_dtype(KERNEL, "cos", args.rope.cos.dtype(), DType::F32)?;
+    check_dtype(KERNEL, "sin", args.rope.sin.dtype(), DType::F32)?;
+    for norm in [args.q_norm, args.k_norm].into_iter().flatten() {
+        size("norm weight", norm.cols(), dim)?;
+        check_dtype(KERNEL, "norm weight", norm.dtype(), layout.dtype)?;
+    }
+    if dim > MAX_HEAD || 2 * args.rope.cos.cols() > dim {
+        return Err(DeviceError::Shape {
+            kernel: KERNEL,
+            what: "head",
+            got: dim,
+            expected: MAX_HEAD,
+        });
+    }
+    let index = |what, index: i64, limit: usize| {
+        if index < limit as i64 {
+            return Ok(());
+        }
+        Err(DeviceError::Index { kernel: KERNEL, what, index, limit })
+    };
+    index("layer", args.layer as i64, layout.layers)?;
+    for &p in args.positions.row::<i32>(0) {
+        index("position", i64::from(p as u32), args.rope.cos.rows())?;
+    }
+    for &slot in args.slots.row::<i64>(0) {
+        index("slot", slot, layout.slots())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,38 @@
+//! Plain Rust compiled once per instruction set.
+//!
+//! Element-wise kernels need no intrinsics: the compiler vectorises their loops for whatever the
+//! enclosing function enables. Rust never contracts or reorders f32 arithmetic, so all versions give
+//! the same bits.
+
+use super::isa::Isa;
+
+/// A loop nest over captured data. `run` must be `#[inline(always)]`, as must all it calls.
+pub(super) trait RowKernel {
+    /// Does the work.
+    fn run(self);
+}
+
+/// Runs the version for `isa`, which the device has checked to be available.
+pub(super) fn dispatch<K: RowKernel>(isa: Isa, kernel: K) {
+    match isa {
+        // SAFETY: `CpuDevice::new` refuses an instruction set that the processor lacks.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 | Isa::Avx512Bf16 => unsafe { avx512(kernel) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { avx2(kernel) },
+        _ => kernel.run(),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
+fn avx512<K: RowKernel>(kernel: K) {
+    kernel.run();
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn avx2<K: RowKernel>(kernel: K) {
+    kernel.run();
+}

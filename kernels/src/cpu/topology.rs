@@ -1,0 +1,38 @@
+//! How many threads compute best: one per physical core this process may use.
+
+use std::collections::HashSet;
+use std::num::NonZeroUsize;
+use std::path::Path;
+
+/// Physical cores available to the process: hardware threads that share a core count once, and the
+/// limits of affinity and control group are kept. At least 1.
+#[must_use]
+pub fn physical_cores() -> usize {
+    let allowed = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    cores_of(Path::new("/sys/devices/system/cpu")).map_or(allowed, |cores| cores.min(allowed))
+}
+
+/// Distinct sets of sibling threads below a sysfs folder; `None` where it does not exist.
+fn cores_of(cpus: &Path) -> Option<usize> {
+    let siblings: HashSet<String> = std::fs::read_dir(cpus)
+        .ok()?
+        .filter_map(Result::ok)
+        .filter_map(|cpu| std::fs::read_to_string(cpu.path().join("topology/core_cpus_list")).ok())
+        .collect();
+    (!siblings.is_empty()).then_some(siblings.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_a_core() {
+        assert!(physical_cores() >= 1);
+    }
+
+    #[test]
+    fn a_missing_folder_says_nothing() {
+        assert_eq!(cores_of(Path::new("/nonexistent")), None);
+    }
+}

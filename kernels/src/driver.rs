@@ -1,0 +1,223 @@
+//! What every device offers: memory (`Driver`) and maths on it (`Kernels`).
+
+use crate::{
+    Attention, BatchRows, Buffer, DType, DeviceError, Experts, HostMat, KvLayout, Mat, MatMut,
+    Packed, QkRope, Routes,
+};
+
+/// An order of launches. The CPU device runs every launch to its end before it returns, so it has one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stream(pub usize);
+
+/// Memory of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemInfo {
+    /// Bytes that can still be allocated.
+    pub free_bytes: u64,
+    /// Bytes in all.
+    pub total_bytes: u64,
+}
+
+/// Memory, copies and order of one device.
+pub trait Driver: Send + Sync {
+    /// The device in words, for logs and reports.
+    fn name(&self) -> String;
+
+    /// Allocates zeroed memory.
+    fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError>;
+
+    /// Copies host bytes to `[offset, offset + from.len())` of a buffer.
+    fn upload(&self, to: &mut Buffer, offset: usize, from: &[u8]) -> Result<(), DeviceError>;
+
+    /// Copies `[offset, offset + to.len())` of a buffer to the host, after all launches on `s`.
+    fn download(
+        &self,
+        s: &Stream,
+        from: &Buffer,
+        offset: usize,
+        to: &mut [u8],
+    ) -> Result<(), DeviceError>;
+
+    /// Waits for all launches on `s`.
+    fn synchronize(&self, s: &Stream) -> Result<(), DeviceError>;
+
+    /// Free and total memory.
+    fn mem_info(&self) -> MemInfo;
+}
+
+/// Maths on one device. Every output element is one sum in fixed order: a row's result depends on
+/// neither its neighbours, nor the chunk it came in, nor the number of threads.
+///
+/// Sums, norms, softmax and rotations are f32; a result is rounded once, when it is stored.
+pub trait Kernels: Driver {
+    /// Packs the rows of `parts`, stacked, as a weight matrix of `dtype`. All parts have equal columns.
+    fn pack(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<Packed, DeviceError>;
+
+    /// `y = x Wᵀ + bias`: `x [T, K]`, `W [N, K]`, `bias [N]` f32, `y [T, N]` f32 or the dtype of `x`.
+    fn linear(
+        &self,
+        s: &Stream,
+        y: MatMut<'_>,
+        x: Mat<'_>,
+        w: &Packed,
+        bias: Option<Mat<'_>>,
+    ) -> Result<(), DeviceError>;
+
+    /// `y[t] = table[ids[t] - first]`, zero where the id is outside: `ids` i32 `[T]`, `y [T, H]`.
+    fn embed(
+        &self,
+        s: &Stream,
+        y: MatMut<'_>,
+        ids: Mat<'_>,
+        table: Mat<'_>,
+        first: usize,
+    ) -> Result<(), DeviceError>;
+
+    /// As `embed`, out of a packed matrix `[V, H]`: a tied head is held once.
+    fn embed_packed(
+        &self,
+        s: &Stream,
+        y: MatMut<'_>,
+        ids: Mat<'_>,
+        table: &Packed,
+        first: usize,
+    ) -> Result<(), DeviceError>;
+
+    /// `y = w · cast(x / sqrt(mean(x²) + eps))`: `x`, `y [T, H]`, `w [H]`.
+    fn rms_norm(
+        &self,
+        s: &Stream,
+        y: MatMut<'_>,
+        x: Mat<'_>,
+        w: Mat<'_>,
+        eps: f32,
+    ) -> Result<(), DeviceError>;
+
+    /// `x += delta; y = rms_norm(x)`: the residual stream is updated in place and rounded once.
+    fn add_rms_norm(
+        &self,
+        s: &Stream,
+        y: MatMut<'_>,
+        x: MatMut<'_>,
+        delta: Mat<'_>,
+        w: Mat<'_>,
+        eps: f32,
+    ) -> Result<(), DeviceError>;
+
+    /// `q = rope(norm(q))` into `q [T, N D]`; `rope(norm(k))` and `v` into the pool by slot.
+    fn qk_norm_rope_kv_write(
+        &self,
+        s: &Stream,
+        q: MatMut<'_>,
+        kv: (&mut Buffer, &KvLayout),
+        args: &QkRope<'_>,
+    ) -> Result<(), DeviceError>;
+
+    /// `o = softmax(scale q kᵀ) v` over the keys at or before each query's position: `o [T, N D]`.
+    fn paged_attention(
+        &self,
+        s: &Stream,
+        o: MatMut<'_>,
+        kv: (&Buffer, &KvLayout),
+        args: &Attention<'_>,
+    ) -> Result<(), DeviceError>;
+
+    /// `y = silu(gate) · up`: `x [T, 2 I]` holds the gate columns, then the up columns; `y [T, I]`.
+    fn silu_mul(&self, s: &Stream, y: MatMut<'_>, x: Mat<'_>) -> Result<(), DeviceError>;
+
+    /// `y = a + b`, all of one shape.
+    fn add(&self, s: &Stream, y: MatMut<'_>, a: Mat<'_>, b: Mat<'_>) -> Result<(), DeviceError>;
+
+    /// `y[i] = x[rows[i]]`: `rows` i32 `[n]`, `x [T, H]`, `y [n, H]`.
+    fn gather_rows(
+        &self,
+        s: &Stream,
+        y: MatMut<'_>,
+        x: Mat<'_>,
+        rows: Mat<'_>,
+    ) -> Result<(), DeviceError>;
+
+    /// Softmax over `logits` f32 `[T, E]`, then the `k` largest, the lower index first among equals.
+    /// `experts` i32 and `weights` f32 are `[T, k]`; with `normalise` a token's weights sum to 1.
+    fn moe_route_softmax(
+        &self,
+        s: &Stream,
+        experts: MatMut<'_>,
+        weights: MatMut<'_>,
+        logits: Mat<'_>,
+        normalise: bool,
+    ) -> Result<(), DeviceError>;
+
+    /// `y = Σ weight · down(silu(gate x) · up x)` over a token's experts in ascending order, in f32.
+    fn moe_mlp(
+        &self,
+        s: &Stream,
+        y: MatMut<'_>,
+        x: Mat<'_>,
+        routes: &Routes<'_>,
+        experts: &Experts<'_>,
+    ) -> Result<(), DeviceError>;
+}
+
+/// Checks what kernels read without a type: lengths, tables and slots that come from the host.
+impl BatchRows<'_> {
+    /// Rows of the step.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.context_lens.cols()
+    }
+
+    /// Whether there is no row.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Tokens `[from, to)` of row `r`.
+    pub(crate) fn tokens(&self, r: usize) -> (usize, usize) {
+        let cu_q = self.cu_q.row::<i32>(0);
+        (cu_q[r] as usize, cu_q[r + 1] as usize)
+    }
+
+    /// Keys of row `r`.
+    pub(crate) fn context(&self, r: usize) -> usize {
+        self.context_lens.row::<i32>(0)[r] as usize
+    }
+
+    /// Refuses rows that overlap, exceed the tokens, or name blocks outside the pool.
+    pub(crate) fn check(&self, tokens: usize, layout: &KvLayout) -> Result<(), DeviceError> {
+        const KERNEL: &str = "paged_attention";
+        let shape =
+            |what, got, expected| DeviceError::Shape { kernel: KERNEL, what, got, expected };
+        let rows = self.len();
+        if self.cu_q.cols() != rows + 1 {
+            return Err(shape("cu_q", self.cu_q.cols(), rows + 1));
+        }
+        if self.block_tables.rows() != rows && rows > 0 {
+            return Err(shape("block_tables", self.block_tables.rows(), rows));
+        }
+        let cu_q = self.cu_q.row::<i32>(0);
+        if cu_q[0] != 0 || cu_q[rows] as usize != tokens || !cu_q.is_sorted() {
+            return Err(shape("cu_q", cu_q[rows] as usize, tokens));
+        }
+        for r in 0..rows {
+            let (from, to) = self.tokens(r);
+            let context = self.context_lens.row::<i32>(0)[r];
+            if context < (to - from) as i32 {
+                return Err(shape("context_lens", context.max(0) as usize, to - from));
+            }
+            let used = (context as usize).div_ceil(layout.block_tokens);
+            let table = self.block_tables.row::<i32>(r);
+            if used > table.len() {
+                return Err(shape("block_tables", table.len(), used));
+            }
+            for &block in &table[..used] {
+                if block < 0 || block as usize >= layout.blocks {
+                    let (what, index, limit) = ("block", i64::from(block), layout.blocks);
+                    return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
+                }
+            }
+        }
+        Ok(())
+    }
+}

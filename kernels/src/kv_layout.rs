@@ -1,0 +1,98 @@
+//! Where keys and values lie in the pool.
+//!
+//! The pool is `[layer][block][kv head][K tile | V tile]`. Within a tile of `B` tokens and head size
+//! `D`: bf16 keys `[D / 2][B][d % 2]` and values `[B / 2][D][t % 2]`, so that scores and outputs are
+//! paired dot products over contiguous lines, with tokens (scores) or channels (outputs) along the
+//! lanes and no shuffles; f32 keys `[D][B]`, values `[B][D]`.
+
+use crate::{DType, DeviceError};
+
+/// Shape of a KV pool: what one layer stores for one block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvLayout {
+    /// Layers in the pool.
+    pub layers: usize,
+    /// Blocks in the pool.
+    pub blocks: usize,
+    /// Token positions per block; even.
+    pub block_tokens: usize,
+    /// KV heads on this rank.
+    pub kv_heads: usize,
+    /// Channels per head; a multiple of 16.
+    pub head_dim: usize,
+    /// f32 or bf16.
+    pub dtype: DType,
+}
+
+impl KvLayout {
+    /// Checks that kernels exist for this layout.
+    pub fn check(&self) -> Result<(), DeviceError> {
+        if !matches!(self.dtype, DType::F32 | DType::BF16) {
+            let (kernel, what) = ("kv layout", "dtype");
+            return Err(DeviceError::Unsupported { kernel, what, dtype: self.dtype });
+        }
+        let even = |what, got: usize, unit: usize| {
+            if got != 0 && got.is_multiple_of(unit) {
+                return Ok(());
+            }
+            let expected = got.max(1).next_multiple_of(unit);
+            Err(DeviceError::Shape { kernel: "kv layout", what, got, expected })
+        };
+        even("block_tokens", self.block_tokens, 2)?;
+        even("head_dim", self.head_dim, 16)
+    }
+
+    /// Elements of one key or value tile.
+    #[must_use]
+    pub const fn tile(&self) -> usize {
+        self.block_tokens * self.head_dim
+    }
+
+    /// Bytes of one block over all layers.
+    #[must_use]
+    pub const fn bytes_per_block(&self) -> usize {
+        self.layers * self.kv_heads * 2 * self.tile() * self.dtype.bytes()
+    }
+
+    /// Bytes of the pool.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.blocks * self.bytes_per_block()
+    }
+
+    /// Slots of the pool.
+    #[must_use]
+    pub const fn slots(&self) -> usize {
+        self.blocks * self.block_tokens
+    }
+
+    /// Element index of the key tile; the value tile follows it.
+    #[must_use]
+    pub const fn key_tile(&self, layer: usize, block: usize, head: usize) -> usize {
+        ((layer * self.blocks + block) * self.kv_heads + head) * 2 * self.tile()
+    }
+
+    /// Element index of the value tile.
+    #[must_use]
+    pub const fn value_tile(&self, layer: usize, block: usize, head: usize) -> usize {
+        self.key_tile(layer, block, head) + self.tile()
+    }
+
+    /// Position of token `t`, channel `d` inside a key tile.
+    #[must_use]
+    pub const fn key(&self, t: usize, d: usize) -> usize {
+        match self.dtype {
+            DType::BF16 => (d / 2 * self.block_tokens + t) * 2 + d % 2,
+            _ => d * self.block_tokens + t,
+        }
+    }
+
+    /// Position of token `t`, channel `d` inside a value tile.
+    #[must_use]
+    pub const fn value(&self, t: usize, d: usize) -> usize {
+        match self.dtype {
+            DType::BF16 => (t / 2 * self.head_dim + d) * 2 + t % 2,
+            _ => t * self.head_dim + d,
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Attention over the paged KV cache, and what happens to q, k and v before it.
+//!
+//! Legend: T tokens, N query heads, K KV heads, D head size, P positions.
+
+use kernels::{Attention, DType, QkRope, Rope};
+
+use crate::error::check_size;
+use crate::{BatchView, KvPool, OpError, Ops, Tensor};
+
+/// Cosines and sines by position, f32 `[P, rotary / 2]`, made by the model from its rope rule.
+#[derive(Debug)]
+pub struct RopeTable {
+    cos: Tensor,
+    sin: Tensor,
+}
+
+/// What the query/key norms and the rotation need besides the batch.
+#[derive(Debug, Clone, Copy)]
+pub struct QkRopeWeights<'a> {
+    /// Weight `[D]` of the per-head query norm, if the model has one.
+    pub q_norm: Option<&'a Tensor>,
+    /// Weight `[D]` of the per-head key norm.
+    pub k_norm: Option<&'a Tensor>,
+    /// Added to the mean square of both norms.
+    pub eps: f32,
+    /// Rotation by position.
+    pub rope: &'a RopeTable,
+}
+
+/// Heads and layer of one attention.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionShape {
+    /// Query heads on this rank; KV heads and head size are the pool's.
+    pub heads: usize,
+    /// Layer of the pool.
+    pub layer: usize,
+    /// Factor of the scores, usually `D^-½`.
+    pub scale: f32,
+}
+
+impl Ops {
+    /// A rotation table: `cos` and `sin` hold `positions` rows of `half` = rotary size / 2 values.
+    pub fn rope_table(&self, cos: &[f32], sin: &[f32], half: usize) -> Result<RopeTable, OpError> {
+        check_size("rope_table", "sines", sin.len(), cos.len())?;
+        let positions = cos.len() / half.max(1);
+        check_size("rope_table", "cosines", cos.len(), positions * half)?;
+        let upload = |values: &[f32]| {
+            let mut table = self.zeros(DType::F32, &[positions, half])?;
+            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            self.device.upload(table.buffer_mut(), 0, &bytes)?;
+            Ok::<_, OpError>(table)
+        };
+        Ok(RopeTable { cos: upload(cos)?, sin: upload(sin)? })
+    }
+
+    /// `q = rope(norm(q))`; `rope(norm(k))` and `v` go into the pool by slot (−1: nowhere).
+    ///
+    /// `qkv [T, (N + 2 K) D]` holds query, key, value heads in this order; returns `q [T, N D]`.
+    pub fn qk_norm_rope_kv_write(
+        &self,
+        qkv: &Tensor,
+        weights: &QkRopeWeights<'_>,
+        shape: &AttentionShape,
+        kv: &KvPool,
+        batch: &BatchView,
+    ) -> Result<Tensor, OpError> {
+        let layout = kv.layout();
+        let mut q = self.scratch(qkv.dtype(), &[qkv.rows(), shape.heads * layout.head_dim])?;
+        let args = QkRope {
+            qkv: qkv.mat()?,
+            q_norm: weights.q_norm.map(Tensor::mat).transpose()?,
+            k_norm: weights.k_norm.map(Tensor::mat).transpose()?,
+            eps: weights.eps,
+            rope: Rope { cos: weights.rope.cos.mat()?, sin: weights.rope.sin.mat()? },
+            positions: batch.positions.mat()?,
+            slots: batch.slots.mat()?,
+            heads: shape.heads,
+            layer: shape.layer,
+        };
+        let (s, out) = (&self.stream, q.mat_mut()?);
+        self.device.qk_norm_rope_kv_write(s, out, (&mut kv.write(), layout), &args)?;
+        Ok(q)
+    }
+
+    /// `o = softmax(scale q kᵀ) v` over the keys at or before each query: `q`, `o [T, N D]`. Query head
+    /// `h` reads KV head `h K / N`. Keys come from the pool, the step's own included.
+    pub fn paged_attention(
+        &self,
+        q: &Tensor,
+        shape: &AttentionShape,
+        kv: &KvPool,
+        batch: &BatchView,
+    ) -> Result<Tensor, OpError> {
+        let mut o = self.scratch(q.dtype(), q.shape())?;
+        let args = Attention {
+            q: q.mat()?,
+            rows: batch.kernel_rows()?,
+            heads: shape.heads,
+            layer: shape.layer,
+            scale: shape.scale,
+        };
+        let (s, out) = (&self.stream, o.mat_mut()?);
+        self.device.paged_attention(s, out, (&kv.read(), kv.layout()), &args)?;
+        Ok(o)
+    }
+}

@@ -1,0 +1,82 @@
+//! What a forward pass must know about its batch, on the device.
+
+use kernels::{BatchRows, DType};
+
+use crate::error::check_size;
+use crate::{OpError, Ops, Tensor};
+
+/// The batch on the host, as the executor lays it out. T tokens, R rows, W widest block table.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct BatchInputs {
+    /// Position of each token, `[T]`.
+    pub positions: Vec<i32>,
+    /// Slot of each token, `[T]`; −1 stores nothing.
+    pub slots: Vec<i64>,
+    /// Row `r` owns tokens `[cu_q[r], cu_q[r + 1])`; `[R + 1]`, from 0 to T.
+    pub cu_q: Vec<i32>,
+    /// Keys of each row, its own tokens included, `[R]`.
+    pub context_lens: Vec<i32>,
+    /// Blocks of row `r` at `[r W, (r + 1) W)`, padded with anything.
+    pub block_tables: Vec<i32>,
+    /// Tokens whose hidden states or logits are wanted.
+    pub last_rows: Vec<i32>,
+}
+
+/// A batch on the device.
+#[derive(Debug)]
+pub struct BatchView {
+    /// i32 `[T]`.
+    pub positions: Tensor,
+    /// i64 `[T]`.
+    pub slots: Tensor,
+    /// i32 `[R + 1]`.
+    pub cu_q: Tensor,
+    /// i32 `[R]`.
+    pub context_lens: Tensor,
+    /// i32 `[R, W]`.
+    pub block_tables: Tensor,
+    /// i32 `[n]`.
+    pub last_rows: Tensor,
+}
+
+impl BatchView {
+    /// Copies a batch to the device.
+    pub fn new(ops: &Ops, inputs: &BatchInputs) -> Result<Self, OpError> {
+        let rows = inputs.context_lens.len();
+        check_size("batch", "cu_q", inputs.cu_q.len(), rows + 1)?;
+        check_size("batch", "slots", inputs.slots.len(), inputs.positions.len())?;
+        let width = inputs.block_tables.len() / rows.max(1);
+        check_size("batch", "block_tables", inputs.block_tables.len(), width * rows)?;
+        let mut slots = ops.scratch(DType::I64, &[inputs.slots.len()])?;
+        let bytes: Vec<u8> = inputs.slots.iter().flat_map(|slot| slot.to_le_bytes()).collect();
+        ops.device.upload(slots.buffer_mut(), 0, &bytes)?;
+        Ok(Self {
+            positions: ops.ids(&inputs.positions)?,
+            slots,
+            cu_q: ops.ids(&inputs.cu_q)?,
+            context_lens: ops.ids(&inputs.context_lens)?,
+            block_tables: ops.ids(&inputs.block_tables)?.reshape(&[rows, width])?,
+            last_rows: ops.ids(&inputs.last_rows)?,
+        })
+    }
+
+    /// Tokens of the batch.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.positions.len()
+    }
+
+    /// Rows of the batch.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.context_lens.len()
+    }
+
+    pub(crate) fn kernel_rows(&self) -> Result<BatchRows<'_>, OpError> {
+        Ok(BatchRows {
+            cu_q: self.cu_q.mat()?,
+            context_lens: self.context_lens.mat()?,
+            block_tables: self.block_tables.mat()?,
+        })
+    }
+}

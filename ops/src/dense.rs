@@ -1,0 +1,245 @@
+//! `Ops`: memory, copies, and the maths of dense layers.
+//!
+//! Legend: T tokens, H hidden, N outputs, K inputs, I intermediate size, V vocabulary, n rows asked for.
+//! All sums are f32 in fixed order; results are rounded once to the model type, f32 or bf16.
+
+use std::sync::Arc;
+
+use kernels::{DType, DeviceError, HostMat, Kernels, MemInfo, Stream};
+
+use crate::arena::{Arena, Storage};
+use crate::error::check_size;
+use crate::weights::Table;
+use crate::{Embedding, OpError, PackedLinear, Tensor};
+
+/// Maths on one device in one model type.
+pub struct Ops {
+    pub(crate) device: Arc<dyn Kernels>,
+    pub(crate) stream: Stream,
+    arena: Arc<Arena>,
+    dtype: DType,
+}
+
+impl std::fmt::Debug for Ops {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ops")
+            .field("device", &self.device.name())
+            .field("dtype", &self.dtype)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Ops {
+    /// Ops on `device` with activations of `dtype`, f32 or bf16.
+    pub fn new(device: Arc<dyn Kernels>, dtype: DType) -> Result<Self, OpError> {
+        if !matches!(dtype, DType::F32 | DType::BF16) {
+            return Err(OpError::Dtype { op: "ops", what: "activations", dtype });
+        }
+        Ok(Self { device, stream: Stream::default(), arena: Arc::default(), dtype })
+    }
+
+    /// Type of activations and of the residual stream.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &Arc<dyn Kernels> {
+        &self.device
+    }
+
+    /// Free and total memory of the device.
+    #[must_use]
+    pub fn mem_info(&self) -> MemInfo {
+        self.device.mem_info()
+    }
+
+    /// A result of the arena; its contents are whatever was there before.
+    pub fn scratch(&self, dtype: DType, shape: &[usize]) -> Result<Tensor, OpError> {
+        let bytes = shape.iter().product::<usize>() * dtype.bytes();
+        let buffer = self.arena.take(self.device.as_ref(), bytes)?;
+        Ok(Tensor::new(Storage::new(buffer, Some(self.arena.clone())), dtype, shape))
+    }
+
+    /// A zeroed tensor of its own memory: weights and tables.
+    pub fn zeros(&self, dtype: DType, shape: &[usize]) -> Result<Tensor, OpError> {
+        let buffer = self.device.alloc(shape.iter().product::<usize>() * dtype.bytes())?;
+        Ok(Tensor::new(Storage::new(buffer, None), dtype, shape))
+    }
+
+    /// Stacks `parts` (rows of equal length, any float type) as a tensor of `dtype`: norm weights,
+    /// untied embedding tables, biases.
+    pub fn upload(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<Tensor, OpError> {
+        let cols = parts.first().map_or(0, HostMat::cols);
+        let rows = parts.iter().map(HostMat::rows).sum();
+        let mut tensor = self.zeros(dtype, &[rows, cols])?;
+        let mut row = vec![0.0f32; cols];
+        let mut bytes = Vec::with_capacity(cols * 4);
+        let mut offset = 0;
+        for part in parts {
+            check_size("upload", "columns of a part", part.cols(), cols)?;
+            for r in 0..part.rows() {
+                bytes.clear();
+                if part.dtype() == dtype {
+                    bytes.extend_from_slice(part.row_bytes(r));
+                } else {
+                    part.read_row(r, &mut row);
+                    encode(&row, dtype, &mut bytes)?;
+                }
+                self.device.upload(tensor.buffer_mut(), offset, &bytes)?;
+                offset += bytes.len();
+            }
+        }
+        Ok(tensor)
+    }
+
+    /// Host integers as an arena tensor `[n]` (token ids, row indices).
+    pub fn ids(&self, ids: &[i32]) -> Result<Tensor, OpError> {
+        let mut tensor = self.scratch(DType::I32, &[ids.len()])?;
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        self.device.upload(tensor.buffer_mut(), 0, &bytes)?;
+        Ok(tensor)
+    }
+
+    /// Host floats as an arena tensor of `dtype`.
+    pub fn floats(&self, x: &[f32], dtype: DType, shape: &[usize]) -> Result<Tensor, OpError> {
+        check_size("floats", "elements", x.len(), shape.iter().product())?;
+        let mut tensor = self.scratch(dtype, shape)?;
+        let mut bytes = Vec::with_capacity(x.len() * 4);
+        encode(x, dtype, &mut bytes)?;
+        self.device.upload(tensor.buffer_mut(), 0, &bytes)?;
+        Ok(tensor)
+    }
+
+    /// Copies a float tensor to the host as f32.
+    pub fn read_f32(&self, x: &Tensor) -> Result<Vec<f32>, OpError> {
+        let mut bytes = vec![0; x.len() * x.dtype().bytes()];
+        self.device.download(&self.stream, x.buffer(), 0, &mut bytes)?;
+        let host = HostMat::new(&bytes, x.dtype(), 1, x.len())?;
+        let mut out = vec![0.0; x.len()];
+        host.read_row(0, &mut out);
+        Ok(out)
+    }
+
+    /// Packs `parts`, stacked along the outputs, as one linear layer in the model type.
+    pub fn pack_linear(
+        &self,
+        parts: &[HostMat<'_>],
+        bias: Option<&[f32]>,
+    ) -> Result<PackedLinear, OpError> {
+        self.pack_linear_as(parts, bias, self.dtype)
+    }
+
+    /// As [`Ops::pack_linear`] in another type: routers are f32 in every model.
+    pub fn pack_linear_as(
+        &self,
+        parts: &[HostMat<'_>],
+        bias: Option<&[f32]>,
+        dtype: DType,
+    ) -> Result<PackedLinear, OpError> {
+        let weight = Arc::new(self.device.pack(parts, dtype)?);
+        let bias = match bias {
+            Some(bias) => {
+                check_size("pack_linear", "bias", bias.len(), weight.n())?;
+                let mut tensor = self.zeros(DType::F32, &[bias.len()])?;
+                let bytes: Vec<u8> = bias.iter().flat_map(|b| b.to_le_bytes()).collect();
+                self.device.upload(tensor.buffer_mut(), 0, &bytes)?;
+                Some(Arc::new(tensor))
+            }
+            None => None,
+        };
+        Ok(PackedLinear { weight, bias })
+    }
+
+    /// `y[t] = table[ids[t]]`; zeros for ids outside this rank's part. `ids` i32 `[T]`, `y [T, H]`.
+    pub fn embed(&self, table: &Embedding, ids: &Tensor) -> Result<Tensor, OpError> {
+        let mut y = self.scratch(self.dtype, &[ids.len(), table.hidden()])?;
+        let (s, out, first) = (&self.stream, y.mat_mut()?, table.first);
+        match &table.table {
+            Table::Rows(rows) => self.device.embed(s, out, ids.mat()?, rows.mat()?, first)?,
+            Table::Packed(w) => self.device.embed_packed(s, out, ids.mat()?, w, first)?,
+        }
+        Ok(y)
+    }
+
+    /// Root-mean-square norm: `y = w · cast(x / sqrt(mean(x²) + eps))`; `x`, `y [T, H]`, `w [H]`.
+    /// Source: Zhang and Sennrich, 2019.
+    pub fn rms_norm(&self, x: &Tensor, w: &Tensor, eps: f32) -> Result<Tensor, OpError> {
+        let mut y = self.scratch(x.dtype(), x.shape())?;
+        self.device.rms_norm(&self.stream, y.mat_mut()?, x.mat()?, w.mat()?, eps)?;
+        Ok(y)
+    }
+
+    /// `x += delta`, then `rms_norm(x)`: the residual stream is updated in place, rounded once, and its
+    /// norm returned.
+    pub fn add_rms_norm(
+        &self,
+        x: &mut Tensor,
+        delta: &Tensor,
+        w: &Tensor,
+        eps: f32,
+    ) -> Result<Tensor, OpError> {
+        let mut y = self.scratch(x.dtype(), x.shape())?;
+        let (s, delta, w) = (&self.stream, delta.mat()?, w.mat()?);
+        self.device.add_rms_norm(s, y.mat_mut()?, x.mat_mut()?, delta, w, eps)?;
+        Ok(y)
+    }
+
+    /// `y = x Wᵀ + bias` in the type of `x`: `x [T, K]`, `y [T, N]`.
+    pub fn linear(&self, x: &Tensor, w: &PackedLinear) -> Result<Tensor, OpError> {
+        self.linear_as(x, w, x.dtype())
+    }
+
+    /// As [`Ops::linear`], the f32 sums unrounded: logits of heads and routers.
+    pub fn linear_f32(&self, x: &Tensor, w: &PackedLinear) -> Result<Tensor, OpError> {
+        self.linear_as(x, w, DType::F32)
+    }
+
+    fn linear_as(&self, x: &Tensor, w: &PackedLinear, dtype: DType) -> Result<Tensor, OpError> {
+        check_size("linear", "inputs", x.cols(), w.inputs())?;
+        let mut y = self.scratch(dtype, &[x.rows(), w.outputs()])?;
+        let bias = w.bias.as_ref().map(|b| b.mat()).transpose()?;
+        self.device.linear(&self.stream, y.mat_mut()?, x.mat()?, &w.weight, bias)?;
+        Ok(y)
+    }
+
+    /// `y = silu(gate) · up`: `x [T, 2 I]` holds the gate columns first; `y [T, I]`.
+    pub fn silu_mul(&self, x: &Tensor) -> Result<Tensor, OpError> {
+        let mut y = self.scratch(x.dtype(), &[x.rows(), x.cols() / 2])?;
+        self.device.silu_mul(&self.stream, y.mat_mut()?, x.mat()?)?;
+        Ok(y)
+    }
+
+    /// `y = a + b`, all of one shape.
+    pub fn add(&self, a: &Tensor, b: &Tensor) -> Result<Tensor, OpError> {
+        let mut y = self.scratch(a.dtype(), a.shape())?;
+        self.device.add(&self.stream, y.mat_mut()?, a.mat()?, b.mat()?)?;
+        Ok(y)
+    }
+
+    /// `y[i] = x[rows[i]]`: `x [T, H]`, `rows` i32 `[n]`, `y [n, H]`.
+    pub fn gather_rows(&self, x: &Tensor, rows: &Tensor) -> Result<Tensor, OpError> {
+        let mut y = self.scratch(x.dtype(), &[rows.len(), x.cols()])?;
+        self.device.gather_rows(&self.stream, y.mat_mut()?, x.mat()?, rows.mat()?)?;
+        Ok(y)
+    }
+}
+
+/// Little-endian bytes of `x` as `dtype`, rounded to nearest even.
+fn encode(x: &[f32], dtype: DType, bytes: &mut Vec<u8>) -> Result<(), OpError> {
+    match dtype {
+        DType::F32 => bytes.extend(x.iter().flat_map(|v| v.to_le_bytes())),
+        DType::BF16 => {
+            bytes.extend(x.iter().flat_map(|v| kernels::bf16::from_f32(*v).to_le_bytes()));
+        }
+        DType::F16 => {
+            bytes.extend(x.iter().flat_map(|v| kernels::f16::from_f32(*v).to_le_bytes()));
+        }
+        dtype => {
+            return Err(DeviceError::Unsupported { kernel: "upload", what: "float", dtype }.into());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,46 @@
+//! Why an op refused.
+
+use kernels::{DType, DeviceError};
+
+/// An op was called with arguments that do not fit, or the device failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OpError {
+    /// Shapes contradict each other.
+    #[error("{op}: {what} is {got:?}, expected {expected:?}")]
+    Shape {
+        /// The op.
+        op: &'static str,
+        /// The argument.
+        what: &'static str,
+        /// Its shape or size.
+        got: Vec<usize>,
+        /// What would fit.
+        expected: Vec<usize>,
+    },
+    /// An element type that the op does not take.
+    #[error("{op} does not take {dtype:?} as {what}")]
+    Dtype {
+        /// The op.
+        op: &'static str,
+        /// The argument.
+        what: &'static str,
+        /// Its type.
+        dtype: DType,
+    },
+    /// The device refused or failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// Refuses a size that differs from the expected one.
+pub(crate) fn check_size(
+    op: &'static str,
+    what: &'static str,
+    got: usize,
+    expected: usize,
+) -> Result<(), OpError> {
+    if got == expected {
+        return Ok(());
+    }
+    Err(OpError::Shape { op, what, got: vec![got], expected: vec![expected] })
+}

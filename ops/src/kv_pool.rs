@@ -1,0 +1,75 @@
+//! The bytes of a rank's KV cache. Who owns which block is the scheduler's business.
+
+use std::cell::{Ref, RefCell, RefMut};
+
+use kernels::{Buffer, DType, KvLayout};
+
+use crate::{OpError, Ops};
+
+/// Keys and values of every layer for a fixed number of blocks.
+///
+/// A shared reference writes, because one forward pass stores keys and reads them through the same
+/// view; the one thread that owns the device borrows the bytes op by op. `Send`, not `Sync`.
+#[derive(Debug)]
+pub struct KvPool {
+    bytes: RefCell<Buffer>,
+    layout: KvLayout,
+}
+
+impl KvPool {
+    /// Allocates the pool, zeroed.
+    pub fn new(ops: &Ops, layout: KvLayout) -> Result<Self, OpError> {
+        layout.check()?;
+        let bytes = RefCell::new(ops.device.alloc(layout.bytes())?);
+        Ok(Self { bytes, layout })
+    }
+
+    /// Layers, blocks, heads and type.
+    #[must_use]
+    pub fn layout(&self) -> &KvLayout {
+        &self.layout
+    }
+
+    pub(crate) fn read(&self) -> Ref<'_, Buffer> {
+        self.bytes.borrow()
+    }
+
+    pub(crate) fn write(&self) -> RefMut<'_, Buffer> {
+        self.bytes.borrow_mut()
+    }
+
+    /// Key and value of one slot and head as f32, to be compared by tests and transfers.
+    pub fn read_slot(
+        &self,
+        layer: usize,
+        slot: usize,
+        head: usize,
+    ) -> Result<(Vec<f32>, Vec<f32>), OpError> {
+        let layout = &self.layout;
+        for (what, got, limit) in [
+            ("layer", layer, layout.layers),
+            ("slot", slot, layout.slots()),
+            ("head", head, layout.kv_heads),
+        ] {
+            if got >= limit {
+                let (got, expected) = (vec![got], vec![limit]);
+                return Err(OpError::Shape { op: "read_slot", what, got, expected });
+            }
+        }
+        let (block, t) = (slot / layout.block_tokens, slot % layout.block_tokens);
+        let bytes = self.bytes.borrow();
+        let elements = layout.bytes() / layout.dtype.bytes();
+        let all = bytes.mat(layout.dtype, 1, elements)?;
+        let at = |i: usize| match layout.dtype {
+            DType::BF16 => all.row::<kernels::bf16>(0)[i].to_f32(),
+            _ => all.row::<f32>(0)[i],
+        };
+        let (key, value) =
+            (layout.key_tile(layer, block, head), layout.value_tile(layer, block, head));
+        let channels = 0..layout.head_dim;
+        Ok((
+            channels.clone().map(|d| at(key + layout.key(t, d))).collect(),
+            channels.map(|d| at(value + layout.value(t, d))).collect(),
+        ))
+    }
+}

@@ -1,0 +1,86 @@
+//! `Tensor`: contiguous elements of one type on the device, with a shape.
+
+use kernels::{DType, Mat, MatMut};
+
+use crate::OpError;
+use crate::arena::Storage;
+
+/// Contiguous, row-major elements on the device. Owns its memory; a view is a matrix of
+/// `rows() × cols()`, the last dimension being the columns.
+#[derive(Debug)]
+pub struct Tensor {
+    storage: Storage,
+    dtype: DType,
+    shape: Vec<usize>,
+}
+
+impl Tensor {
+    pub(crate) fn new(storage: Storage, dtype: DType, shape: &[usize]) -> Self {
+        Self { storage, dtype, shape: shape.to_vec() }
+    }
+
+    /// Sizes, outermost first.
+    #[must_use]
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Element type.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Product of all dimensions but the last; 1 for a vector.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.shape.split_last().map_or(1, |(_, outer)| outer.iter().product())
+    }
+
+    /// The last dimension.
+    #[must_use]
+    pub fn cols(&self) -> usize {
+        self.shape.last().copied().unwrap_or(1)
+    }
+
+    /// Elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether there is no element.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The same elements under another shape.
+    pub fn reshape(mut self, shape: &[usize]) -> Result<Self, OpError> {
+        if shape.iter().product::<usize>() != self.len() {
+            let (got, expected) = (shape.to_vec(), self.shape);
+            return Err(OpError::Shape { op: "reshape", what: "shape", got, expected });
+        }
+        self.shape = shape.to_vec();
+        Ok(self)
+    }
+
+    /// View for kernels, `[rows, cols]`.
+    pub fn mat(&self) -> Result<Mat<'_>, OpError> {
+        Ok(self.storage.buffer().mat(self.dtype, self.rows(), self.cols())?)
+    }
+
+    /// View for kernels that write.
+    pub fn mat_mut(&mut self) -> Result<MatMut<'_>, OpError> {
+        let (dtype, rows, cols) = (self.dtype, self.rows(), self.cols());
+        Ok(self.storage.buffer_mut().mat_mut(dtype, rows, cols)?)
+    }
+
+    pub(crate) fn buffer(&self) -> &kernels::Buffer {
+        self.storage.buffer()
+    }
+
+    pub(crate) fn buffer_mut(&mut self) -> &mut kernels::Buffer {
+        self.storage.buffer_mut()
+    }
+}

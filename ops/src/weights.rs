@@ -1,0 +1,81 @@
+//! Weights as the device wants them: packed once at load, never held twice.
+
+use std::sync::Arc;
+
+use kernels::{DType, Packed};
+
+use crate::Tensor;
+
+/// A linear layer `y = x Wᵀ + bias`, packed for the device.
+///
+/// Made by [`Ops::pack_linear`](crate::Ops::pack_linear) from one or several stacked matrices
+/// (q | k | v, gate | up). Cloning shares the weights.
+#[derive(Debug, Clone)]
+pub struct PackedLinear {
+    pub(crate) weight: Arc<Packed>,
+    /// f32 `[N]`.
+    pub(crate) bias: Option<Arc<Tensor>>,
+}
+
+impl PackedLinear {
+    /// Outputs.
+    #[must_use]
+    pub fn outputs(&self) -> usize {
+        self.weight.n()
+    }
+
+    /// Inputs.
+    #[must_use]
+    pub fn inputs(&self) -> usize {
+        self.weight.k()
+    }
+
+    /// Element type of the weights.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.weight.dtype()
+    }
+
+    /// Bytes of the weights on the device.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.weight.bytes()
+    }
+
+    /// The rows of the weight as an embedding table: a tied head is held once, packed, and the lookup
+    /// gathers from its panels. `first` is the vocabulary id of row 0 on this rank.
+    #[must_use]
+    pub fn tied_embedding(&self, first: usize) -> Embedding {
+        Embedding { table: Table::Packed(self.weight.clone()), first }
+    }
+}
+
+/// Token ids to rows; ids outside this rank's part give zeros, so that an all-reduce completes them.
+#[derive(Debug, Clone)]
+pub struct Embedding {
+    pub(crate) table: Table,
+    pub(crate) first: usize,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Table {
+    Rows(Arc<Tensor>),
+    Packed(Arc<Packed>),
+}
+
+impl Embedding {
+    /// A table `[V, H]` of its own; `first` is the vocabulary id of row 0 on this rank.
+    #[must_use]
+    pub fn from_rows(table: Tensor, first: usize) -> Self {
+        Self { table: Table::Rows(Arc::new(table)), first }
+    }
+
+    /// Width of a row.
+    #[must_use]
+    pub fn hidden(&self) -> usize {
+        match &self.table {
+            Table::Rows(table) => table.cols(),
+            Table::Packed(table) => table.k(),
+        }
+    }
+}
