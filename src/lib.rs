@@ -2,5 +2,7 @@
 
 pub mod config;
 pub mod engine_client;
+pub mod hub;
+pub mod progress;
 pub mod server;
 pub mod text;

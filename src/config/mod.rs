@@ -67,9 +67,6 @@ pub enum Command {
 /// `hadron serve`.
 #[derive(Debug, Clone, Args)]
 pub struct ServeArgs {
-    /// Read flags from a TOML file; those on the command line win
-    #[arg(long, value_name = "FILE.toml")]
-    pub config: Option<std::path::PathBuf>,
     /// What to serve.
     #[command(flatten)]
     pub model: ModelArgs,
@@ -85,6 +82,9 @@ pub struct ServeArgs {
     /// How to answer.
     #[command(flatten)]
     pub reply: ReplyArgs,
+    /// Read flags from a TOML file; those on the command line win
+    #[arg(long, value_name = "FILE.toml", help_heading = "Configuration")]
+    pub config: Option<std::path::PathBuf>,
 }
 
 /// `hadron synth CONFIG OUT`.

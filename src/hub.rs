@@ -1,0 +1,403 @@
+//! Where a model's files are: a local folder, or a repository of the hub fetched into its cache.
+//!
+//! Only the files that serving reads are fetched, into the cache layout every Hugging Face tool
+//! shares. A broken download resumes where it stopped; a file of the wrong length is thrown away.
+//! Names offered by the hub are taken only if they are plain file names we asked for.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
+use hf_hub::{Cache, Repo, RepoType};
+
+use crate::config::Environment;
+use crate::progress::{Progress, Unit};
+
+/// How often a broken transfer is taken up again before giving up.
+const ATTEMPTS: u32 = 5;
+
+/// Files that describe a model, fetched where the repository has them.
+const DESCRIPTIONS: &[&str] = &["config.json", "generation_config.json"];
+
+/// Files that turn text into ids, fetched where the repository has them.
+const TEXT_FILES: &[&str] = &[
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+
+const INDEX: &str = "model.safetensors.index.json";
+const SINGLE: &str = "model.safetensors";
+
+/// Which of a repository's files are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// Everything serving reads.
+    Model,
+    /// Everything but the weights (they are synthesised).
+    Description,
+    /// The tokenizer's files alone.
+    Tokenizer,
+}
+
+/// Why a model's files cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum HubError {
+    /// It looks like a path, and nothing is there.
+    #[error("{0}: no such model folder")]
+    NoFolder(String),
+    /// Neither an existing folder nor `name` or `owner/name`.
+    #[error("{0}: neither a model folder nor a hub id such as owner/name")]
+    NotAnId(String),
+    /// The hub does not know the repository or the revision.
+    #[error("{id}: the hub at {endpoint} has no such model or revision ({revision})")]
+    NotFound {
+        /// The hub id.
+        id: String,
+        /// The revision asked for.
+        revision: String,
+        /// The hub.
+        endpoint: String,
+    },
+    /// The hub wants a token, or another one.
+    #[error("{id}: access denied (status {status}); set HF_TOKEN to a token that may read it")]
+    Denied {
+        /// The hub id.
+        id: String,
+        /// The HTTP status.
+        status: u16,
+    },
+    /// A file that serving needs is not in the repository.
+    #[error("{id}: the repository has no {file}")]
+    FileMissing {
+        /// The hub id.
+        id: String,
+        /// The file.
+        file: String,
+    },
+    /// A file could not be transferred.
+    #[error("{id}: {file}: {reason}")]
+    Transfer {
+        /// The hub id.
+        id: String,
+        /// The file, or what was asked.
+        file: String,
+        /// The last failure.
+        reason: String,
+    },
+    /// Offline, and the cache is not enough.
+    #[error("{id}: not in the cache at {cache}, and HF_HUB_OFFLINE forbids asking the hub")]
+    Offline {
+        /// The hub id.
+        id: String,
+        /// The cache folder.
+        cache: String,
+    },
+    /// There is no place for downloads.
+    #[error("no cache folder: set HF_HOME or --download-dir")]
+    NoCache,
+}
+
+/// How the hub is reached.
+#[derive(Debug, Clone)]
+pub struct HubOptions {
+    /// Root of the cache.
+    pub cache: PathBuf,
+    /// Base URL of the hub.
+    pub endpoint: String,
+    /// The token to send.
+    pub token: Option<String>,
+    /// Ask nobody.
+    pub offline: bool,
+}
+
+impl HubOptions {
+    /// From the environment; `download_dir` takes the cache's place.
+    pub fn new(environment: &Environment, download_dir: Option<&Path>) -> Result<Self, HubError> {
+        let cache = download_dir.map(Path::to_owned).or_else(|| environment.hub_cache.clone());
+        let endpoint = environment.hub_endpoint.clone();
+        Ok(Self {
+            cache: cache.ok_or(HubError::NoCache)?,
+            endpoint: endpoint.unwrap_or_else(|| "https://huggingface.co".to_owned()),
+            token: environment.hub_token.clone(),
+            offline: environment.hub_offline,
+        })
+    }
+}
+
+/// The folder that holds the files of `model`, a path or a hub id. Blocks while it downloads.
+pub fn resolve(
+    model: &str,
+    revision: Option<&str>,
+    wanted: Wanted,
+    environment: &Environment,
+    download_dir: Option<&Path>,
+) -> Result<PathBuf, HubError> {
+    if Path::new(model).is_dir() {
+        return Ok(PathBuf::from(model));
+    }
+    if model.starts_with(['.', '/', '~']) || model.matches('/').count() > 1 {
+        return Err(HubError::NoFolder(model.to_owned()));
+    }
+    let plain = |part: &str| {
+        !part.is_empty()
+            && !part.starts_with('.')
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
+    };
+    if !model.split('/').all(plain) || Path::new(model).exists() {
+        return Err(HubError::NotAnId(model.to_owned()));
+    }
+    Hub::new(model, revision, HubOptions::new(environment, download_dir)?)?.fetch(wanted)
+}
+
+/// One repository of the hub, at one revision.
+struct Hub {
+    id: String,
+    revision: String,
+    options: HubOptions,
+    api: Api,
+    cache: Cache,
+}
+
+impl Hub {
+    fn new(id: &str, revision: Option<&str>, options: HubOptions) -> Result<Self, HubError> {
+        let cache = Cache::new(options.cache.clone());
+        let api = ApiBuilder::from_cache(cache.clone())
+            .with_endpoint(options.endpoint.trim_end_matches('/').to_owned())
+            .with_token(options.token.clone())
+            .with_progress(false)
+            .with_retries(0) // Its retries append to a resumed file from the wrong place.
+            .build();
+        let revision = revision.unwrap_or("main").to_owned();
+        let api = api.map_err(|error| HubError::Transfer {
+            id: id.to_owned(),
+            file: "the hub".to_owned(),
+            reason: error.to_string(),
+        })?;
+        Ok(Self { id: id.to_owned(), revision, options, api, cache })
+    }
+
+    fn repo(&self, revision: &str) -> Repo {
+        Repo::with_revision(self.id.clone(), RepoType::Model, revision.to_owned())
+    }
+
+    fn fetch(&self, wanted: Wanted) -> Result<PathBuf, HubError> {
+        if self.options.offline {
+            return self.cached(wanted);
+        }
+        let info = self.attempt("file list", || self.api.repo(self.repo(&self.revision)).info())?;
+        let offered: BTreeSet<String> = info.siblings.into_iter().map(|s| s.rfilename).collect();
+        // One commit for all files, whatever happens to the branch meanwhile.
+        let pinned = self.api.repo(self.repo(&info.sha));
+        let mut files = self.small_files(wanted, &offered)?;
+        if wanted == Wanted::Model {
+            files.extend(self.weight_files(&pinned, &offered)?);
+        }
+        for file in &files {
+            self.download(&pinned, file)?;
+        }
+        let named = self.cache.repo(self.repo(&self.revision));
+        named.create_ref(&info.sha).map_err(|e| self.failed("refs", &e))?;
+        Ok(named.pointer_path(&info.sha))
+    }
+
+    fn small_files(
+        &self,
+        wanted: Wanted,
+        offered: &BTreeSet<String>,
+    ) -> Result<Vec<String>, HubError> {
+        let mut names: Vec<&str> = TEXT_FILES.to_vec();
+        let mut needed = vec!["tokenizer.json"];
+        if wanted != Wanted::Tokenizer {
+            names.extend(DESCRIPTIONS);
+            needed.push("config.json");
+        }
+        if let Some(file) = needed.into_iter().find(|file| !offered.contains(*file)) {
+            return Err(HubError::FileMissing { id: self.id.clone(), file: file.to_owned() });
+        }
+        Ok(names.into_iter().filter(|n| offered.contains(*n)).map(str::to_owned).collect())
+    }
+
+    /// The shards the index names, or the single file; other tensor files are not read.
+    fn weight_files(
+        &self,
+        repo: &ApiRepo,
+        offered: &BTreeSet<String>,
+    ) -> Result<Vec<String>, HubError> {
+        if !offered.contains(INDEX) {
+            if offered.contains(SINGLE) {
+                return Ok(vec![SINGLE.to_owned()]);
+            }
+            let file = SINGLE.to_owned();
+            return Err(HubError::FileMissing { id: self.id.clone(), file });
+        }
+        let path = self.download(repo, INDEX)?;
+        let bytes = std::fs::read(path).map_err(|e| self.failed(INDEX, &e))?;
+        let shards = shards(&bytes).map_err(|reason| self.failed(INDEX, &reason))?;
+        match shards.iter().find(|shard| !offered.contains(*shard)) {
+            Some(shard) => Err(HubError::FileMissing { id: self.id.clone(), file: shard.clone() }),
+            None => Ok(shards.into_iter().collect()),
+        }
+    }
+
+    /// Fetches one file, or the rest of it; a complete one in the cache is taken as it is.
+    fn download(&self, repo: &ApiRepo, file: &str) -> Result<PathBuf, HubError> {
+        self.attempt(file, || {
+            let metadata = self.api.metadata(&repo.url(file))?;
+            let here = self.cache.repo(self.repo(metadata.commit_hash()));
+            let blob = here.blob_path(metadata.etag());
+            let pointer = here.pointer_path(metadata.commit_hash()).join(file);
+            let size = metadata.size() as u64;
+            let complete = |path: &Path| path.metadata().is_ok_and(|m| m.len() == size);
+            if complete(&pointer) {
+                return Ok(pointer);
+            }
+            let part = blob.with_extension("part");
+            // A finished part cannot be resumed, the range would be empty; a longer one is wrong.
+            if part.metadata().is_ok_and(|m| m.len() >= size) {
+                std::fs::remove_file(&part)?;
+            }
+            let path = repo.download_with_progress(file, Transfer::new())?;
+            if complete(&path) {
+                return Ok(path);
+            }
+            // The server ignored the range: what was appended is not the rest of the file.
+            std::fs::remove_file(&path)?;
+            std::fs::remove_file(&blob)?;
+            Err(ApiError::InvalidResume)
+        })
+    }
+
+    /// Runs `work` until it succeeds, fails for good, or has failed too often.
+    fn attempt<T>(
+        &self,
+        what: &str,
+        work: impl Fn() -> Result<T, ApiError>,
+    ) -> Result<T, HubError> {
+        let mut tried = 1;
+        loop {
+            let error = match work() {
+                Ok(value) => return Ok(value),
+                Err(error) => error,
+            };
+            match status(&error) {
+                Some(404) => {
+                    return Err(HubError::NotFound {
+                        id: self.id.clone(),
+                        revision: self.revision.clone(),
+                        endpoint: self.options.endpoint.clone(),
+                    });
+                }
+                Some(status @ (401 | 403)) => {
+                    return Err(HubError::Denied { id: self.id.clone(), status });
+                }
+                Some(status) if status < 500 && status != 408 && status != 429 => {
+                    return Err(self.failed(what, &format!("status {status}")));
+                }
+                _ if tried == ATTEMPTS => return Err(self.failed(what, &error)),
+                _ => tracing::warn!("{}: {what}: {error}; trying again", self.id),
+            }
+            std::thread::sleep(Duration::from_millis(250 << tried));
+            tried += 1;
+        }
+    }
+
+    /// What an earlier download left, if it is complete.
+    fn cached(&self, wanted: Wanted) -> Result<PathBuf, HubError> {
+        let here = self.cache.repo(self.repo(&self.revision));
+        let folder = |file: &str| here.get(file).and_then(|path| Some(path.parent()?.to_owned()));
+        let absent = || HubError::Offline {
+            id: self.id.clone(),
+            cache: self.options.cache.display().to_string(),
+        };
+        let dir = folder("tokenizer.json").ok_or_else(absent)?;
+        if wanted != Wanted::Tokenizer {
+            folder("config.json").ok_or_else(absent)?;
+        }
+        if wanted == Wanted::Model {
+            let index = std::fs::read(dir.join(INDEX)).ok();
+            let files = match index {
+                Some(bytes) => shards(&bytes).map_err(|reason| self.failed(INDEX, &reason))?,
+                None => BTreeSet::from([SINGLE.to_owned()]),
+            };
+            if !files.iter().all(|file| dir.join(file).exists()) {
+                return Err(absent());
+            }
+        }
+        Ok(dir)
+    }
+
+    fn failed(&self, file: &str, reason: &dyn std::fmt::Display) -> HubError {
+        HubError::Transfer {
+            id: self.id.clone(),
+            file: file.to_owned(),
+            reason: reason.to_string(),
+        }
+    }
+}
+
+/// The HTTP status of a failure, if the server answered.
+fn status(error: &ApiError) -> Option<u16> {
+    match error {
+        ApiError::RequestError(error) => match **error {
+            ureq::Error::StatusCode(status) => Some(status),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// File names in a safetensors index, refused unless they are plain.
+fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
+    #[derive(serde::Deserialize)]
+    struct Index {
+        weight_map: std::collections::BTreeMap<String, String>,
+    }
+    let index: Index = serde_json::from_slice(index).map_err(|e| e.to_string())?;
+    let files: BTreeSet<String> = index.weight_map.into_values().collect();
+    match files.iter().find(|name| !name.ends_with(".safetensors") || name.contains(['/', '\\'])) {
+        Some(name) => Err(format!("{name:?} is not the name of a tensor file")),
+        None => Ok(files),
+    }
+}
+
+/// Shows one transfer.
+struct Transfer {
+    bar: Option<Progress>,
+    done: u64,
+    total: u64,
+}
+
+impl Transfer {
+    fn new() -> Self {
+        Self { bar: None, done: 0, total: 0 }
+    }
+}
+
+impl hf_hub::api::Progress for Transfer {
+    fn init(&mut self, size: usize, file: &str) {
+        self.total = size as u64;
+        self.done = 0;
+        let label = format!("download {file}");
+        self.bar.get_or_insert_with(|| Progress::new(&label, size as u64, Unit::Bytes));
+    }
+
+    fn update(&mut self, bytes: usize) {
+        self.done += bytes as u64;
+        if let Some(bar) = &self.bar {
+            bar.set(self.done, self.total);
+        }
+    }
+
+    fn finish(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

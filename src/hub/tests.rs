@@ -1,0 +1,295 @@
+//! The hub, played by a few lines on loopback: ranges, broken transfers, refusals.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+
+use super::*;
+
+const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// What the hub serves, and what it saw.
+#[derive(Default)]
+struct State {
+    files: BTreeMap<String, Vec<u8>>,
+    /// Transfers of a file that end after so many bytes of the body, in order.
+    cuts: BTreeMap<String, Vec<usize>>,
+    /// Answer every request with this status.
+    status: Option<u16>,
+    ignore_ranges: bool,
+    /// `file@first byte` of each body sent.
+    sent: Vec<String>,
+    tokens: Vec<String>,
+}
+
+#[derive(Clone)]
+struct Mock {
+    state: Arc<Mutex<State>>,
+    url: String,
+}
+
+impl Mock {
+    fn start(files: &[(&str, &[u8])]) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let files = files.iter().map(|(name, body)| ((*name).to_owned(), body.to_vec()));
+        let state = State { files: files.collect(), ..State::default() };
+        let mock = Self { state: Arc::new(Mutex::new(state)), url };
+        let server = mock.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let server = server.clone();
+                std::thread::spawn(move || server.answer(stream));
+            }
+        });
+        mock
+    }
+
+    fn answer(&self, mut stream: TcpStream) -> Option<()> {
+        let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+        let request = lines.next()?.ok()?;
+        let path = request.split(' ').nth(1)?.to_owned();
+        let mut start = None;
+        for line in lines.map_while(Result::ok).take_while(|line| !line.is_empty()) {
+            let line = line.to_ascii_lowercase();
+            if let Some(range) = line.strip_prefix("range: bytes=") {
+                start = Some(range.trim_end_matches("-0").trim_end_matches('-').parse().ok()?);
+                if range.trim_end().ends_with("-0") {
+                    start = Some(usize::MAX); // Only the length is asked for.
+                }
+            }
+            if let Some(token) = line.strip_prefix("authorization: ") {
+                self.state.lock().unwrap().tokens.push(token.to_owned());
+            }
+        }
+        let reply = self.reply(&path, start);
+        stream.write_all(&reply).ok()
+    }
+
+    fn reply(&self, path: &str, start: Option<usize>) -> Vec<u8> {
+        let mut state = self.state.lock().unwrap();
+        if let Some(status) = state.status {
+            return head(status, "content-length: 0");
+        }
+        if path.starts_with("/api/models/") {
+            let known =
+                ["main", SHA, "v1"].iter().any(|r| path.ends_with(&format!("/revision/{r}")));
+            if !known || !path.contains("/models/owner/name/") {
+                return head(404, "content-length: 0");
+            }
+            let siblings: Vec<_> =
+                state.files.keys().map(|f| serde_json::json!({"rfilename": f})).collect();
+            let body = serde_json::json!({"sha": SHA, "siblings": siblings}).to_string();
+            let mut reply = head(200, &format!("content-length: {}", body.len()));
+            reply.extend_from_slice(body.as_bytes());
+            return reply;
+        }
+        let file = path.rsplit('/').next().unwrap().to_owned();
+        let Some(body) = state.files.get(&file).cloned() else {
+            return head(404, "content-length: 0");
+        };
+        let tags = format!("etag: \"etag-{file}\"\r\nx-repo-commit: {SHA}\r\n");
+        let (first, last) = match start {
+            Some(usize::MAX) => (0, 1.min(body.len())),
+            Some(first) if !state.ignore_ranges => (first, body.len()),
+            _ => (0, body.len()),
+        };
+        let part = &body[first..last];
+        let headers = format!(
+            "{tags}content-length: {}\r\ncontent-range: bytes {first}-{}/{}",
+            part.len(),
+            last.saturating_sub(1),
+            body.len()
+        );
+        let mut reply = head(206, &headers);
+        let mut part = part;
+        if start != Some(usize::MAX) {
+            state.sent.push(format!("{file}@{first}"));
+            let cut = state
+                .cuts
+                .get_mut(&file)
+                .and_then(|cuts| if cuts.is_empty() { None } else { Some(cuts.remove(0)) });
+            part = &part[..cut.unwrap_or(part.len()).min(part.len())];
+        }
+        reply.extend_from_slice(part);
+        reply
+    }
+
+    fn set(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state.lock().unwrap());
+    }
+
+    fn fetch(&self, dir: &Path, revision: Option<&str>) -> Result<PathBuf, HubError> {
+        self.fetch_as(dir, revision, Wanted::Model, false)
+    }
+
+    fn fetch_as(
+        &self,
+        dir: &Path,
+        revision: Option<&str>,
+        wanted: Wanted,
+        offline: bool,
+    ) -> Result<PathBuf, HubError> {
+        let environment = Environment {
+            hub_endpoint: Some(self.url.clone()),
+            hub_cache: Some(dir.to_owned()),
+            hub_token: Some("secret".to_owned()),
+            hub_offline: offline,
+            ..Environment::default()
+        };
+        resolve("owner/name", revision, wanted, &environment, None)
+    }
+}
+
+fn head(status: u16, headers: &str) -> Vec<u8> {
+    format!("HTTP/1.1 {status} X\r\nconnection: close\r\n{headers}\r\n\r\n").into_bytes()
+}
+
+fn weights() -> Vec<u8> {
+    (0..100_000_u32).map(|i| (i % 251) as u8).collect()
+}
+
+fn small() -> Vec<(&'static str, &'static [u8])> {
+    vec![("config.json", b"{}"), ("tokenizer.json", b"{\"a\":1}"), ("README.md", b"no")]
+}
+
+#[test]
+fn only_what_serving_reads_is_fetched() {
+    let weights = weights();
+    let mut files = small();
+    files.push(("model.safetensors", &weights));
+    files.push(("consolidated.safetensors", &weights));
+    files.push(("pytorch_model.bin", b"pickle"));
+    let mock = Mock::start(&files);
+    let dir = tempfile::tempdir().unwrap();
+    let folder = mock.fetch(dir.path(), None).unwrap();
+    assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), weights);
+    let mut names: Vec<String> = std::fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["config.json", "model.safetensors", "tokenizer.json"]);
+    assert!(mock.state.lock().unwrap().tokens.iter().all(|token| token == "bearer secret"));
+
+    // Again: nothing is sent twice, and offline the same folder is found.
+    let sent = mock.state.lock().unwrap().sent.len();
+    assert_eq!(mock.fetch(dir.path(), None).unwrap(), folder);
+    assert_eq!(mock.state.lock().unwrap().sent.len(), sent);
+    assert_eq!(mock.fetch_as(dir.path(), None, Wanted::Model, true).unwrap(), folder);
+}
+
+#[test]
+fn a_broken_transfer_resumes_where_it_stopped() {
+    let weights = weights();
+    let mut files = small();
+    files.push(("model.safetensors", &weights));
+    let mock = Mock::start(&files);
+    mock.set(|s| {
+        s.cuts.insert("model.safetensors".to_owned(), vec![30_000, 0, 20_000]);
+    });
+    let dir = tempfile::tempdir().unwrap();
+    let folder = mock.fetch(dir.path(), None).unwrap();
+    assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), weights);
+    let sent: Vec<String> = mock.state.lock().unwrap().sent.clone();
+    let sent: Vec<&str> =
+        sent.iter().filter_map(|s| s.strip_prefix("model.safetensors@")).collect();
+    assert_eq!(sent, ["0", "30000", "30000", "50000"]);
+}
+
+#[test]
+fn a_part_left_by_a_killed_process_is_continued() {
+    let weights = weights();
+    let mut files = small();
+    files.push(("model.safetensors", &weights));
+    let mock = Mock::start(&files);
+    let dir = tempfile::tempdir().unwrap();
+    let blobs = dir.path().join("models--owner--name/blobs");
+    std::fs::create_dir_all(&blobs).unwrap();
+    let part = |bytes: &[u8]| {
+        let path = blobs.join("etag-model.safetensors").with_extension("part");
+        std::fs::write(path, bytes).unwrap();
+    };
+    part(&weights[..40_000]);
+    let folder = mock.fetch(dir.path(), None).unwrap();
+    assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), weights);
+    assert!(mock.state.lock().unwrap().sent.contains(&"model.safetensors@40000".to_owned()));
+
+    // Killed between the last byte and the rename.
+    let other = tempfile::tempdir().unwrap();
+    let blobs = other.path().join("models--owner--name/blobs");
+    std::fs::create_dir_all(&blobs).unwrap();
+    let path = blobs.join("etag-model.safetensors").with_extension("part");
+    std::fs::write(path, &weights).unwrap();
+    let folder = mock.fetch(other.path(), None).unwrap();
+    assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), weights);
+}
+
+#[test]
+fn a_server_without_ranges_cannot_spoil_a_file() {
+    let weights = weights();
+    let mut files = small();
+    files.push(("model.safetensors", &weights));
+    let mock = Mock::start(&files);
+    mock.set(|s| {
+        s.ignore_ranges = true;
+        s.cuts.insert("model.safetensors".to_owned(), vec![30_000]);
+    });
+    let dir = tempfile::tempdir().unwrap();
+    let folder = mock.fetch(dir.path(), None).unwrap();
+    assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), weights);
+}
+
+#[test]
+fn shards_come_from_the_index() {
+    let index = br#"{"weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors"}}"#;
+    let mut files = small();
+    files.push((INDEX, index));
+    files.push(("model-1.safetensors", b"one"));
+    let mock = Mock::start(&files);
+    let dir = tempfile::tempdir().unwrap();
+    let error = mock.fetch(dir.path(), None).unwrap_err().to_string();
+    assert_eq!(error, "owner/name: the repository has no model-2.safetensors");
+    mock.set(|s| {
+        s.files.insert("model-2.safetensors".to_owned(), b"two".to_vec());
+    });
+    let folder = mock.fetch(dir.path(), Some("v1")).unwrap();
+    assert_eq!(std::fs::read(folder.join("model-2.safetensors")).unwrap(), b"two");
+    for bad in ["../x.safetensors", "x.bin"] {
+        let text = format!(r#"{{"weight_map":{{"a":"{bad}"}}}}"#);
+        assert!(shards(text.as_bytes()).unwrap_err().contains(bad));
+    }
+}
+
+#[test]
+fn refusals_name_what_was_asked_for() {
+    let mock = Mock::start(&small());
+    let dir = tempfile::tempdir().unwrap();
+    let error = |revision| mock.fetch(dir.path(), revision).unwrap_err().to_string();
+    assert_eq!(error(None), "owner/name: the repository has no model.safetensors");
+    assert!(error(Some("v9")).contains("no such model or revision (v9)"));
+    mock.set(|s| s.status = Some(403));
+    assert!(error(None).contains("status 403"));
+    mock.set(|s| s.status = Some(410));
+    assert!(error(None).contains("file list: status 410"));
+    let offline = mock.fetch_as(dir.path(), Some("v2"), Wanted::Tokenizer, true);
+    assert!(matches!(offline, Err(HubError::Offline { .. })));
+}
+
+#[test]
+fn what_is_not_an_id_is_not_asked_for() {
+    let environment = Environment::default();
+    let ask = |model| resolve(model, None, Wanted::Model, &environment, None).unwrap_err();
+    for path in ["./none", "/no/such", "a/b/c", "~/x"] {
+        assert!(matches!(ask(path), HubError::NoFolder(_)), "{path}");
+    }
+    for name in ["a b", "owner/", "a/..", "own?er/x", "Cargo.toml"] {
+        assert!(matches!(ask(name), HubError::NotAnId(_)), "{name}");
+    }
+    assert!(matches!(ask("owner/name"), HubError::NoCache));
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    let found = resolve(path, None, Wanted::Model, &environment, None).unwrap();
+    assert_eq!(found, dir.path());
+}

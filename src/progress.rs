@@ -1,0 +1,144 @@
+//! Progress of long work, on stderr: a bar on a terminal, now and then a line anywhere else.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Between two plain lines.
+const LINE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// What is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// Bytes, shown in MiB and GiB.
+    Bytes,
+    /// Things, shown as a number.
+    Items,
+}
+
+/// One piece of long work. Dropping it without `finish` leaves its last state on screen.
+#[derive(Debug)]
+pub struct Progress {
+    label: String,
+    unit: Unit,
+    sink: Sink,
+}
+
+#[derive(Debug)]
+enum Sink {
+    Bar(ProgressBar),
+    Lines(Mutex<Lines>),
+}
+
+#[derive(Debug)]
+struct Lines {
+    done: u64,
+    total: u64,
+    started: Instant,
+    written: Instant,
+}
+
+impl Progress {
+    /// Work named `label` of `total` units; 0 = not known yet.
+    pub fn new(label: &str, total: u64, unit: Unit) -> Self {
+        let sink = if std::io::stderr().is_terminal() {
+            let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+            bar.set_style(style(unit));
+            bar.set_message(label.to_owned());
+            bar.enable_steady_tick(Duration::from_millis(200));
+            Sink::Bar(bar)
+        } else {
+            let now = Instant::now();
+            Sink::Lines(Mutex::new(Lines { done: 0, total, started: now, written: now }))
+        };
+        Self { label: label.to_owned(), unit, sink }
+    }
+
+    /// `done` of `total` units are finished.
+    pub fn set(&self, done: u64, total: u64) {
+        match &self.sink {
+            Sink::Bar(bar) => {
+                bar.set_length(total);
+                bar.set_position(done);
+            }
+            Sink::Lines(lines) => {
+                let Ok(mut lines) = lines.lock() else { return };
+                lines.done = done;
+                lines.total = total;
+                if lines.written.elapsed() >= LINE_INTERVAL {
+                    lines.written = Instant::now();
+                    self.write_line(&lines, "");
+                }
+            }
+        }
+    }
+
+    /// So many more units are finished.
+    pub fn add(&self, units: u64) {
+        match &self.sink {
+            Sink::Bar(bar) => bar.inc(units),
+            Sink::Lines(lines) => {
+                let (done, total) = match lines.lock() {
+                    Ok(lines) => (lines.done + units, lines.total),
+                    Err(_) => return,
+                };
+                self.set(done, total);
+            }
+        }
+    }
+
+    /// The work is over: the bar goes, a line says how long it took.
+    pub fn finish(self) {
+        match &self.sink {
+            Sink::Bar(bar) => {
+                let (done, elapsed) = (bar.position(), bar.elapsed());
+                bar.finish_and_clear();
+                self.write_end(done, elapsed);
+            }
+            Sink::Lines(lines) => {
+                let Ok(lines) = lines.lock() else { return };
+                self.write_end(lines.done, lines.started.elapsed());
+            }
+        }
+    }
+
+    fn write_end(&self, done: u64, elapsed: Duration) {
+        let seconds = elapsed.as_secs_f64();
+        write_stderr(&format!("{}: {} in {seconds:.1} s", self.label, self.amount(done)));
+    }
+
+    fn write_line(&self, lines: &Lines, suffix: &str) {
+        let percent = (lines.done * 100).checked_div(lines.total);
+        let percent = percent.map_or_else(String::new, |p| format!(" ({p} %)"));
+        let of = if lines.total > 0 {
+            format!(" of {}", self.amount(lines.total))
+        } else {
+            String::new()
+        };
+        write_stderr(&format!("{}: {}{of}{percent}{suffix}", self.label, self.amount(lines.done)));
+    }
+
+    fn amount(&self, units: u64) -> String {
+        match self.unit {
+            Unit::Bytes => HumanBytes(units).to_string(),
+            Unit::Items => units.to_string(),
+        }
+    }
+}
+
+/// A closed stderr is no reason to stop working.
+fn write_stderr(line: &str) {
+    let _ignored = writeln!(std::io::stderr(), "{line}");
+}
+
+fn style(unit: Unit) -> ProgressStyle {
+    let template = match unit {
+        Unit::Bytes => {
+            "{msg} {wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta_precise}"
+        }
+        Unit::Items => "{msg} {wide_bar} {pos}/{len} {per_sec} {eta_precise}",
+    };
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
