@@ -7,7 +7,7 @@
 /// A mistake somebody made in some engine, reproducible on demand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bug {
-    /// A full block becomes findable when its row is sent, before its KV is written.
+    /// All full blocks of a request become findable with its first row, before their KV is written.
     PublishBeforeCompute,
     /// A block is put on the free list while another table still holds it.
     DoubleFree,

@@ -135,8 +135,8 @@ pub(crate) fn launch(state: &mut State, kv: &mut KvCache, planned: &[PlannedRow]
         });
         rows.push(row);
         if state.planted.has(Bug::PublishBeforeCompute) {
-            let below = request.computed;
-            publish(request, kv, &state.hasher, below);
+            let known = request.tokens.len() as u32;
+            publish(request, kv, &state.hasher, known);
         }
     }
     state.step = step;

@@ -9,7 +9,8 @@ use protocol::{
     StepOutput, StepTiming, Token,
 };
 use scheduler::{
-    AbortCause, Effect, Engine, EngineConfig, Event, Finish, KvConfig, Limits, Submit, TokenEvent,
+    AbortCause, Effect, Engine, EngineConfig, Event, Finish, KvConfig, Limits, Planted, Submit,
+    TokenEvent,
 };
 use std::collections::{BTreeMap, VecDeque};
 
@@ -113,7 +114,7 @@ impl Device {
             result.accepted += 1;
             prefix.push(token);
         }
-        let seat = self.seats.get_mut(&row.seat.0).unwrap();
+        let seat = self.seats.get_mut(&row.seat.0).expect("made above");
         (seat.next, seat.last) =
             (end + u32::from(result.accepted), result.emitted[result.emitted.len() - 1]);
         result
@@ -154,9 +155,9 @@ fn config(random: &mut Random) -> EngineConfig {
 }
 
 impl World {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, planted: Planted) -> Self {
         let mut random = Random(seed);
-        let config = config(&mut random);
+        let config = EngineConfig { planted, ..config(&mut random) };
         let (blocks, block_tokens) = (config.kv.blocks, config.kv.spec.block_tokens);
         let device = |_| Device {
             block_tokens,
@@ -165,7 +166,7 @@ impl World {
             answers: VecDeque::new(),
         };
         let devices = (0..config.replicas).map(device).collect();
-        let engine = Engine::new(config.clone()).unwrap();
+        let engine = Engine::new(config.clone()).expect("drawn within limits");
         Self { engine, random, devices, inbox: Vec::new(), got: BTreeMap::new(), config }
     }
 
@@ -208,7 +209,7 @@ impl World {
     }
 
     fn take_news(&mut self, event: TokenEvent) {
-        let (tokens, finish) = self.got.get_mut(&event.request).unwrap();
+        let (tokens, finish) = self.got.get_mut(&event.request).expect("news of a request");
         assert_eq!(*finish, None, "news after the end of {:?}", event.request);
         tokens.extend(event.tokens);
         *finish = event.finish;
@@ -223,7 +224,7 @@ impl World {
             return false;
         }
         let replica = self.random.pick(&waiting);
-        let output = self.devices[replica].answers.pop_front().unwrap();
+        let output = self.devices[replica].answers.pop_front().expect("picked");
         self.inbox.push(Event::Output { replica: Replica(replica as u16), output });
         true
     }
@@ -241,8 +242,8 @@ fn alone(prompt: &[Token], max_tokens: u32, stop_ids: &[Token]) -> Vec<Token> {
     tokens.split_off(prompt.len())
 }
 
-fn walk(seed: u64) {
-    let mut world = World::new(seed);
+fn walk(seed: u64, planted: Planted) {
+    let mut world = World::new(seed, planted);
     let max_model_len = world.config.limits.max_model_len;
     let shared: Vec<Token> = (0..60).map(|_| world.random.draw(0, VOCAB)).collect();
     let mut asked = Vec::new();
@@ -261,14 +262,18 @@ fn walk(seed: u64) {
             world.submit(asked.len() as u64, prompt.clone(), max_tokens, stop_ids.clone());
             asked.push((prompt, max_tokens, stop_ids));
         }
+        let mut taken_back = None;
         if aborts > 0 && world.random.draw(0, aborts) == 0 && !asked.is_empty() {
             let request = RequestId(u64::from(world.random.draw(0, asked.len() as u32)));
             world.inbox.push(Event::Abort { request, cause: AbortCause::ClientGone });
+            taken_back = Some(request);
         }
         let answered = world.random.draw(0, 3) > 0 && world.answer();
         let silent = world.devices.iter().all(|device| device.answers.is_empty());
         let had_events = !world.inbox.is_empty();
         world.tick();
+        let ended = taken_back.is_none_or(|request| world.got[&request].1.is_some());
+        assert!(ended, "{taken_back:?} outlives its abort");
         if to_come == 0 && !answered && silent && !had_events && world.engine.is_idle() {
             break;
         }
@@ -287,7 +292,34 @@ fn walk(seed: u64) {
 #[test]
 fn walks_end_with_the_tokens_of_each_request_alone() {
     for seed in 0..2_000 {
-        let outcome = std::panic::catch_unwind(|| walk(seed));
+        let outcome = std::panic::catch_unwind(|| walk(seed, Planted::default()));
         assert!(outcome.is_ok(), "seed {seed}");
     }
+}
+
+#[cfg(feature = "planted")]
+#[test]
+fn walks_find_planted_bugs() {
+    // These need losses, failed rows, repeated outputs, salts or a watch on events: `tests/sim` has them.
+    let beyond = |bug| {
+        use scheduler::Bug;
+        matches!(
+            bug,
+            Bug::EvictionWithoutEvent
+                | Bug::ErrorRowPublished
+                | Bug::SaltIgnored
+                | Bug::LossKeepsIndex
+                | Bug::OvertakesBlockedHead
+                | Bug::RepeatedOutputApplied
+        )
+    };
+    let found = |&bug: &scheduler::Bug| {
+        let fails = |seed| std::panic::catch_unwind(|| walk(seed, Planted::bug(bug))).is_err();
+        let seed = (0..2_000).find(|&seed| fails(seed));
+        println!("{bug:?}: {seed:?}");
+        seed.is_some()
+    };
+    let bugs = scheduler::Bug::ALL.into_iter().filter(|&bug| !beyond(bug));
+    let missed: Vec<_> = bugs.filter(|bug| !found(bug)).collect();
+    assert!(missed.is_empty(), "not found: {missed:?}");
 }
