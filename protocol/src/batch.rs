@@ -1,6 +1,6 @@
 //! One step of one replica as its executors receive it. Every TP rank gets the same bytes.
 
-use crate::{BlockId, Epoch, RequestId, Sampling, Seat, StepId, Token};
+use crate::{BlockId, Epoch, RequestId, Sampling, Seat, StepId, Token, Tokens};
 use serde::{Deserialize, Serialize};
 
 /// What the executors of a replica run in one step. Decode rows come first, then longer chunks.
@@ -67,7 +67,7 @@ pub struct Row {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Input {
     /// `len` ids from the host.
-    Tokens(Vec<Token>),
+    Tokens(Tokens),
     /// The id this seat sampled in an earlier step whose output the scheduler has not seen yet.
     SampledAt(StepId),
 }

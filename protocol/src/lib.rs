@@ -11,6 +11,7 @@ mod kv_spec;
 pub mod link;
 mod output;
 mod sampling;
+mod tokens;
 
 pub use batch::{Batch, Bucket, Input, Row, SeatInit, TableUpdate};
 pub use executor::{FromExecutor, Hello, Memory, Phase, Ready, ToExecutor};
@@ -19,3 +20,4 @@ pub use kv_event::{BlockHash, ExtraKey, KvEvent};
 pub use kv_spec::{KvGroup, KvKind, KvSpec};
 pub use output::{RowError, RowOutput, StepOutput, StepTiming, TokenLogprobs};
 pub use sampling::Sampling;
+pub use tokens::{Tokens, TokensIter};

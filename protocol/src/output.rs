@@ -1,6 +1,6 @@
 //! What an executor answers to a batch.
 
-use crate::{Epoch, StepId, Token};
+use crate::{Epoch, StepId, Token, Tokens};
 use serde::{Deserialize, Serialize};
 
 /// Result of one step: one entry per batch row, in the same order. A step that sampled nothing still answers.
@@ -20,7 +20,7 @@ pub struct StepOutput {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct RowOutput {
     /// Sampled ids: accepted drafts, then one more. Empty for a row that does not sample.
-    pub emitted: Vec<Token>,
+    pub emitted: Tokens,
     /// Drafts accepted.
     pub accepted: u8,
     /// Set if the row could not be computed; nothing was emitted then.

@@ -8,7 +8,7 @@
 
 use protocol::{
     Batch, KvGroup, KvKind, KvSpec, Replica, RequestId, RowOutput, Sampling, StepOutput,
-    StepTiming, Token,
+    StepTiming, Token, Tokens,
 };
 use scheduler::{Effect, Engine, EngineConfig, Event, KvConfig, Limits, Submit};
 use std::time::{Duration, Instant};
@@ -32,6 +32,8 @@ struct Times {
 
 fn main() {
     let strict = std::env::args().any(|arg| arg == "--bar");
+    // A number on the command line selects one size, for a profiler.
+    let only: Option<u32> = std::env::args().find_map(|arg| arg.parse().ok());
     println!(
         "| running | steps in flight | median | p99 | p99 / median | longest | ns per request | bar |"
     );
@@ -39,6 +41,9 @@ fn main() {
     let mut slow = Vec::new();
     for depth in [1, 2] {
         for (running, bar_us) in [(1, 50.0), (256, 50.0), (1_024, 150.0), (10_000, 2_000.0)] {
+            if only.is_some_and(|only| only != running) {
+                continue;
+            }
             let case = Case { running, depth, bar_us };
             let times = measure(&case);
             print_row(&case, &times);
@@ -170,7 +175,8 @@ fn answer(effects: &mut Vec<Effect>, inbox: &mut Vec<Event>) -> usize {
 fn output(batch: &Batch) -> StepOutput {
     let row = |(i, row): (usize, &protocol::Row)| {
         let token = (batch.step.0 as u32 * 13 + i as u32 * 7) % (VOCAB - 1);
-        RowOutput { emitted: vec![token; usize::from(row.samples)], ..RowOutput::default() }
+        let emitted = if row.samples { Tokens::one(token) } else { Tokens::new() };
+        RowOutput { emitted, ..RowOutput::default() }
     };
     let rows = batch.rows.iter().enumerate().map(row).collect();
     StepOutput { step: batch.step, epoch: batch.epoch, rows, timing: StepTiming::default() }

@@ -7,9 +7,9 @@ use crate::publish::publish;
 use crate::request::Request;
 use crate::slab::Slot;
 use crate::state::{FlightRow, State};
-use crate::{ErrorCode, Finish, Limits, StopReason, TokenEvent};
+use crate::{ErrorCode, Finish, Limits, TokenEvent};
 use kvcache::{Bug, KvCache};
-use protocol::{RowOutput, StepOutput, Token, TokenLogprobs};
+use protocol::{RowOutput, StepOutput, TokenLogprobs, Tokens};
 
 /// Applies the answer to the oldest step in flight; events of its requests are appended to `events`,
 /// requests that ended to `ended`.
@@ -70,7 +70,7 @@ fn apply_row(
         if kv.planted().has(Bug::ErrorRowPublished) {
             publish(request, kv, hasher, request.settled + row.len);
         }
-        events.push(request.event(Vec::new(), Some(Finish::Error(code))));
+        events.push(request.event(Tokens::new(), Some(Finish::Error(code))));
         return true;
     }
     // Drafts accepted earlier have moved the row: its true start is what was settled before it.
@@ -105,16 +105,12 @@ fn fault(row: &FlightRow, result: &RowOutput, vocab_size: u32) -> Option<ErrorCo
 }
 
 /// Commits emitted tokens up to the one that ends the request; cuts the rest off `emitted` too.
-fn append(request: &mut Request, emitted: &mut Vec<Token>) -> Option<Finish> {
+fn append(request: &mut Request, emitted: &mut Tokens) -> Option<Finish> {
     for (i, &token) in emitted.iter().enumerate() {
         request.tokens.push(token);
-        let finish = if request.asked.eos_ids.contains(&token) {
-            Some(Finish::Stop(StopReason::Eos(token)))
-        } else if request.asked.stop_ids.contains(&token) {
-            Some(Finish::Stop(StopReason::Id(token)))
-        } else {
-            (request.tokens.len() as u32 >= request.limit).then_some(Finish::Length)
-        };
+        let stop = request.stops.reason(token).map(Finish::Stop);
+        let full = || (request.tokens.len() as u32 >= request.limit).then_some(Finish::Length);
+        let finish = stop.or_else(full);
         if finish.is_some() {
             emitted.truncate(i + 1);
             return finish;

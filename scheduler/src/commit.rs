@@ -148,7 +148,7 @@ fn write_row(request: &mut Request, plan: &PlannedRow, sample_at_prompt_end: boo
     let (start, end) = (plan.start as usize, (plan.start + plan.len) as usize);
     assert_eq!(plan.start, request.computed, "{:?} was planned from elsewhere", request.id);
     let input = if end <= request.tokens.len() {
-        Input::Tokens(request.tokens[start..end].to_vec())
+        Input::Tokens(request.tokens[start..end].into())
     } else {
         assert_eq!(plan.len, 1, "only the last known token can still be on the device");
         Input::SampledAt(request.sampled_at)

@@ -15,7 +15,7 @@ use crate::{
     PromptHasher, Refusal, StopReason, Submit, TokenEvent,
 };
 use kvcache::{Bug, KvCache};
-use protocol::{Batch, Epoch, Replica, RequestId, StepOutput};
+use protocol::{Batch, Epoch, Replica, RequestId, StepOutput, Tokens};
 use std::ops::Range;
 
 /// Schedules every replica and owns every KV block.
@@ -207,7 +207,7 @@ impl Engine {
         load.release(request.asked.charge);
         *changed = true;
         self.owners.remove(&id);
-        self.news.push(request.event(Vec::new(), Some(finish)));
+        self.news.push(request.event(Tokens::new(), Some(finish)));
     }
 
     fn output(&mut self, replica: Replica, output: StepOutput) {

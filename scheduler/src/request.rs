@@ -5,9 +5,9 @@
 //! preemption and decode are this one rule with different `want`.
 
 use crate::line::Key;
-use crate::{EngineConfig, Finish, Submit, TokenEvent};
+use crate::{EngineConfig, Finish, StopReason, Submit, TokenEvent};
 use kvcache::{BlockKey, Bug, Content, ExtraKeys, Table};
-use protocol::{RequestId, Sampling, Seat, StepId, Token};
+use protocol::{RequestId, Sampling, Seat, StepId, Token, Tokens};
 use std::sync::Arc;
 
 /// Preemptions after which a request becomes guarded and is never a victim again.
@@ -53,6 +53,7 @@ pub(crate) struct Request {
     pub(crate) reserved: u32,
     pub(crate) preemptions: u32,
     pub(crate) key: Key,
+    pub(crate) stops: Stops,
     /// Prompt position whose log-probability is delivered next.
     pub(crate) scored: u32,
     /// Whether an event was sent; the first one carries figures about admission.
@@ -65,8 +66,6 @@ pub(crate) struct Request {
 pub(crate) struct Asked {
     pub(crate) sampling: Sampling,
     pub(crate) key: u64,
-    pub(crate) eos_ids: Vec<Token>,
-    pub(crate) stop_ids: Vec<Token>,
     pub(crate) extra: Option<Arc<ExtraKeys>>,
     /// The replica was chosen by the user: the request moves to no other.
     pub(crate) pinned: bool,
@@ -84,6 +83,29 @@ pub(crate) struct Admitted {
     pub(crate) cached_tokens: u32,
 }
 
+/// Ids that end a request: end of text first, then the user's. Every token of every step is compared
+/// with them, so the usual few lie in place.
+#[derive(Debug)]
+pub(crate) struct Stops {
+    ids: Tokens,
+    eos: u32,
+}
+
+impl Stops {
+    fn new(eos_ids: &[Token], stop_ids: &[Token]) -> Self {
+        let ids = eos_ids.iter().chain(stop_ids).copied().collect();
+        Self { ids, eos: eos_ids.len() as u32 }
+    }
+
+    /// Why `token` ends the request, if it does.
+    #[inline]
+    pub(crate) fn reason(&self, token: Token) -> Option<StopReason> {
+        let place = self.ids.iter().position(|&id| id == token)?;
+        let is_eos = place < self.eos as usize;
+        Some(if is_eos { StopReason::Eos(token) } else { StopReason::Id(token) })
+    }
+}
+
 impl Request {
     pub(crate) fn new(submit: Submit, arrival: u64, now_ms: u64, config: &EngineConfig) -> Self {
         let prompt_len = submit.tokens.len() as u32;
@@ -92,8 +114,6 @@ impl Request {
         let asked = Asked {
             sampling: submit.sampling,
             key: submit.key,
-            eos_ids: submit.eos_ids,
-            stop_ids: submit.stop_ids,
             extra: submit.extra,
             pinned: submit.replica.is_some(),
             charge: submit.tokens.len() as u64,
@@ -124,6 +144,7 @@ impl Request {
             reserved: 0,
             preemptions: 0,
             key: Key { priority: submit.priority, arrival },
+            stops: Stops::new(&submit.eos_ids, &submit.stop_ids),
             scored: 1,
             announced: false,
             asked: Box::new(asked),
@@ -176,7 +197,7 @@ impl Request {
     }
 
     /// News of this request. The first event carries figures about its admission.
-    pub(crate) fn event(&mut self, tokens: Vec<Token>, finish: Option<Finish>) -> TokenEvent {
+    pub(crate) fn event(&mut self, tokens: Tokens, finish: Option<Finish>) -> TokenEvent {
         let first = if self.announced { None } else { self.asked.admitted };
         self.announced = true;
         TokenEvent {

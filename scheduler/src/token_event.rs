@@ -1,7 +1,7 @@
 //! What the engine tells a request's owner.
 
 use crate::Refusal;
-use protocol::{RequestId, RowError, Token, TokenLogprobs};
+use protocol::{RequestId, RowError, Token, TokenLogprobs, Tokens};
 
 /// News of one request. Exactly one event of a request carries `finish`, and none follows it.
 #[derive(Debug, Clone, PartialEq)]
@@ -9,7 +9,7 @@ pub struct TokenEvent {
     /// Whose news.
     pub request: RequestId,
     /// New tokens, in order; never repeated, also not after preemption or a device loss.
-    pub tokens: Vec<Token>,
+    pub tokens: Tokens,
     /// One entry per new token, if asked for.
     pub logprobs: Vec<TokenLogprobs>,
     /// Entries of further prompt positions, from position 1 on and in order, if asked for.
@@ -29,7 +29,7 @@ impl TokenEvent {
     pub(crate) fn only(request: RequestId, finish: Finish) -> Self {
         Self {
             request,
-            tokens: Vec::new(),
+            tokens: Tokens::new(),
             logprobs: Vec::new(),
             prompt_logprobs: Vec::new(),
             cached_tokens: None,

@@ -6,7 +6,7 @@
 
 use protocol::{
     Batch, BlockId, Input, KvGroup, KvKind, KvSpec, Replica, RequestId, Row, RowOutput, Sampling,
-    StepOutput, StepTiming, Token,
+    StepOutput, StepTiming, Token, Tokens,
 };
 use scheduler::{
     AbortCause, Effect, Engine, EngineConfig, Event, Finish, KvConfig, Limits, Planted, Submit,
@@ -77,7 +77,7 @@ impl Device {
         }
         let (start, tokens) = match &row.input {
             Input::Tokens(tokens) => (row.start, tokens.clone()),
-            Input::SampledAt(_) => (seat.next, vec![seat.last]),
+            Input::SampledAt(_) => (seat.next, Tokens::one(seat.last)),
         };
         assert!(start >= row.start, "{start} {}", row.start);
         let (table, block_tokens) = (seat.table.clone(), self.block_tokens);
