@@ -50,10 +50,10 @@ fn step(device: &mut HashModel, n: u64, row: Row) -> Result<RowOutput, Violation
 #[test]
 fn chunks_and_device_fed_decodes_say_what_the_oracle_says() {
     let (mut device, table) = (device(0), [6, 2, 5, 1]);
-    let first = row(0, Input::Tokens(PROMPT[..3].to_vec()), &table);
+    let first = row(0, Input::Tokens(PROMPT[..3].to_vec().into()), &table);
     assert!(step(&mut device, 1, first).unwrap().emitted.is_empty());
     let mut said = Vec::new();
-    let second = row(3, Input::Tokens(PROMPT[3..].to_vec()), &table);
+    let second = row(3, Input::Tokens(PROMPT[3..].to_vec().into()), &table);
     said.extend(step(&mut device, 2, second).unwrap().emitted);
     for n in 3..6 {
         let decode = row(2 + n as u32, Input::SampledAt(StepId(n - 1)), &table);
@@ -65,7 +65,8 @@ fn chunks_and_device_fed_decodes_say_what_the_oracle_says() {
 #[test]
 fn verify_rows_say_what_plain_decodes_say() {
     let (mut device, table) = (device(3), [6, 2, 5, 1, 0, 3, 4, 7]);
-    let mut said = step(&mut device, 1, row(0, Input::Tokens(PROMPT.to_vec()), &table)).unwrap();
+    let mut said =
+        step(&mut device, 1, row(0, Input::Tokens(PROMPT.to_vec().into()), &table)).unwrap();
     let (mut said, mut accepted) = (std::mem::take(&mut said.emitted), 0);
     for n in 2..5 {
         let start = 5 + said.len() as u32 - 1;
@@ -83,24 +84,24 @@ fn verify_rows_say_what_plain_decodes_say() {
 #[test]
 fn an_aliased_a_poisoned_and_an_unwritten_block_change_the_text() {
     let right = oracle(1);
-    let whole = || Input::Tokens(PROMPT.to_vec());
+    let whole = || Input::Tokens(PROMPT.to_vec().into());
     assert_eq!(step(&mut device(0), 1, row(0, whole(), &[0, 1, 2])).unwrap().emitted, right);
     assert_ne!(step(&mut device(0), 1, row(0, whole(), &[0, 0, 2])).unwrap().emitted, right);
 
     let mut poisoned = device(0);
-    step(&mut poisoned, 1, row(0, Input::Tokens(PROMPT[..4].to_vec()), &[0, 1])).unwrap();
+    step(&mut poisoned, 1, row(0, Input::Tokens(PROMPT[..4].to_vec().into()), &[0, 1])).unwrap();
     poisoned.poison(BlockId(1));
-    let last = row(4, Input::Tokens(PROMPT[4..].to_vec()), &[0, 1, 2]);
+    let last = row(4, Input::Tokens(PROMPT[4..].to_vec().into()), &[0, 1, 2]);
     assert_ne!(step(&mut poisoned, 2, last).unwrap().emitted, right);
 }
 
 #[test]
 fn what_no_device_could_run_is_a_violation() {
-    let whole = || Input::Tokens(PROMPT.to_vec());
+    let whole = || Input::Tokens(PROMPT.to_vec().into());
     let violates = |row: Row| assert!(step(&mut device(0), 1, row).is_err());
     violates(row(0, whole(), &[0, 1])); // The table is too short.
     violates(row(0, whole(), &[0, 1, 8])); // Block 8 of 8.
-    violates(row(3, Input::Tokens(vec![1, 5]), &[0, 1, 2])); // The seat was never initialised.
+    violates(row(3, Input::Tokens(vec![1, 5].into()), &[0, 1, 2])); // The seat was never initialised.
     violates(Row { input: Input::SampledAt(StepId(0)), ..row(0, whole(), &[0, 1, 2]) });
     violates(Row { drafts: 1, ..row(0, whole(), &[0, 1, 2]) });
     let hole = vec![TableUpdate { group: 0, from: 1, blocks: vec![BlockId(0)] }];
@@ -110,12 +111,12 @@ fn what_no_device_could_run_is_a_violation() {
 #[test]
 fn a_failed_row_poisons_what_it_wrote() {
     let (mut device, table) = (device(0), [0, 1, 2]);
-    let first = row(0, Input::Tokens(PROMPT[..3].to_vec()), &table);
+    let first = row(0, Input::Tokens(PROMPT[..3].to_vec().into()), &table);
     let bucket = Bucket::Eager { tokens: 3 };
     let rows = vec![first];
     let batch = Batch { step: StepId(1), epoch: Epoch(0), bucket, moe_tokens: 0, rows };
     let output = device.run_with(&batch, |_| Some(RowError::NonFiniteLogits)).unwrap();
     assert_eq!(output.rows[0].error, Some(RowError::NonFiniteLogits));
-    let rest = row(3, Input::Tokens(PROMPT[3..].to_vec()), &table);
+    let rest = row(3, Input::Tokens(PROMPT[3..].to_vec().into()), &table);
     assert_ne!(step(&mut device, 2, rest).unwrap().emitted, oracle(1));
 }

@@ -201,7 +201,7 @@ impl HashModel {
     fn span(&mut self, row: &Row) -> Outcome<Span> {
         let seat = self.seat_mut(row)?;
         let (start, mut ids) = match (&row.input, seat.last) {
-            (Input::Tokens(ids), _) if ids.len() == row.len as usize => (row.start, ids.clone()),
+            (Input::Tokens(ids), _) if ids.len() == row.len as usize => (row.start, ids.to_vec()),
             (Input::SampledAt(step), Some((token, at))) if at == *step && row.len == 1 => {
                 (seat.next, vec![token])
             }
