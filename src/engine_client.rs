@@ -13,7 +13,7 @@ pub use mailbox::EventStream;
 
 use dashmap::DashMap;
 use mailbox::Mailbox;
-use protocol::{RequestId, Token};
+use protocol::{RequestId, Tokens};
 use scheduler::{AbortCause, ErrorCode, Event, Finish, PromptHasher, Submit, TokenEvent};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -128,7 +128,7 @@ impl EngineClient {
 fn ended(request: RequestId, finish: Finish) -> TokenEvent {
     TokenEvent {
         request,
-        tokens: Vec::<Token>::new(),
+        tokens: Tokens::new(),
         logprobs: Vec::new(),
         prompt_logprobs: Vec::new(),
         cached_tokens: None,
