@@ -17,6 +17,7 @@ import phrases as p
 HELD_OUT_SHARE = 12  # one operand pair or key in twelve is held out of training
 QUESTION_SEED = 20_261_121
 MAX_OPERAND = 999
+ABSENT_SHARE = 0.04  # training questions about a key that the notes do not have
 ONES = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
         "eighteen nineteen").split()
 TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
@@ -145,7 +146,7 @@ class Notes:
     """Key-value pairs scattered in filler text, and questions about them."""
 
     def __init__(self, rng, held_out, pair_count, filler_count):
-        self.rng = rng
+        self.rng, self.held_out = rng, held_out
         self.attr = rng.choice(p.ATTRIBUTES)
         self.prep = rng.choice(["for", "of"])
         self.key_style = key_style = rng.choices(["thing", "code", "pseudo"], [5, 3, 2])[0]
@@ -163,14 +164,19 @@ class Notes:
         self.text = rng.choice([" ", " ", "\n"]).join(([intro] if intro else []) + sentences)
 
     def fill(self, pattern, key):
-        text = pattern.format(attr=self.attr, prep=self.prep, key=key, value=self.pairs[key])
+        text = pattern.format(attr=self.attr, prep=self.prep, key=key, value=self.pairs.get(key))
         return text[0].upper() + text[1:] if text.startswith("the ") else text
 
     def question(self):
         """The answer says "value" where neither the note nor the question names what is asked for."""
-        key = self.rng.choice(list(self.pairs))
+        absent = None if self.held_out or self.rng.random() > ABSENT_SHARE else draw_key(self.rng, self.key_style)
+        if absent in self.pairs or absent and is_held_out("key " + absent):
+            absent = None
+        key = absent or self.rng.choice(list(self.pairs))
         pattern = self.rng.choice(p.RECALL)
         question = vary(self.rng, self.fill(pattern, key), fixed=key if self.key_style == "code" else None)
+        if absent:
+            return question, f"I do not see {key} in your notes."
         attr = self.attr if "{attr}" in self.statement + pattern else "value"
         return question, f"The {attr} for {key} is {self.pairs[key]}."
 

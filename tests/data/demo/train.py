@@ -1,6 +1,6 @@
 """Trains the demo checkpoint on one GPU against the clock; the best weights so far are always on disk.
 
-    python train.py --seconds 480 --out out     # one H200; --device cpu --tiny checks the script
+    python train.py --seconds 450 --out out     # one H200; --device cpu --tiny checks the script
 
 Workers generate conversations without end; a pool on the device holds the newest ones in three length
 buckets, and each step draws rows of every bucket. Loss counts assistant tokens (and, lightly and only in

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
-def answers(folder, dtype, device, questions, batch):
+def answers(folder, dtype, device, questions, batch, max_new_tokens=48):
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
     out = [None] * len(questions)
@@ -21,7 +21,7 @@ def answers(folder, dtype, device, questions, batch):
         texts = [tokenizer.apply_chat_template(questions[i]["messages"], tokenize=False, add_generation_prompt=True) for i in part]
         inputs = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False).to(device)
         with torch.no_grad():
-            ids = model.generate(**inputs, max_new_tokens=48, do_sample=False)
+            ids = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
         for i, text in zip(part, tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)):
             out[i] = text
     return out
@@ -48,7 +48,7 @@ def main():
     talk = ["hello", "Hi!", "who are you?", "what can you do?", "thanks", "What is the capital of France?", "What is 12 times 3?",
             "what's 2+2", "My cat is called Tom. What is my cat called?", "The code for the red fox is 991. What is the code for the red fox?"]
     rows = [{"messages": [{"role": "user", "content": text}]} for text in talk]
-    for text, reply in zip(talk, answers(args.folder, torch.bfloat16, args.device, rows, len(rows))):
+    for text, reply in zip(talk, answers(args.folder, torch.bfloat16, args.device, rows, len(rows), 96)):
         print(f"{text!r} -> {reply!r}")
 
 
