@@ -1,5 +1,6 @@
 //! What every device offers: memory (`Driver`) and maths on it (`Kernels`).
 
+use crate::sample::{RowAnswer, RowRequest};
 use crate::{
     Attention, BatchRows, Buffer, DType, DeviceError, Experts, HostMat, KvLayout, Mat, MatMut,
     Packed, QkRope, Routes,
@@ -157,6 +158,15 @@ pub trait Kernels: Driver {
         routes: &Routes<'_>,
         experts: &Experts<'_>,
     ) -> Result<(), DeviceError>;
+
+    /// Chooses a token, or scores a known one, for each row of `logits` f32 `[n, V]`; the answers are
+    /// on the host. A row's answer depends on that row and its request alone.
+    fn sample(
+        &self,
+        s: &Stream,
+        logits: Mat<'_>,
+        rows: &[RowRequest<'_>],
+    ) -> Result<Vec<RowAnswer>, DeviceError>;
 }
 
 /// Checks what kernels read without a type: lengths, tables and slots that come from the host.

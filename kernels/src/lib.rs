@@ -20,6 +20,7 @@ mod error;
 mod kv_layout;
 mod mat;
 mod packed;
+pub mod sample;
 
 pub use args::{Attention, BatchRows, Experts, QkRope, Rope, Routes};
 pub use buffer::{Buffer, Release};

@@ -13,6 +13,7 @@ mod dense;
 mod error;
 mod kv_pool;
 mod moe;
+pub mod sample;
 mod tensor;
 mod weights;
 

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use super::isa::Isa;
 use super::memory::{CpuMemory, host_memory};
 use super::pool::ThreadPool;
+use super::sample::Sampler;
 use super::topology::physical_cores;
+use crate::sample::{RowAnswer, RowRequest};
 use crate::{
     Attention, Buffer, DType, DeviceError, Driver, Experts, HostMat, Kernels, KvLayout, Mat,
     MatMut, MemInfo, Packed, QkRope, Routes, Stream,
@@ -31,6 +33,7 @@ impl Default for CpuConfig {
 pub struct CpuDevice {
     threads: ThreadPool,
     memory: Arc<CpuMemory>,
+    sampler: Sampler,
     isa: Isa,
 }
 
@@ -41,7 +44,12 @@ impl CpuDevice {
             return Err(DeviceError::MissingIsa { isa: config.isa.name() });
         }
         let threads = if config.threads == 0 { physical_cores() } else { config.threads };
-        Ok(Self { threads: ThreadPool::new(threads)?, memory: Arc::default(), isa: config.isa })
+        Ok(Self {
+            threads: ThreadPool::new(threads)?,
+            memory: Arc::default(),
+            sampler: Sampler::new(threads),
+            isa: config.isa,
+        })
     }
 
     /// The instruction set in use.
@@ -219,6 +227,17 @@ impl Kernels for CpuDevice {
         experts: &Experts<'_>,
     ) -> Result<(), DeviceError> {
         self.expert_mlp(y, x, routes, experts)
+    }
+
+    fn sample(
+        &self,
+        _: &Stream,
+        logits: Mat<'_>,
+        rows: &[RowRequest<'_>],
+    ) -> Result<Vec<RowAnswer>, DeviceError> {
+        check_dtype("sample", "logits", logits.dtype(), DType::F32)?;
+        check_size("sample", "rows", rows.len(), logits.rows())?;
+        Ok(self.sampler.answer(&self.threads, logits, rows))
     }
 }
 

@@ -17,6 +17,7 @@ mod pack;
 mod pool;
 mod qk_rope;
 mod row_kernel;
+pub mod sample;
 mod share;
 mod topology;
 

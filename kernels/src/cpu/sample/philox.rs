@@ -1,0 +1,68 @@
+//! The counter-based generator, and noise made of it.
+//!
+//! Key: 64 bits of the request, low word first. Counter: (v div 4, draw, position, 0); word `v mod 4`
+//! of the result belongs to vocabulary id `v`. Nothing is stored, so a preempted request meets the
+//! same noise again wherever it resumes.
+
+const MULTIPLIER: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
+const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
+const ROUNDS: usize = 10;
+
+/// Counters computed side by side.
+pub(super) const LANES: usize = 16;
+
+/// The `draw` word of a counter for plain token choice; speculation uses others.
+pub const DRAW_TOKEN: u32 = 0;
+
+/// One block of four random words.
+#[must_use]
+pub fn philox4x32_10(key: u64, counter: [u32; 4]) -> [u32; 4] {
+    let mut words = counter.map(|word| [word; 1]);
+    rounds(key, &mut words);
+    words.map(|[word]| word)
+}
+
+/// Words for ids `[first, first + 64)`: `words[w][c]` belongs to id `first + 4 c + w`.
+#[inline(always)]
+pub(super) fn chunk_words(key: u64, first: usize, position: u32) -> [[u32; LANES]; 4] {
+    let mut words = [[0; LANES], [DRAW_TOKEN; LANES], [position; LANES], [0; LANES]];
+    for (lane, word) in words[0].iter_mut().enumerate() {
+        *word = (first / 4 + lane) as u32;
+    }
+    rounds(key, &mut words);
+    words
+}
+
+#[inline(always)]
+fn rounds<const N: usize>(key: u64, words: &mut [[u32; N]; 4]) {
+    let mut k = [key as u32, (key >> 32) as u32];
+    for _ in 0..ROUNDS {
+        #[expect(clippy::needless_range_loop, reason = "four arrays in step")]
+        for lane in 0..N {
+            let a = u64::from(words[0][lane]) * u64::from(MULTIPLIER[0]);
+            let b = u64::from(words[2][lane]) * u64::from(MULTIPLIER[1]);
+            words[0][lane] = (b >> 32) as u32 ^ words[1][lane] ^ k[0];
+            words[2][lane] = (a >> 32) as u32 ^ words[3][lane] ^ k[1];
+            words[1][lane] = b as u32;
+            words[3][lane] = a as u32;
+        }
+        k = [k[0].wrapping_add(WEYL[0]), k[1].wrapping_add(WEYL[1])];
+    }
+}
+
+/// Standard Gumbel noise of one random word: `-ln E`, `E = -ln(1 - u)`, `u` in (0, 1) from the word.
+#[must_use]
+pub fn gumbel(word: u32) -> f32 {
+    const TOP: f32 = 1.0 - 1.0 / 16_777_216.0;
+    let u = ((word as f32 + 0.5) * (1.0 / 4_294_967_296.0)).min(TOP);
+    let e = -f64::from(-u).ln_1p() as f32;
+    -f64::from(e).ln() as f32
+}
+
+/// Largest word whose noise may reach `least`; `None` if no word's does.
+///
+/// `u <= E`, so `gumbel(word) >= least` needs `u <= exp(-least)`; the slack covers all rounding.
+pub(super) fn highest_word(least: f32) -> Option<u32> {
+    let bound = f64::from(1.000_02 * (-least).exp()) * 4_294_967_296.0;
+    (bound >= 0.49).then_some(bound as u32)
+}

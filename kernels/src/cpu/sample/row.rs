@@ -1,0 +1,289 @@
+//! The rules, applied to one row.
+
+use std::cmp::Ordering;
+
+use crate::sample::{Draw, Edits, Logprobs, Rules, Unusable};
+
+use super::philox::{LANES, gumbel, highest_word};
+use super::vector::{self, CHUNK};
+
+/// An id with its logit.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Ranked {
+    id: u32,
+    value: f32,
+}
+
+/// The last of the kept ids, in the order of the module.
+#[derive(Debug, Clone, Copy)]
+struct Edge {
+    value: f32,
+    id: u32,
+}
+
+/// Memory for one row at a time, reused from row to row.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    maxima: Vec<f32>,
+    few: Vec<f32>,
+    ranked: Vec<Ranked>,
+    masses: Vec<f32>,
+    edited: Vec<f32>,
+}
+
+impl Scratch {
+    fn maxima_for(&mut self, l: &[f32]) -> &mut [f32] {
+        self.maxima.resize(l.len().div_ceil(CHUNK), f32::NEG_INFINITY);
+        &mut self.maxima
+    }
+}
+
+/// Chooses a token by the rules of one request; the logits stay as they are.
+pub(crate) fn choose(
+    raw: &[f32],
+    rules: &Rules<'_>,
+    scratch: &mut Scratch,
+) -> Result<u32, Unusable> {
+    let mut l = std::mem::take(&mut scratch.edited);
+    let token = choose_in(raw, rules, &mut l, scratch);
+    scratch.edited = l;
+    token
+}
+
+fn choose_in(
+    raw: &[f32],
+    rules: &Rules<'_>,
+    l: &mut Vec<f32>,
+    scratch: &mut Scratch,
+) -> Result<u32, Unusable> {
+    if raw.is_empty() || !vector::maxima(raw, scratch.maxima_for(raw)) {
+        return Err(Unusable::NonFinite);
+    }
+    let edited = rules.edits.change_anything();
+    if edited {
+        edit(l, raw, &rules.edits);
+        vector::maxima(l, scratch.maxima_for(l));
+    }
+    let best = first_of_largest(if edited { l } else { raw }, &scratch.maxima);
+    if best.value == f32::NEG_INFINITY {
+        return Err(Unusable::AllMasked);
+    }
+    let Some(rules) = &rules.draw else { return Ok(best.id) };
+    if !edited {
+        l.clear();
+        l.extend_from_slice(raw);
+    }
+    Ok(draw(l, rules, scratch))
+}
+
+/// Writes the edited logits of `raw` to `l`.
+fn edit(l: &mut Vec<f32>, raw: &[f32], edits: &Edits<'_>) {
+    l.clear();
+    if let Some(allowed) = edits.allowed {
+        l.resize(raw.len(), f32::NEG_INFINITY);
+        for &id in allowed {
+            if let Some(&x) = raw.get(id as usize) {
+                l[id as usize] = x;
+            }
+        }
+    } else {
+        l.extend_from_slice(raw);
+    }
+    for &id in edits.banned {
+        change(l, id, |_| f32::NEG_INFINITY);
+    }
+    for &(id, bias) in edits.bias {
+        change(l, id, |x| x + bias);
+    }
+    for seen in edits.seen {
+        change(l, seen.id, |x| penalise(x, seen.count, edits));
+    }
+}
+
+fn change(l: &mut [f32], id: u32, new: impl Fn(f32) -> f32) {
+    if let Some(x) = l.get_mut(id as usize) {
+        *x = new(*x);
+    }
+}
+
+fn penalise(x: f32, count: u32, edits: &Edits<'_>) -> f32 {
+    let x = if x > 0.0 { x / edits.repetition } else { x * edits.repetition };
+    if count == 0 { x } else { x - edits.frequency * count as f32 - edits.presence }
+}
+
+/// Draws a token from the logits `l`, of which at least one is finite, and scales them in place.
+fn draw(l: &mut [f32], rules: &Draw, scratch: &mut Scratch) -> u32 {
+    vector::scale(l, rules.temperature.recip(), scratch.maxima_for(l));
+    let best = first_of_largest(l, &scratch.maxima);
+    let mut edge = Edge { value: f32::MIN, id: u32::MAX };
+    if rules.min_p > 0.0 {
+        edge.value = edge.value.max(best.value + rules.min_p.min(1.0).ln());
+    }
+    if rules.top_k > 0 && rules.top_k < l.len() {
+        edge = top_k_edge(l, rules, edge, scratch);
+    } else if rules.top_p < 1.0 {
+        edge = top_p_edge(l, rules.top_p, best, edge, scratch);
+    }
+    noisiest(l, rules, best, edge, &scratch.maxima)
+}
+
+/// Log-probabilities of one row: of `id`, its place, and the `top` likeliest ids.
+///
+/// # Panics
+/// If `id` lies outside the row.
+pub(crate) fn logprobs(
+    raw: &[f32],
+    id: u32,
+    top: usize,
+    scratch: &mut Scratch,
+) -> Result<Logprobs, Unusable> {
+    if !vector::maxima(raw, scratch.maxima_for(raw)) {
+        return Err(Unusable::NonFinite);
+    }
+    let best = first_of_largest(raw, &scratch.maxima).value;
+    let sum = best + vector::exp_sum(raw, best).ln() as f32;
+    let top = leading(raw, top, scratch).iter().map(|r| (r.id, r.value - sum)).collect();
+    let rank = vector::count_before(raw, id as usize) as u32 + 1;
+    Ok(Logprobs { logprob: raw[id as usize] - sum, rank, top })
+}
+
+/// The `k` likeliest ids in order, or fewer if fewer are unmasked; `scratch` holds the maxima of `l`.
+///
+/// The k-th largest chunk maximum bounds the k-th largest logit from below, so a small `k` looks at
+/// few logits.
+fn leading<'a>(l: &[f32], k: usize, scratch: &'a mut Scratch) -> &'a [Ranked] {
+    let Scratch { maxima, few, ranked, .. } = scratch;
+    let mut bound = f32::MIN;
+    if k > 0 && k <= maxima.len() {
+        few.clear();
+        few.extend_from_slice(maxima);
+        let (_, kth, _) = few.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
+        bound = bound.max(*kth);
+    }
+    ranked.clear();
+    for (c, chunk) in l.chunks(CHUNK).enumerate().filter(|&(c, _)| maxima[c] >= bound) {
+        let first = (c * CHUNK) as u32;
+        let kept = (first..).zip(chunk).filter(|&(_, &value)| value >= bound);
+        ranked.extend(kept.map(|(id, &value)| Ranked { id, value }));
+    }
+    if k == 0 {
+        ranked.clear();
+    } else if ranked.len() > k {
+        ranked.select_nth_unstable_by(k - 1, order);
+        ranked.truncate(k);
+    }
+    ranked.sort_unstable_by(order);
+    ranked
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the shape that sorting asks for")]
+fn order(a: &Ranked, b: &Ranked) -> Ordering {
+    b.value.partial_cmp(&a.value).unwrap_or(Ordering::Equal).then(a.id.cmp(&b.id))
+}
+
+fn first_of_largest(l: &[f32], maxima: &[f32]) -> Ranked {
+    let (mut at, mut value) = (0, f32::NEG_INFINITY);
+    for (c, &max) in maxima.iter().enumerate() {
+        if max > value {
+            (at, value) = (c * CHUNK, max);
+        }
+    }
+    let within = l[at..].iter().position(|&x| x == value).unwrap_or(0);
+    Ranked { id: (at + within) as u32, value }
+}
+
+/// Edge behind top-k, and behind top-p among those.
+fn top_k_edge(l: &[f32], rules: &Draw, floor: Edge, scratch: &mut Scratch) -> Edge {
+    let kept = leading(l, rules.top_k, scratch);
+    let kept = &kept[..kept.partition_point(|r| r.value >= floor.value)];
+    let last = if rules.top_p < 1.0 {
+        mass_reached(kept, kept[0].value, rules.top_p, 0.0, None)
+    } else {
+        kept.len() - 1
+    };
+    Edge { value: kept[last].value, id: kept[last].id }
+}
+
+/// Index of the first of `kept` with which the probability reaches `top_p` of all of it.
+fn mass_reached(kept: &[Ranked], shift: f32, top_p: f32, before: f64, total: Option<f64>) -> usize {
+    let mass = |r: &Ranked| f64::from(vector::exp(r.value - shift));
+    let total = total.unwrap_or_else(|| kept.iter().map(mass).sum());
+    let wanted = total * f64::from(top_p);
+    let mut sum = before;
+    for (i, r) in kept.iter().enumerate() {
+        sum += mass(r);
+        if sum >= wanted {
+            return i;
+        }
+    }
+    kept.len() - 1
+}
+
+/// Edge behind top-p over the whole row: probabilities once, then a search for the band in which the
+/// wanted mass is reached, narrowed until it is worth sorting.
+fn top_p_edge(l: &[f32], top_p: f32, best: Ranked, floor: Edge, scratch: &mut Scratch) -> Edge {
+    const WORTH_SORTING: usize = 1024;
+    let Scratch { ranked, masses, .. } = scratch;
+    masses.resize(l.len(), 0.0);
+    let total = vector::weigh(l, best.value, floor.value, masses);
+    let wanted = total * f64::from(top_p);
+    // Masses in [low, high) hold the edge; `above` is the mass from `high` on. Bits order like values.
+    let (mut low, mut high) = (1_u32, f32::INFINITY.to_bits());
+    let (mut above, mut fewer, mut more) = (0.0, 0, l.len());
+    while more - fewer > WORTH_SORTING && high - low > 4 {
+        let step = (high - low) / 4;
+        let cuts = [low + step, low + 2 * step, low + 3 * step];
+        let sides = vector::heavier(masses, cuts.map(f32::from_bits));
+        for (&cut, side) in cuts.iter().zip(&sides).rev() {
+            if side.mass >= wanted {
+                (low, more) = (cut, side.count);
+                break;
+            }
+            (high, above, fewer) = (cut, side.mass, side.count);
+        }
+    }
+    ranked.clear();
+    let band = f32::from_bits(low)..f32::from_bits(high);
+    for (id, &value) in (0..).zip(l).filter(|&(id, _)| band.contains(&masses[id])) {
+        ranked.push(Ranked { id: id as u32, value });
+    }
+    ranked.sort_unstable_by(order);
+    if ranked.is_empty() {
+        return floor;
+    }
+    let at = mass_reached(ranked, best.value, top_p, above, Some(total));
+    Edge { value: ranked[at].value, id: ranked[at].id }
+}
+
+/// Argmax of `l + noise` over the ids up to `edge`, lowest id on ties.
+///
+/// Exact, but most ids cost only an integer comparison: `gumbel` falls with the word, so within a
+/// chunk only words up to the one that would lift the chunk's largest logit over the best so far count.
+fn noisiest(l: &[f32], rules: &Draw, best: Ranked, edge: Edge, maxima: &[f32]) -> u32 {
+    let mut words = [[0; LANES]; 4];
+    let mut winner = Ranked { id: best.id, value: f32::NEG_INFINITY };
+    let start = best.id as usize / CHUNK; // The likeliest id sets a high mark early.
+    for c in std::iter::once(start).chain((0..maxima.len()).filter(|&c| c != start)) {
+        if maxima[c] < edge.value {
+            continue;
+        }
+        let rounding = 3e-7 * (winner.value.abs() + maxima[c].abs());
+        let Some(limit) = highest_word(winner.value - maxima[c] - rounding) else { continue };
+        let first = c * CHUNK;
+        if !vector::words_up_to(rules.key, first, rules.position, limit, &mut words) {
+            continue;
+        }
+        for (offset, &x) in l[first..].iter().take(CHUNK).enumerate() {
+            let (id, word) = ((first + offset) as u32, words[offset % 4][offset / 4]);
+            let kept = x > edge.value || (x == edge.value && id <= edge.id);
+            if !kept || word > limit {
+                continue;
+            }
+            let candidate = Ranked { id, value: x + gumbel(word) };
+            if order(&candidate, &winner) == Ordering::Less {
+                winner = candidate;
+            }
+        }
+    }
+    winner.id
+}
