@@ -14,9 +14,11 @@ pub use mailbox::EventStream;
 use dashmap::DashMap;
 use mailbox::Mailbox;
 use protocol::{RequestId, Tokens};
-use scheduler::{AbortCause, ErrorCode, Event, Finish, PromptHasher, Submit, TokenEvent};
-use std::sync::Arc;
+use scheduler::{
+    AbortCause, ErrorCode, Event, Finish, PromptHasher, StepStats, Submit, TokenEvent,
+};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// What reaches the engine's thread.
 #[derive(Debug)]
@@ -49,6 +51,7 @@ struct Shared {
     hasher: PromptHasher,
     admission: Arc<Admission>,
     next_id: AtomicU64,
+    stats: Mutex<StepStats>,
 }
 
 impl EngineClient {
@@ -56,7 +59,8 @@ impl EngineClient {
     pub fn new(inbox: Arc<Inbox<Signal>>, hasher: PromptHasher, admission: Arc<Admission>) -> Self {
         let next_id = AtomicU64::new(1);
         let inflight = DashMap::new();
-        Self { shared: Arc::new(Shared { inflight, inbox, hasher, admission, next_id }) }
+        let stats = Mutex::default();
+        Self { shared: Arc::new(Shared { inflight, inbox, hasher, admission, next_id, stats }) }
     }
 
     /// Counters that decide whether a request is taken.
@@ -71,9 +75,15 @@ impl EngineClient {
         let first = self.shared.next_id.fetch_add(count, Ordering::Relaxed);
         let mailbox = Arc::new(Mailbox::default());
         let mut prompt_tokens = Vec::with_capacity(submits.len());
-        for (index, submit) in submits.iter_mut().enumerate() {
+        for index in 0..submits.len() {
+            let (before, rest) = submits.split_at_mut(index);
+            let Some(submit) = rest.first_mut() else { break };
             submit.id = RequestId(first + index as u64);
-            submit.keys = self.shared.hasher.hash(&submit.tokens, submit.extra.as_deref());
+            // Choices of one prompt follow each other: hash it once.
+            submit.keys = match before.last().filter(|b| b.tokens == submit.tokens) {
+                Some(before) => before.keys.clone(),
+                None => self.shared.hasher.hash(&submit.tokens, submit.extra.as_deref()),
+            };
             prompt_tokens.push(submit.tokens.len() as u64);
             let route = Route { mailbox: Arc::clone(&mailbox), index: index as u32 };
             self.shared.inflight.insert(submit.id, route);
@@ -116,6 +126,16 @@ impl EngineClient {
             }
             route.mailbox.put(route.index, ended(request, finish.clone()));
         }
+    }
+
+    /// Counters of the engine after its last tick that changed them.
+    pub fn stats(&self) -> StepStats {
+        self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Publishes counters.
+    pub fn set_stats(&self, stats: StepStats) {
+        *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
     }
 
     /// Requests sent and not ended.

@@ -3,6 +3,7 @@
 pub mod config;
 pub mod engine_client;
 pub mod hub;
+pub mod launcher;
 pub mod progress;
 pub mod server;
 pub mod text;

@@ -9,6 +9,7 @@ use super::text_pool::TextPool;
 use crate::engine_client::EngineClient;
 use crate::text::{ChatTemplate, Tokenizer};
 use axum::http::StatusCode;
+use serde_json::{Map, Value};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -78,6 +79,8 @@ pub struct Serving {
     pub bounds: Bounds,
     /// Sampling values where a request is silent.
     pub defaults: Defaults,
+    /// Template variables that requests may override (`--default-chat-template-kwargs`).
+    pub template_defaults: Map<String, Value>,
     /// Tokens per cache block, 0 if caching is off.
     pub block_tokens: u32,
     /// Tokens the KV pool of one replica holds.

@@ -74,13 +74,16 @@ pub(super) fn prepare(
 /// Errors: 400 `no_chat_template`, or what the template refuses.
 pub(crate) fn render(
     serving: &Serving,
-    input: ChatInput,
+    mut input: ChatInput,
     add_special_tokens: bool,
 ) -> Result<Vec<Token>, ApiError> {
     let Some(template) = &serving.template else {
         let message = "the model has no chat template; use /v1/completions";
         return Err(ApiError::bad_request("no_chat_template", "messages", message));
     };
+    for (name, value) in &serving.template_defaults {
+        input.kwargs.entry(name.clone()).or_insert_with(|| value.clone());
+    }
     let rendered = template.render(input).map_err(|error| text_error(&error, "messages"))?;
     let tokenizer = &serving.tokenizer;
     let ids = tokenizer.encode_rendered(&rendered);

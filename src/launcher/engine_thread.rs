@@ -1,0 +1,210 @@
+//! The scheduler's thread: drains its inbox, ticks the engine, sends the effects.
+//!
+//! Owns the engine; sleeps while nothing happens and wakes a few times a second for the heartbeat.
+//! A panic here means that the books are wrong: the process dumps and aborts.
+
+use crate::engine_client::{ENGINE_LOST, EngineClient, Inbox, Signal};
+use crate::server::health::Health;
+use protocol::{Batch, FromExecutor, Replica, StepId, ToExecutor};
+use scheduler::{Effect, Engine, Event, TokenEvent};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, SyncSender};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// Longest sleep of an idle engine: the period of its heartbeat.
+const HEARTBEAT: Duration = Duration::from_millis(250);
+/// Lists of events that may wait to be handed out before the engine waits too.
+pub const LISTS_WAITING_MAX: usize = 64;
+/// Lists handed out before streams get a turn.
+const LISTS_PER_TURN: usize = 8;
+
+/// Something the main thread must know.
+#[derive(Debug)]
+pub enum Notice {
+    /// The process got this signal.
+    Signal(i32),
+    /// The executor failed; the engine has stopped.
+    EngineFailed(String),
+}
+
+/// When a step counts as late.
+#[derive(Debug, Clone, Copy)]
+pub struct StepDeadline {
+    /// Fixed by `--step-deadline`.
+    pub fixed: Option<Duration>,
+    /// Slowest time per token measured so far.
+    pub ns_per_token: u64,
+}
+
+impl StepDeadline {
+    /// The greater of 5 s and ten times the expectation, unless fixed.
+    fn of(&self, tokens: u64) -> Duration {
+        let expected = Duration::from_nanos(tokens.saturating_mul(self.ns_per_token));
+        self.fixed.unwrap_or_else(|| (10 * expected).max(Duration::from_secs(5)))
+    }
+}
+
+/// Everything the thread works with.
+pub struct EngineThread {
+    /// The scheduler.
+    pub engine: Engine,
+    /// Where submits and answers arrive.
+    pub inbox: Arc<Inbox<Signal>>,
+    /// The executor.
+    pub executor: SyncSender<ToExecutor>,
+    /// Where news of requests go.
+    pub news: mpsc::Sender<Vec<TokenEvent>>,
+    /// For the end of everything.
+    pub client: EngineClient,
+    /// Heartbeat and step progress.
+    pub health: Arc<Health>,
+    /// When a step is late.
+    pub deadline: StepDeadline,
+    /// Road to the main thread.
+    pub notices: Sender<Notice>,
+}
+
+/// A step that has not been answered.
+struct Sent {
+    step: StepId,
+    at_ms: u64,
+    tokens: u64,
+}
+
+impl EngineThread {
+    /// Starts the thread.
+    pub fn spawn(self) -> std::io::Result<JoinHandle<()>> {
+        thread::Builder::new().name("scheduler".to_owned()).spawn(move || {
+            let client = self.client.clone();
+            if catch_unwind(AssertUnwindSafe(|| self.run())).is_err() {
+                let stats = client.stats();
+                tracing::error!(?stats, "the scheduler broke an invariant: aborting");
+                std::process::abort();
+            }
+        })
+    }
+
+    fn run(mut self) {
+        let mut signals = Vec::new();
+        let mut events = Vec::new();
+        let mut effects = Vec::new();
+        let mut sent = VecDeque::new();
+        loop {
+            self.inbox.take(&mut signals, HEARTBEAT);
+            self.health.beat();
+            let now_ms = self.health.now_ms();
+            for signal in signals.drain(..) {
+                match signal {
+                    Signal::Event(event) => {
+                        self.note_answer(&event, now_ms, &mut sent);
+                        events.push(event);
+                    }
+                    Signal::Fault(text) => return self.fail(text),
+                    Signal::Stop => return drop(self.executor.send(ToExecutor::Shutdown)),
+                }
+            }
+            self.engine.tick(now_ms, &mut events, &mut effects);
+            for effect in effects.drain(..) {
+                if let Err(text) = self.act(effect, now_ms, &mut sent) {
+                    return self.fail(text);
+                }
+            }
+            self.report_steps(&sent);
+        }
+    }
+
+    fn act(
+        &mut self,
+        effect: Effect,
+        now_ms: u64,
+        sent: &mut VecDeque<Sent>,
+    ) -> Result<(), String> {
+        match effect {
+            Effect::Send { batch, .. } => {
+                let tokens = tokens_of(&batch);
+                sent.push_back(Sent { step: batch.step, at_ms: now_ms, tokens });
+                let gone = |_| "the executor is gone".to_owned();
+                self.executor.send(ToExecutor::Batch(batch)).map_err(gone)?;
+            }
+            // A closed channel means that nobody is left to hear the news.
+            Effect::Tokens(list) => drop(self.news.blocking_send(list)),
+            Effect::Stats(stats) => self.client.set_stats(stats),
+            // Nobody subscribes to the index yet, and no operation was started.
+            Effect::Kv { .. } | Effect::ControlDone { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// Measures the step an answer belongs to.
+    fn note_answer(&mut self, event: &Event, now_ms: u64, sent: &mut VecDeque<Sent>) {
+        let Event::Output { output, .. } = event else { return };
+        while let Some(first) = sent.pop_front_if(|s| s.step <= output.step) {
+            let ns = (now_ms - first.at_ms).saturating_mul(1_000_000);
+            let per_token = ns / first.tokens.max(1);
+            self.deadline.ns_per_token = self.deadline.ns_per_token.max(per_token);
+        }
+    }
+
+    fn report_steps(&self, sent: &VecDeque<Sent>) {
+        match sent.front() {
+            None => self.health.steps_answered(),
+            Some(first) => {
+                let deadline_ms = self.deadline.of(first.tokens).as_millis() as u64;
+                self.health.step_sent(first.at_ms, deadline_ms);
+            }
+        }
+    }
+
+    /// The executor cannot be replaced here: every request ends, and the process will.
+    fn fail(self, text: String) {
+        self.health.set_unavailable();
+        self.client.end_all(&ENGINE_LOST);
+        // The main thread may have left already, at shutdown.
+        let _ = self.notices.send(Notice::EngineFailed(text));
+    }
+}
+
+fn tokens_of(batch: &Batch) -> u64 {
+    batch.rows.iter().map(|row| u64::from(row.len) + u64::from(row.drafts)).sum()
+}
+
+/// Starts the thread that moves the executor's messages into the inbox.
+pub fn spawn_reader(
+    executor: Receiver<FromExecutor>,
+    inbox: Arc<Inbox<Signal>>,
+) -> std::io::Result<JoinHandle<()>> {
+    thread::Builder::new().name("executor-link".to_owned()).spawn(move || {
+        for message in executor {
+            match message {
+                FromExecutor::StepOutput(output) => {
+                    let event = Event::Output { replica: Replica(0), output };
+                    inbox.push(Signal::Event(event));
+                }
+                FromExecutor::Fault { step, text } => {
+                    let at = step.map_or_else(String::new, |s| format!(" in step {}", s.0));
+                    return inbox.push(Signal::Fault(format!("the executor failed{at}: {text}")));
+                }
+                FromExecutor::Hello(_)
+                | FromExecutor::Progress { .. }
+                | FromExecutor::Memory(_)
+                | FromExecutor::Ready(_) => {}
+            }
+        }
+        inbox.push(Signal::Fault("the executor exited".to_owned()));
+    })
+}
+
+/// Hands out lists of events for as long as the engine lives.
+pub async fn fan_out(client: EngineClient, mut news: mpsc::Receiver<Vec<TokenEvent>>) {
+    let mut lists = Vec::with_capacity(LISTS_PER_TURN);
+    while news.recv_many(&mut lists, LISTS_PER_TURN).await > 0 {
+        for list in lists.drain(..) {
+            client.deliver(list);
+        }
+        tokio::task::yield_now().await; // The streams just woken write before more is handed out.
+    }
+}

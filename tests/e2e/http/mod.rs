@@ -1,0 +1,3 @@
+//! Completions, chat, probes, limits, faults.
+
+mod replies;

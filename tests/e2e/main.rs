@@ -1,0 +1,12 @@
+//! The server over real sockets.
+
+#[path = "../support/hash_model.rs"]
+mod hash_model;
+#[path = "../support/http_client.rs"]
+mod http_client;
+#[path = "../support/http_host.rs"]
+mod http_host;
+#[path = "../support/small_tokenizer.rs"]
+mod small_tokenizer;
+
+mod http;

@@ -1,0 +1,236 @@
+//! The real router, engine client, scheduler and cache over real sockets; the device is the hash
+//! model, as slow as the test wants.
+
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use super::hash_model::{HashModel, Reading, Shape};
+use super::small_tokenizer;
+use hadron::engine_client::{AdmissionLimits, EngineClient};
+use hadron::launcher::engine_thread::{Notice, StepDeadline};
+use hadron::launcher::host::Host;
+use hadron::launcher::start_up::{ExecutorLink, bring_up};
+use hadron::server::app::{App, ModelCard, Options, Serving};
+use hadron::server::connection::Deadlines;
+use hadron::server::health::Health;
+use hadron::server::listen::{Connections, bind};
+use hadron::server::openai::params::{Bounds, Defaults};
+use hadron::server::routes::router;
+use hadron::text::{ChatTemplate, Tokenizer};
+use protocol::link::{InProcess, Link, pair};
+use protocol::{
+    Epoch, FromExecutor, Hello, KvGroup, KvKind, KvSpec, Memory, Rank, Ready, ToExecutor,
+};
+use scheduler::{Engine, EngineConfig, KvConfig, Limits};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+/// What a test varies.
+#[derive(Clone)]
+pub(crate) struct Setup {
+    pub(crate) blocks: u32,
+    pub(crate) max_model_len: u32,
+    pub(crate) seats: u32,
+    pub(crate) step_tokens: u32,
+    pub(crate) step_time: Duration,
+    /// The step, counted from 1, in which the device fails.
+    pub(crate) fails_at: Option<u64>,
+    pub(crate) reading: Reading,
+    pub(crate) admission: AdmissionLimits,
+    pub(crate) options: Options,
+    pub(crate) deadlines: Deadlines,
+    pub(crate) connections: u32,
+    pub(crate) workers: usize,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            blocks: 512,
+            max_model_len: 4_096,
+            seats: 256,
+            step_tokens: 512,
+            step_time: Duration::ZERO,
+            fails_at: None,
+            reading: Reading::Slots,
+            admission: AdmissionLimits {
+                requests: 1_024,
+                prefill_tokens: u64::MAX,
+                bytes: 1 << 30,
+            },
+            options: Options::default(),
+            deadlines: Deadlines::default(),
+            connections: 1_024,
+            workers: 2,
+        }
+    }
+}
+
+/// A server in this process.
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    pub(crate) app: Arc<App>,
+    pub(crate) connections: Connections,
+    pub(crate) notices: Receiver<Notice>,
+    pub(crate) runtime: Runtime,
+    host: Option<Host>,
+}
+
+/// Tokens per block everywhere in these tests.
+pub(crate) const BLOCK_TOKENS: u32 = 16;
+
+impl Server {
+    /// Starts listening; the model is not up yet.
+    pub(crate) fn listen(setup: &Setup) -> Self {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let runtime = builder.worker_threads(setup.workers).enable_all().build().unwrap();
+        let health = Arc::new(Health::default());
+        let app = Arc::new(App::new(setup.options.clone(), health));
+        let connections = Connections::new(setup.connections);
+        let guard = runtime.enter();
+        let listener = bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        drop(guard);
+        let address = listener.local_addr().unwrap();
+        let (accepting, routes) = (connections.clone(), router(Arc::clone(&app)));
+        let deadlines = setup.deadlines;
+        runtime.spawn(async move { accepting.accept(listener, routes, deadlines).await });
+        let (_, notices) = channel();
+        Self { address, app, connections, notices, runtime, host: None }
+    }
+
+    /// Brings the model up.
+    pub(crate) fn start(setup: &Setup) -> Self {
+        let mut server = Self::listen(setup);
+        server.bring_up(setup);
+        server
+    }
+
+    /// Brings the model up behind a server that already listens.
+    pub(crate) fn bring_up(&mut self, setup: &Setup) {
+        let folder = tempfile::tempdir().unwrap();
+        small_tokenizer::write(folder.path());
+        let tokenizer = Tokenizer::load(folder.path()).unwrap();
+        let template = ChatTemplate::load(folder.path(), None, &tokenizer, 32 << 20).unwrap();
+        let (ours, theirs) = pair(8);
+        let device = setup.clone();
+        std::thread::spawn(move || executor(&device, theirs));
+        let (to, from) = ours.split();
+        let link = ExecutorLink { to, from };
+        let (notices, notices_out) = channel();
+        let wait = Duration::from_secs(10);
+        let up = bring_up(&link, &notices_out, wait, |m| m.blocks, |_, _, _| {}).unwrap();
+        self.notices = notices_out;
+
+        let limits = Limits {
+            tokens_per_step: setup.step_tokens,
+            requests_running: setup.seats,
+            ..Limits::cpu(setup.max_model_len, small_tokenizer::VOCAB)
+        };
+        let kv = KvConfig::new(up.memory.spec, up.ready.blocks, [1, 2]);
+        let engine = Engine::new(EngineConfig::new(limits, kv)).unwrap();
+        let deadline = StepDeadline { fixed: None, ns_per_token: up.memory.ns_per_token };
+        let health = Arc::clone(&self.app.health);
+        let admission = setup.admission;
+        let runtime = self.runtime.handle();
+        let host =
+            Host::start(engine, link, admission, deadline, health, notices, runtime).unwrap();
+        self.app.set_serving(Serving {
+            client: host.client.clone(),
+            tokenizer: Arc::new(tokenizer),
+            template,
+            card: ModelCard {
+                names: vec!["tiny".to_owned(), "org/alias".to_owned()],
+                root: "tiny".to_owned(),
+                created: 1,
+                fingerprint: "hadron-test-00000000".to_owned(),
+            },
+            bounds: Bounds {
+                vocab_size: small_tokenizer::VOCAB,
+                max_model_len: setup.max_model_len,
+                logprobs_max: Some(20),
+                replicas: 1,
+                priorities: false,
+            },
+            defaults: Defaults::default(),
+            template_defaults: serde_json::Map::new(),
+            block_tokens: BLOCK_TOKENS,
+            pool_tokens: u64::from(setup.blocks * BLOCK_TOKENS),
+        });
+        self.host = Some(host);
+    }
+
+    pub(crate) fn client(&self) -> &EngineClient {
+        &self.host.as_ref().unwrap().client
+    }
+
+    /// Waits until nothing is in flight and no block is held.
+    pub(crate) fn wait_idle(&self, within: Duration) {
+        let start = std::time::Instant::now();
+        loop {
+            let client = self.client();
+            let stats = client.stats();
+            let admitted = client.admission().requests() + client.admission().prefill_tokens();
+            let held = u64::from(stats.blocks.in_use) + client.requests_in_flight() as u64;
+            if admitted + held == 0 && stats.running + stats.waiting == 0 {
+                return;
+            }
+            assert!(start.elapsed() < within, "not idle: {admitted} admitted, {stats:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(host) = self.host.take() {
+            host.stop();
+        }
+    }
+}
+
+/// The device's thread: the start-up handshake, then one answer per batch.
+fn executor(setup: &Setup, mut link: InProcess<FromExecutor, ToExecutor>) {
+    let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
+    let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
+    let device = "hash model".to_owned();
+    let hello = Hello { version: 1, rank: Rank(0), epoch: Epoch(0), device };
+    let blocks = setup.blocks;
+    let memory = Memory { spec, blocks, ns_per_token: 1 };
+    let ready = Ready { blocks, graph_rows: Vec::new() };
+    link.send(FromExecutor::Hello(hello)).unwrap();
+    link.send(FromExecutor::Memory(memory)).unwrap();
+    let shape = Shape {
+        blocks,
+        block_tokens: BLOCK_TOKENS,
+        vocab: small_tokenizer::VOCAB,
+        drafts: 0,
+        reading: setup.reading,
+    };
+    let mut model = HashModel::new(shape);
+    while let Ok(message) = link.recv(Duration::from_secs(3_600)) {
+        let reply = match message {
+            None => continue,
+            Some(ToExecutor::SizeKv { .. }) => FromExecutor::Ready(ready.clone()),
+            Some(ToExecutor::Batch(batch)) => {
+                if !setup.step_time.is_zero() {
+                    std::thread::sleep(setup.step_time);
+                }
+                let fault = |text: &str| FromExecutor::Fault {
+                    step: Some(batch.step),
+                    text: text.to_owned(),
+                };
+                match model.run(&batch) {
+                    _ if setup.fails_at == Some(batch.step.0) => fault("the device is gone"),
+                    Ok(output) => FromExecutor::StepOutput(output),
+                    Err(violation) => fault(&violation.0),
+                }
+            }
+            Some(ToExecutor::Shutdown) => return,
+        };
+        if link.send(reply).is_err() {
+            return;
+        }
+    }
+}

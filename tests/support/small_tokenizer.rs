@@ -1,0 +1,63 @@
+//! A byte-level tokenizer of a few hundred ids, with a chat template, written into a folder.
+
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// Ids of the tokenizer.
+pub(crate) const VOCAB: u32 = 320;
+/// `<|im_end|>`, which ends a text.
+pub(crate) const EOS: u32 = VOCAB - 1;
+
+const TEMPLATE: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n\
+    {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+/// Writes `tokenizer.json` and `tokenizer_config.json`.
+pub(crate) fn write(dir: &Path) {
+    let mut vocab = serde_json::Map::new();
+    for byte in 0..=255_u8 {
+        vocab.insert(letter(byte).to_string(), json!(vocab.len()));
+    }
+    let mut merges = Vec::new();
+    'all: for first in 'a'..='z' {
+        for second in ['e', 'a', 'o', 'n'] {
+            if vocab.len() as u32 == VOCAB - 2 {
+                break 'all;
+            }
+            vocab.insert(format!("{first}{second}"), json!(vocab.len()));
+            merges.push(format!("{first} {second}"));
+        }
+    }
+    let step = |kind: &str| json!({"type": kind, "add_prefix_space": false, "trim_offsets": false, "use_regex": true});
+    let tokenizer = json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": [added(VOCAB - 2, "<|im_start|>"), added(EOS, "<|im_end|>")],
+        "normalizer": null,
+        "pre_tokenizer": step("ByteLevel"),
+        "post_processor": step("ByteLevel"),
+        "decoder": step("ByteLevel"),
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "byte_fallback": false,
+            "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": false,
+            "ignore_merges": false, "vocab": vocab, "merges": merges},
+    });
+    let config = json!({"eos_token": {"content": "<|im_end|>"}, "chat_template": TEMPLATE});
+    for (name, value) in [("tokenizer.json", tokenizer), ("tokenizer_config.json", config)] {
+        std::fs::write(dir.join(name), value.to_string()).unwrap();
+    }
+}
+
+fn added(id: u32, content: &str) -> Value {
+    json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false, "special": true})
+}
+
+/// How the byte-level alphabet writes a byte.
+fn letter(byte: u8) -> char {
+    let printable = |b: u8| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+    if printable(byte) {
+        return char::from(byte);
+    }
+    let before = (0..byte).filter(|b| !printable(*b)).count() as u32;
+    char::from_u32(256 + before).unwrap()
+}
