@@ -1,1 +1,309 @@
-//! Tables for `plan`.
+//! Plans as one-line tables: `settings | run .. | wait .. | cache ..`, each part optional.
+//!
+//! `a 8/9` is request `a` with 8 of 9 tokens computed; `b=a 0/9` has the same tokens as `a`; `a! ..`
+//! is guarded, with blocks up to its limit (8 more tokens) set aside. Running requests hold blocks
+//! as if admitted whole, and their computed full blocks are published. `cache a 8` leaves the first
+//! 8 tokens of `a` cached and idle. `free` blocks are vacant besides.
+
+use super::*;
+use crate::line::Key;
+use crate::{EngineConfig, Submit};
+use expect_test::{Expect, expect};
+use kvcache::{Content, KvConfig, Published, Table};
+use protocol::{KvGroup, KvKind, KvSpec, RequestId, Sampling, Token};
+
+struct Scene {
+    state: State,
+    kv: KvCache,
+    limits: Limits,
+    /// Blocks saved by sharing: held by nobody in the scene, and not free either.
+    parked: Table,
+}
+
+/// A request as written: name, whose tokens, computed, known, guarded.
+struct Written {
+    name: u8,
+    like: u8,
+    computed: u32,
+    known: u32,
+    guarded: bool,
+}
+
+fn tokens(like: u8, count: u32) -> Vec<Token> {
+    (0..count).map(|i| u32::from(like) * 1_000 + i).collect()
+}
+
+fn written(text: &str) -> Written {
+    let (who, numbers) = text.trim().split_once(' ').expect("`name numbers`");
+    let (computed, known) = numbers.split_once('/').unwrap_or(("0", numbers));
+    let number = |text: &str| text.parse().expect("a number");
+    let name = who.as_bytes()[0];
+    let like = who.split_once('=').map_or(name, |(_, like)| like.as_bytes()[0]);
+    let guarded = who.contains('!');
+    Written { name, like, computed: number(computed), known: number(known), guarded }
+}
+
+fn part<'a>(text: &'a str, name: &str) -> impl Iterator<Item = Written> + use<'a> {
+    let part = text.split('|').find_map(|part| part.trim().strip_prefix(name));
+    part.unwrap_or("").split(',').filter(|entry| !entry.trim().is_empty()).map(written)
+}
+
+fn setting(text: &str, name: &str) -> Option<u32> {
+    let settings = text.split('|').next()?;
+    let value = settings.split_whitespace().find_map(|word| word.strip_prefix(name))?;
+    Some(value.parse().expect("a number"))
+}
+
+fn scene(text: &str) -> Scene {
+    let block_tokens = setting(text, "block=").unwrap_or(4);
+    let mut limits = Limits::cpu(10_000, u32::MAX);
+    limits.tokens_per_step = setting(text, "step=").unwrap_or(64);
+    limits.tokens_per_chunk = setting(text, "chunk=");
+    limits.requests_running = setting(text, "seats=").unwrap_or(16);
+    limits.drafts = setting(text, "drafts=").unwrap_or(0) as u8;
+    let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
+    let spec = KvSpec { block_tokens, groups: vec![group] };
+    let held: u32 = part(text, "run").map(|r| held(&r, block_tokens)).sum();
+    let cached: u32 = part(text, "cache").map(|c| c.known / block_tokens).sum();
+    let blocks = held + cached + setting(text, "free=").unwrap_or(100);
+    let config = KvConfig::new(spec, blocks, [1, 2]);
+    let mut scene = Scene {
+        state: State::new(limits.requests_running, config.hasher(), config.planted),
+        kv: KvCache::new(&config).unwrap(),
+        limits,
+        parked: Table::default(),
+    };
+    let config = EngineConfig::new(scene.limits.clone(), config);
+    for cached in part(text, "cache") {
+        let mut table = scene.fill(&tokens(cached.like, cached.known), cached.known);
+        scene.kv.free(&mut table);
+    }
+    for (arrival, entry) in part(text, "run").enumerate() {
+        scene.run(&entry, arrival as u64, &config);
+    }
+    let saved = scene.kv.available() - (blocks - held);
+    scene.kv.grow(&mut scene.parked, saved);
+    for (arrival, entry) in part(text, "wait").enumerate() {
+        let request = request(&entry, 100 + arrival as u64, &config);
+        scene.state.enqueue(request);
+    }
+    scene
+}
+
+/// Blocks of a running request: the whole known length, or up to the computed position of a decode.
+fn held(entry: &Written, block_tokens: u32) -> u32 {
+    let decodes = entry.known - entry.computed == 1;
+    let positions = if decodes { entry.computed } else { entry.known };
+    positions.div_ceil(block_tokens)
+}
+
+fn request(entry: &Written, arrival: u64, config: &EngineConfig) -> Request {
+    let tokens = tokens(entry.like, entry.known);
+    let mut keys = Vec::new();
+    config.kv.hasher().extend(&mut keys, &tokens, None);
+    let submit = Submit {
+        id: RequestId(u64::from(entry.name)),
+        tokens,
+        max_tokens: 8,
+        sampling: Sampling::greedy(),
+        key: 0,
+        eos_ids: Vec::new(),
+        stop_ids: Vec::new(),
+        priority: 0,
+        extra: None,
+        replica: None,
+        keys,
+    };
+    let mut request = Request::new(submit, arrival, 0, config);
+    request.key = Key { priority: 0, arrival };
+    request.guarded = entry.guarded;
+    request
+}
+
+impl Scene {
+    /// A table whose blocks below `computed` are published as `tokens`.
+    fn fill(&mut self, tokens: &[Token], computed: u32) -> Table {
+        let mut keys = Vec::new();
+        self.state.hasher.extend(&mut keys, tokens, None);
+        let mut table = Table::default();
+        self.kv.grow(&mut table, self.kv.blocks_for(tokens.len() as u32));
+        for index in 0..computed / self.kv.block_tokens() {
+            let content = Content { tokens, keys: &keys, extra: None };
+            assert_ne!(self.kv.publish(&mut table, index, content), Published::Refused);
+        }
+        table
+    }
+
+    fn run(&mut self, entry: &Written, arrival: u64, config: &EngineConfig) {
+        let mut request = request(entry, arrival, config);
+        let blocks = held(entry, self.kv.block_tokens());
+        let positions = (blocks * self.kv.block_tokens()).min(entry.known) as usize;
+        request.table = self.fill(&request.tokens[..positions], entry.computed);
+        request.computed = entry.computed;
+        request.drafted = true;
+        request.seat = Some(self.state.take_seat());
+        if entry.guarded {
+            request.reserved = self.kv.blocks_for(request.limit) - blocks;
+            self.state.reserved += request.reserved;
+        }
+        let key = request.key;
+        let slot = self.state.requests.insert(request);
+        self.state.running.insert(key, slot);
+    }
+
+    fn name(&self, slot: Slot) -> char {
+        char::from(self.state.requests[slot].id.0 as u8)
+    }
+
+    fn render(&self, plan: &Plan) -> String {
+        let mut words = Vec::new();
+        if !plan.rows.is_empty() {
+            words.push("run".to_owned());
+        }
+        for row in &plan.rows {
+            let drafts = if row.drafts > 0 { format!("+{}", row.drafts) } else { String::new() };
+            let (name, end) = (self.name(row.slot), row.start + row.len);
+            words.push(format!("{name}[{},{end}){drafts}", row.start));
+        }
+        if !plan.preempt.is_empty() {
+            words.push("preempt".to_owned());
+        }
+        words.extend(plan.preempt.iter().map(|&slot| self.name(slot).to_string()));
+        if !plan.admit.is_empty() {
+            words.push("admit".to_owned());
+        }
+        words.extend(plan.admit.iter().map(|admit| self.name(admit.slot).to_string()));
+        if plan.blocked.is_some() {
+            words.push("blocked".to_owned());
+        }
+        words.join(" ")
+    }
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "reads best at the call")]
+fn check(text: &str, expected: Expect) {
+    let scene = scene(text);
+    let plan = plan(&scene.state, &scene.kv, &scene.limits, Plan::default());
+    expected.assert_eq(&scene.render(&plan));
+}
+
+#[test]
+fn decodes_come_first_and_in_order() {
+    check("| run a 8/9, b 3/4", expect!["run a[8,9) b[3,4)"]);
+    check("| run a 4/20, b 3/4 | wait c 0/4", expect!["run b[3,4) a[4,20) c[0,4) admit c"]);
+    check("step=1 | run a 8/9, b 3/4", expect!["run a[8,9)"]);
+    check("| run a 9/9, b 3/4", expect!["run b[3,4)"]); // `a` waits for its row in flight.
+}
+
+#[test]
+fn growth_preempts_the_latest_and_then_admits_nobody() {
+    check("free=0 | run a 8/9, b 3/4 | wait c 0/4", expect!["run a[8,9) preempt b"]);
+    check("free=1 | run a 8/9, b 3/4 | wait c 0/4", expect!["run a[8,9) b[3,4) blocked"]);
+    check("free=0 | run a 8/9, b 8/9, c 3/4", expect!["run a[8,9) preempt c b"]);
+    check("free=0 | run a 7/8, b 8/9, c 9/10", expect!["run a[7,8) b[8,9) preempt c"]);
+    // Nobody behind it: it gives way to those in front.
+    check("free=0 | run a 7/8, b 8/9", expect!["run a[7,8) preempt b"]);
+    check("free=0 | run a 8/20, b 4/5", expect!["run a[8,20) preempt b"]);
+}
+
+#[test]
+fn shared_blocks_of_victims_are_counted_as_a_set() {
+    // `b` and `c` share their only block: taking back one of them frees nothing, both free it.
+    check("free=0 | run a 8/9, b 4/4, c=b 4/4", expect!["run a[8,9) preempt c b"]);
+    check("free=0 | run a 8/9, b 4/4, c 4/4", expect!["run a[8,9) preempt c"]);
+}
+
+#[test]
+fn guarded_requests_are_no_victims_and_own_their_reserve() {
+    // `b!` holds 1 block and has 2 set aside (limit 12): they are not `a`'s, which gives way itself.
+    check("free=2 | run a 8/9, b! 3/4", expect!["preempt a"]);
+    check("free=2 | run a 8/9, b! 3/4, c 3/4", expect!["run a[8,9) b[3,4) preempt c"]);
+    check("free=3 | run a 3/4, b! 4/5", expect!["run a[3,4) b[4,5)"]);
+    // A guarded admission asks for its whole length: 12 tokens, 3 blocks.
+    check("free=2 | wait a! 0/4", expect!["blocked"]);
+    check("free=3 | wait a! 0/4", expect!["run a[0,4) admit a"]);
+}
+
+#[test]
+fn one_budget_for_chunks_and_seats() {
+    // Two tokens would be left for `b`: a sliver behind other prefill, so it waits.
+    check("step=18 chunk=16 | wait a 0/40, b 0/4", expect!["run a[0,16) admit a"]);
+    check("seats=1 | run a 3/4 | wait b 0/4", expect!["run a[3,4)"]);
+    check("seats=1 | wait a 0/4, b 0/4", expect!["run a[0,4) admit a"]);
+    check("step=64 | wait a 0/200, b 0/4", expect!["run a[0,64) admit a"]);
+    // A chunk that would end off the grid is left for later, unless decodes alone fill the step.
+    check("step=100 | run a 64/200, b 0/100", expect!["run a[64,128)"]);
+    check("step=65 | run x 3/4, a 0/200", expect!["run x[3,4) a[0,64)"]);
+    check("step=64 | run x 3/4, a 0/200", expect!["run x[3,4) a[0,63)"]);
+}
+
+#[test]
+fn nothing_is_served_past_the_head() {
+    check("free=2 | wait a 0/12, b 0/4", expect!["blocked"]);
+    check("free=4 | wait a 0/12, b 0/8, c 0/4", expect!["run a[0,12) admit a"]);
+}
+
+#[test]
+fn admission_counts_idle_hits_and_leaves_headroom() {
+    // Three blocks, two of them cached and idle: they cost what vacant ones cost.
+    check("free=1 | wait a 0/9 | cache a 8", expect!["run a[8,9) admit a"]);
+    check("free=0 | wait a 0/9 | cache a 8", expect!["blocked"]);
+    // Two blocks in use by another request cost nothing.
+    check("free=1 | run a 8/8 | wait b=a 0/9", expect!["run b[8,9) admit b"]);
+    check("free=0 | run a 8/8 | wait b=a 0/9", expect!["blocked"]);
+    // 5 % of 40 blocks are 2: one for each who runs, and at most one runs.
+    check("free=38 | run a 8/8 | wait b 0/148", expect!["run b[0,64) admit b"]);
+    check("free=38 | run a 8/8 | wait b 0/152", expect!["blocked"]);
+}
+
+#[test]
+fn the_last_token_never_comes_from_the_cache() {
+    check("| wait a 0/8 | cache a 8", expect!["run a[4,8) admit a"]);
+    check("| wait a 0/9 | cache a 8", expect!["run a[8,9) admit a"]);
+    check("block=1 | wait a 0/3 | cache a 3", expect!["run a[2,3) admit a"]);
+}
+
+#[test]
+fn drafts_are_dropped_before_anybody_is_preempted() {
+    check("drafts=4 | run a 7/8", expect!["run a[7,8)+4"]);
+    check("drafts=4 step=3 | run a 7/8", expect!["run a[7,8)+2"]);
+    check("drafts=4 free=0 | run a 7/8, b 3/4", expect!["run a[7,8) b[3,4)"]);
+}
+
+#[test]
+fn chunk_table() {
+    let quantum = 64;
+    for (start, want, cap, has_prefill, expected) in [
+        (0, 10, 64, false, 10),   // all of it
+        (0, 64, 64, true, 64),    // all of it, exactly
+        (0, 200, 100, false, 64), // the end is aligned
+        (64, 200, 100, true, 64), // and so is the next start
+        (16, 200, 100, true, 48), // an unaligned start is mended
+        (0, 200, 63, true, 0),    // a sliver behind other prefill waits
+        (0, 200, 63, false, 63),  // decodes alone must not starve it
+        (60, 200, 3, false, 3),   // not even with little left
+        (63, 200, 1, true, 1),    // reaches the grid
+        (0, 200, 0, false, 0),    // no budget
+        (128, 1, 1, true, 1),
+    ] {
+        let len = chunk(start, want, cap, quantum, has_prefill);
+        assert_eq!(len, expected, "start {start} want {want} cap {cap} has_prefill {has_prefill}");
+    }
+}
+
+#[test]
+fn a_blocked_head_is_not_looked_up_again_in_vain() {
+    let mut scene = scene("free=2 | run x 3/4 | wait a 0/20");
+    let blocked = plan(&scene.state, &scene.kv, &scene.limits, Plan::default()).blocked;
+    assert_eq!(blocked.map(|b| (b.need, b.idle)), Some((5, 0)));
+    scene.state.blocked = blocked;
+    let again = plan(&scene.state, &scene.kv, &scene.limits, Plan::default());
+    assert!(again.blocked.is_none(), "two free blocks cannot be enough for five");
+    // Blocks published since may be hits that others hold: worth a look.
+    let mut tables: Vec<Table> = Vec::new();
+    for like in [b'p', b'q'] {
+        tables.push(scene.fill(&tokens(like, 4), 4));
+    }
+    let again = plan(&scene.state, &scene.kv, &scene.limits, Plan::default());
+    assert!(again.blocked.is_none(), "none free, two published: three are missing still");
+}

@@ -197,6 +197,7 @@ impl Request {
     }
 
     /// News of this request. The first event carries figures about its admission.
+    #[inline]
     pub(crate) fn event(&mut self, tokens: Tokens, finish: Option<Finish>) -> TokenEvent {
         let first = if self.announced { None } else { self.asked.admitted };
         self.announced = true;
