@@ -140,6 +140,11 @@ impl KvCache {
         BlockCounts { pool, vacant, cached, in_use }
     }
 
+    /// Findable blocks that nobody holds, in the order in which they would be evicted.
+    pub fn idle_blocks(&self) -> impl Iterator<Item = BlockId> {
+        self.pool.idle().map(BlockId)
+    }
+
     /// Blocks that became findable since the start; a waiting request's hit can only have grown by these.
     #[inline]
     pub fn published(&self) -> u64 {

@@ -18,3 +18,6 @@ pub use config::{KvConfig, KvError};
 pub use hash::{BlockKey, ExtraKeys, Hasher, MediaItem, PromptHasher};
 pub use planted::{Bug, Planted};
 pub use table::Table;
+
+#[cfg(test)]
+mod model_tests;

@@ -45,6 +45,11 @@ impl Pool {
         self.refs[block as usize]
     }
 
+    /// Cached blocks, oldest first.
+    pub(crate) fn idle(&self) -> impl Iterator<Item = u32> {
+        self.cached.iter()
+    }
+
     /// Takes a free block; the caller has counted that there is one.
     pub(crate) fn take(&mut self) -> Taken {
         let (block, evicted) = match self.vacant.take_lowest() {
@@ -100,7 +105,7 @@ impl Pool {
                 "block {block}"
             );
         }
-        assert_eq!(self.cached.iter().count(), self.cached.count() as usize);
+        assert_eq!(self.idle().count(), self.cached.count() as usize);
         let free = (0..self.blocks()).filter(|&b| self.refs(b) == 0).count();
         assert_eq!(free, (self.vacant() + self.cached()) as usize, "free blocks miscounted");
     }
