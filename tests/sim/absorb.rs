@@ -4,9 +4,10 @@
 use crate::batch_checks::check_lockstep;
 use crate::broken::{Checked, ensure};
 use crate::client::{Client, Stage};
+use crate::show;
 use crate::world::World;
 use protocol::{Batch, Replica};
-use scheduler::{Effect, Finish, StepStats, TokenEvent};
+use scheduler::{Effect, Finish, StepStats, StopReason, TokenEvent};
 
 impl World {
     /// Takes the effects of one tick, in order.
@@ -29,7 +30,7 @@ impl World {
                 Effect::Kv { replica, events } => {
                     let size = self.setup.block_tokens();
                     for event in &events {
-                        self.trace.line(|| format!("    r{} {event:?}", replica.0));
+                        self.trace.line(|| show::change(replica.0, event));
                         self.sites[usize::from(replica.0)].mirror.apply(event, size)?;
                     }
                     let numbers = [u64::from(replica.0), events.len() as u64];
@@ -56,10 +57,29 @@ impl World {
         let finish = event.finish.as_ref().map_or(0, |_| 1);
         let numbers = [event.request.0, event.tokens.len() as u64, finish];
         self.trace.note(self.now_ms, "tokens", &numbers);
-        self.trace.line(|| format!("    {event:?}"));
+        self.trace.line(|| show::news(event));
         self.tally.tokens += event.tokens.len() as u64;
         self.tally.refused += u64::from(matches!(event.finish, Some(Finish::Refused(_))));
-        self.clients[index].hear(event, &self.setup)
+        self.clients[index].hear(event, &self.setup)?;
+        if matches!(event.finish, Some(Finish::Length | Finish::Stop(StopReason::Id(_)))) {
+            self.check_found_again(index)?;
+        }
+        Ok(())
+    }
+
+    /// A5: all full blocks of a request that ended well can be found by the next turn, generated
+    /// ones too, unless short hashes collided or the cache was cleared.
+    fn check_found_again(&self, index: usize) -> Checked {
+        let kv = &self.setup.engine.kv;
+        if !kv.caching || kv.hash_bits < 64 || self.cleared || self.losing {
+            return Ok(());
+        }
+        let (client, size) = (&self.clients[index], self.setup.block_tokens());
+        let salt = client.submit.extra.as_ref().and_then(|extra| extra.salt.as_deref());
+        let full = (client.text.len() as u32 - 1) / size;
+        let found = self.sites.iter().any(|s| s.mirror.finds(&client.text, full, size, salt));
+        ensure!("A5", found, "request {}: not all of its {full} blocks are findable", index + 1);
+        Ok(())
     }
 
     fn send(&mut self, replica: Replica, batch: Batch) -> Checked {
@@ -72,7 +92,7 @@ impl World {
         for row in &batch.rows {
             let (request, seat) = (row.request.0, row.seat.0);
             self.trace.note(self.now_ms, "row", &[request, seat.into(), row.start.into()]);
-            self.trace.line(|| format!("    {row:?}"));
+            self.trace.line(|| show::row(row));
         }
         let site = &mut self.sites[index];
         ensure!("I16", site.lost_at_ms.is_none(), "step {step} is sent to dead replica {index}");

@@ -24,6 +24,7 @@ mod mirror;
 mod regressions;
 mod requests;
 mod setup;
+mod show;
 mod suite;
 mod swarm;
 mod trace;

@@ -5,7 +5,7 @@ use scheduler::Planted;
 use std::time::Instant;
 
 /// Seeds of the ordinary suite.
-const SEEDS: u64 = 3000;
+const SEEDS: u64 = 2400;
 
 #[test]
 fn a_million_steps_break_nothing() {

@@ -15,7 +15,7 @@ use crate::mirror::Mirror;
 use crate::requests;
 use crate::setup::{Faults, Setup};
 use crate::trace::Trace;
-use protocol::{BlockId, Replica, Row, RowError};
+use protocol::{BlockId, Replica, RequestId, Row, RowError};
 use scheduler::{AbortCause, Control, Effect, Engine, Event, Planted, StepStats};
 
 /// One replica, as the world knows it.
@@ -78,7 +78,10 @@ pub(crate) struct World {
     pub(crate) clients: Vec<Client>,
     pub(crate) trace: Trace,
     pub(crate) tally: Tally,
-    pub(crate) healed: bool,
+    /// Whether somebody cleared the prefix cache.
+    pub(crate) cleared: bool,
+    /// Whether a replica is lost in this tick.
+    pub(crate) losing: bool,
     pub(crate) effects: Vec<Effect>,
     inbox: Vec<Event>,
     control: u64,
@@ -104,7 +107,8 @@ impl World {
             clients: Vec::new(),
             trace,
             tally: Tally::default(),
-            healed: false,
+            cleared: false,
+            losing: false,
             effects: Vec::new(),
             inbox: Vec::new(),
             control: 0,
@@ -195,13 +199,13 @@ impl World {
                 self.inbox.push(Event::Ready { replica, blocks, graph_rows });
             }
             Happening::Clear => {
+                self.cleared = true;
                 self.control += 1;
                 let op_id = self.control;
                 self.inbox.push(Event::Control(Control::ClearPrefixCache { op_id }));
             }
             Happening::Wake => {}
             Happening::Heal => {
-                self.healed = true;
                 self.setup.faults = Faults::none();
                 self.trace.note(self.now_ms, "heal", &[]);
             }
@@ -243,8 +247,13 @@ impl World {
             client.excuses.abort = Some(cause);
             self.tally.aborts += 1;
         }
-        self.trace.note(self.now_ms, "abort", &[client.id().0]);
-        self.inbox.push(Event::Abort { request: client.id(), cause });
+        let request = client.id();
+        self.trace.note(self.now_ms, "abort", &[request.0]);
+        self.inbox.push(Event::Abort { request, cause });
+        if self.chance.hits(100) {
+            // Nobody has this id.
+            self.inbox.push(Event::Abort { request: RequestId(1 << 40), cause });
+        }
     }
 
     /// The executor runs the step that was due, and with bad luck never runs another one.
@@ -334,6 +343,10 @@ impl World {
         let back_ms = seen_ms + 1 + self.chance.below(700);
         self.trace.note(self.now_ms, "crash", &[replica as u64]);
         self.agenda.add(seen_ms, Happening::Lost { replica });
+        if self.chance.hits(200) {
+            // Two ranks of the replica report it.
+            self.agenda.add(seen_ms + self.chance.below(2), Happening::Lost { replica });
+        }
         for replica in group {
             let late_ms = self.chance.below(30);
             self.agenda.add(back_ms + late_ms, Happening::Ready { replica });
@@ -390,6 +403,7 @@ impl World {
         let aborted: Vec<usize> = aborted_live(&inbox, &self.clients);
         let (lost, ready) = comings_and_goings(&inbox);
         let submitted = submitted(&inbox);
+        self.losing = !lost.is_empty();
         self.note_losses(&lost);
         self.tally.ticks += 1;
         let mut effects = std::mem::take(&mut self.effects);
@@ -428,7 +442,7 @@ impl World {
     fn note_losses(&mut self, lost: &[usize]) {
         let now_ms = self.now_ms;
         for replica in self.group_of(lost) {
-            self.sites[replica].lost_at_ms = Some(now_ms);
+            self.sites[replica].lost_at_ms.get_or_insert(now_ms);
             self.sites[replica].told.forget();
         }
         let timeout_ms = self.setup.engine.limits.loss_timeout_ms;
@@ -497,7 +511,7 @@ fn aborted_live(inbox: &[Event], clients: &[Client]) -> Vec<usize> {
     let live = |(at, event): (usize, &Event)| match event {
         Event::Abort { request, .. } if !arrives_later(at, *request) => {
             let index = request.0 as usize - 1;
-            (clients[index].stage == Stage::Live).then_some(index)
+            clients.get(index).is_some_and(|client| client.stage == Stage::Live).then_some(index)
         }
         _ => None,
     };
