@@ -1,9 +1,13 @@
 //! The `hadron` binary as a library, so that integration tests can reach its parts.
 
+pub mod bench;
+pub mod client;
 pub mod config;
 pub mod engine_client;
+pub mod eval;
 pub mod hub;
 pub mod launcher;
 pub mod progress;
 pub mod server;
+pub mod synth;
 pub mod text;

@@ -128,17 +128,13 @@ impl Engine {
         }
     }
 
-    fn submit(&mut self, mut submit: Submit) {
+    fn submit(&mut self, submit: Submit) {
         let taken = self.owners.contains_key(&submit.id);
         assert!(!taken, "request ids are unique, {:?} is live", submit.id);
         if let Some(refusal) = self.refusal(&submit) {
             let request = submit.id;
             self.news.push(TokenEvent::only(request, Finish::Refused(refusal)));
             return;
-        }
-        if self.config.kv.caching {
-            let extra = submit.extra.as_deref();
-            self.config.kv.hasher().extend(&mut submit.keys, &submit.tokens, extra);
         }
         let replica = self.place(&submit);
         self.arrivals += 1;
@@ -165,8 +161,12 @@ impl Engine {
     }
 
     /// Puts a request that holds nothing into a replica's queue.
-    fn enqueue(&mut self, replica: usize, request: Request) {
+    fn enqueue(&mut self, replica: usize, mut request: Request) {
         let domain = &mut self.domains[replica];
+        if self.config.kv.caching {
+            let extra = request.asked.extra.as_deref();
+            domain.state.hasher.extend(&mut request.keys, &request.tokens, extra);
+        }
         domain.load.charge(request.asked.charge);
         domain.changed = true;
         let id = request.id;

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::ClientArgs;
-use super::units::Seconds;
 
 /// What to measure.
 #[derive(Debug, Clone, Subcommand)]
@@ -101,9 +100,9 @@ pub struct StepArgs {
     /// Tokens of each prompt
     #[arg(long, alias = "isl", default_value_t = 128, value_name = "TOKENS")]
     pub input_len: u32,
-    /// Measure for this long each
-    #[arg(long, default_value = "2s", value_name = "SECONDS")]
-    pub duration: Seconds,
+    /// Steps measured at each
+    #[arg(long, default_value_t = 1000, value_name = "COUNT")]
+    pub steps: u32,
     /// Tokens per KV block
     #[arg(long, default_value_t = 16, value_name = "TOKENS")]
     pub block_size: u32,

@@ -111,16 +111,19 @@ pub struct GoldenArgs {
     /// The server.
     #[command(flatten)]
     pub client: ClientArgs,
-    /// The reference: one JSON object a line with `tokens` and `logprobs`
-    #[arg(long, value_name = "FILE")]
-    pub data: PathBuf,
-    /// Requests in flight
-    #[arg(long, default_value_t = 8, value_name = "COUNT")]
-    pub concurrency: usize,
+    /// The reference, of tests/data/golden: token ids and logits computed elsewhere
+    #[arg(value_name = "FIXTURE")]
+    pub fixture: PathBuf,
+    /// Only write the fixture's checkpoint into this folder, to be served
+    #[arg(long, value_name = "DIR")]
+    pub write_model: Option<PathBuf>,
     /// Largest mean difference of log-probabilities
     #[arg(long, default_value_t = 0.06, value_name = "NATS")]
     pub mean_max: f64,
     /// Largest 99th percentile of the difference
     #[arg(long, default_value_t = 0.20, value_name = "NATS")]
     pub p99_max: f64,
+    /// Largest loss of the reference's log-probability by taking the server's best token
+    #[arg(long, default_value_t = 0.20, value_name = "NATS")]
+    pub regret_max: f64,
 }

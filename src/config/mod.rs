@@ -97,6 +97,9 @@ pub struct SynthArgs {
     /// Another seed is another set of weights
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
+    /// Type of the weights; the values are the same
+    #[arg(long, default_value = "auto")]
+    pub dtype: Dtype,
 }
 
 /// A parsed command line, with what the log should say about it.

@@ -1,0 +1,116 @@
+//! `hadron bench compare`: two result files side by side.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+
+use super::report;
+use crate::config::CompareArgs;
+
+/// Figures of a level and whether more is better, as paths into it.
+const FIGURES: &[(&str, bool)] = &[
+    ("/output_tok_s", true),
+    ("/total_tok_s", true),
+    ("/ttft_ms/p50", false),
+    ("/ttft_ms/p99", false),
+    ("/tpot_ms/p50", false),
+    ("/tpot_ms/p99", false),
+    ("/itl_ms/p99", false),
+    ("/e2e_ms/p50", false),
+    ("/step_us/p50", false),
+    ("/step_us/p99", false),
+];
+
+/// What tells levels apart.
+const KEYS: &[&str] = &["concurrency", "running"];
+
+/// Prints every figure both files have.
+pub(super) fn run(args: &CompareArgs) -> Result<ExitCode> {
+    let (before, after) = (read(&args.before)?, read(&args.after)?);
+    if before["kind"] != after["kind"] {
+        bail!("the files measure different things: {} and {}", before["kind"], after["kind"]);
+    }
+    if before["settings"] != after["settings"] {
+        tracing::warn!("settings differ: {} and {}", before["settings"], after["settings"]);
+    }
+    let mut rows = Vec::new();
+    let mut worst = f64::NEG_INFINITY;
+    for level in levels(&before) {
+        let same = |other: &&Value| KEYS.iter().all(|key| other[key] == level[key]);
+        let Some(other) = levels(&after).iter().find(same) else { continue };
+        for row in pairs(level, other) {
+            worst = worst.max(row.worse_percent);
+            rows.push(row.cells(&name(level)));
+        }
+    }
+    if rows.is_empty() {
+        bail!("the files have no level in common");
+    }
+    report::print_table(&["level", "figure", "before", "after", "change"], &rows)?;
+    let failed = args.fail_above.is_some_and(|limit| worst > limit);
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+struct Pair {
+    figure: &'static str,
+    before: f64,
+    after: f64,
+    /// Negative where it got better.
+    worse_percent: f64,
+}
+
+impl Pair {
+    fn cells(&self, level: &str) -> Vec<String> {
+        let change = (self.after / self.before - 1.0) * 100.0;
+        vec![
+            level.to_owned(),
+            self.figure.trim_start_matches('/').replace('/', " "),
+            format!("{:.2}", self.before),
+            format!("{:.2}", self.after),
+            format!("{change:+.1} %"),
+        ]
+    }
+}
+
+/// Figures both levels have; a figure that was 0 cannot be compared.
+fn pairs(before: &Value, after: &Value) -> Vec<Pair> {
+    let pair = |&(figure, more_is_better): &(&'static str, bool)| {
+        let value = |level: &Value| level.pointer(figure).and_then(Value::as_f64);
+        let (before, after) = (value(before)?, value(after)?);
+        let change = (after / before - 1.0) * 100.0;
+        let worse_percent = if more_is_better { -change } else { change };
+        (before > 0.0).then_some(Pair { figure, before, after, worse_percent })
+    };
+    FIGURES.iter().filter_map(pair).collect()
+}
+
+fn levels(result: &Value) -> &[Value] {
+    result["levels"].as_array().map_or(&[], Vec::as_slice)
+}
+
+fn name(level: &Value) -> String {
+    let key = KEYS.iter().find(|key| !level[**key].is_null());
+    key.map_or_else(String::new, |key| format!("{key} {}", level[*key]))
+}
+
+fn read(path: &Path) -> Result<Value> {
+    let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
+    serde_json::from_slice(&bytes).with_context(|| path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn worse_is_worse_in_both_directions() {
+        let level = |rate: f64, ttft: f64| json!({"concurrency": 8, "output_tok_s": rate, "ttft_ms": {"p50": ttft, "p99": 0.0}});
+        let pairs = pairs(&level(100.0, 10.0), &level(90.0, 12.0));
+        let worse: Vec<i64> = pairs.iter().map(|p| p.worse_percent.round() as i64).collect();
+        assert_eq!(worse, [10, 20]);
+        assert_eq!(name(&level(1.0, 1.0)), "concurrency 8");
+    }
+}

@@ -1,0 +1,266 @@
+//! `hadron bench serve`: a load on any OpenAI server, closed (so many at a time) or open (so many
+//! a second, at random).
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::json;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use super::prompts::Prompts;
+use super::random::Random;
+use super::report;
+use super::samples::{Level, Sample};
+use crate::client::{Client, ClientError};
+use crate::config::{Environment, LoadArgs};
+use crate::progress::{Progress, Unit};
+
+/// The stream that arrival times are drawn from.
+const ARRIVAL_STREAM: u64 = u64::MAX - 1;
+
+/// Measures every level of `args` in turn.
+pub(super) fn run(args: &LoadArgs, environment: &Environment) -> Result<ExitCode> {
+    if args.concurrency.contains(&0) {
+        bail!("--concurrency: at least 1");
+    }
+    if args.request_rate.is_some_and(|rate| !rate.is_finite() || rate <= 0.0) {
+        bail!("--request-rate: above 0");
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(measure(args, environment))
+}
+
+async fn measure(args: &LoadArgs, environment: &Environment) -> Result<ExitCode> {
+    let client = Arc::new(Client::new(&args.client.base_url, &args.client, environment)?);
+    let card = client.first_card().await.context("/v1/models")?;
+    let model = client.model(args.client.model.as_deref()).await?;
+    let prompts = Prompts::new(args, model.clone(), &card)?;
+    let mut levels = Vec::new();
+    for &concurrency in &args.concurrency {
+        let count = args.num_prompts.unwrap_or((4 * concurrency).max(4));
+        let load = Load { client: &client, path: prompts.path(), concurrency };
+        let warmup = (0..args.warmup).map(|i| prompts.body(usize::MAX >> 32, i)).collect();
+        load.run(warmup, None).await;
+        let bodies: Vec<Bytes> = (0..count).map(|i| prompts.body(concurrency, i)).collect();
+        let arrivals = args.request_rate.map(|rate| arrivals(args.seed, rate, count));
+        let (samples, errors) = load.run(bodies, arrivals).await;
+        levels.push(Level::of(concurrency, args.request_rate, &samples, &errors));
+    }
+    print(&levels)?;
+    let settings = json!({
+        "model": model,
+        "endpoint": prompts.path(),
+        "input_len": args.input_len,
+        "output_len": args.output_len,
+        "shared_prefix": args.shared_prefix,
+        "seed": args.seed,
+    });
+    report::write(args.output.as_deref(), &report::result("serve", &settings, &levels))?;
+    let failed = levels.iter().any(|level| level.errors > 0);
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// When each request is sent, counted from the start: a Poisson process.
+fn arrivals(seed: u64, rate: f64, count: usize) -> Vec<Duration> {
+    let mut random = Random::new(seed, ARRIVAL_STREAM);
+    let mut at = 0.0;
+    let draw = |_| {
+        let now = at;
+        at += random.exponential() / rate;
+        Duration::from_secs_f64(now)
+    };
+    (0..count).map(draw).collect()
+}
+
+/// One level.
+struct Load<'a> {
+    client: &'a Arc<Client>,
+    path: &'static str,
+    concurrency: usize,
+}
+
+impl Load<'_> {
+    /// Sends every body and waits for all answers.
+    async fn run(
+        &self,
+        bodies: Vec<Bytes>,
+        arrivals: Option<Vec<Duration>>,
+    ) -> (Vec<Sample>, Vec<String>) {
+        if bodies.is_empty() {
+            return (Vec::new(), Vec::new());
+        }
+        let label = format!("concurrency {}", self.concurrency);
+        let progress = Progress::new(&label, bodies.len() as u64, Unit::Items);
+        let seats = Arc::new(Semaphore::new(self.concurrency));
+        let start = tokio::time::Instant::now();
+        let mut running = JoinSet::new();
+        let (mut samples, mut errors) = (Vec::new(), Vec::new());
+        let mut take = |answer: Result<Result<Sample, ClientError>, tokio::task::JoinError>| {
+            progress.add(1);
+            match answer {
+                Ok(Ok(sample)) => samples.push(sample),
+                Ok(Err(error)) => errors.push(error.to_string()),
+                Err(error) => errors.push(error.to_string()),
+            }
+        };
+        for (index, body) in bodies.into_iter().enumerate() {
+            if let Some(arrivals) = &arrivals {
+                tokio::time::sleep_until(start + arrivals[index]).await;
+            }
+            let seat = Arc::clone(&seats).acquire_owned().await;
+            let (client, path) = (Arc::clone(self.client), self.path);
+            running.spawn(async move {
+                let _seat = seat; // Held until the answer is complete.
+                one(&client, path, body).await
+            });
+            while let Some(answer) = running.try_join_next() {
+                take(answer);
+            }
+        }
+        while let Some(answer) = running.join_next().await {
+            take(answer);
+        }
+        progress.finish();
+        (samples, errors)
+    }
+}
+
+/// The parts of an event that are read.
+#[derive(Deserialize)]
+struct Chunk {
+    #[serde(default)]
+    choices: Vec<Choice>,
+    usage: Option<Usage>,
+    error: Option<serde_json::Value>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    delta: Option<Delta>,
+    finish_reason: Option<serde::de::IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+struct Delta {
+    role: Option<serde::de::IgnoredAny>,
+    #[serde(default)]
+    content: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Usage {
+    prompt_tokens: u64,
+    completion_tokens: u64,
+    prompt_tokens_details: Option<PromptDetails>,
+}
+
+#[derive(Deserialize)]
+struct PromptDetails {
+    cached_tokens: Option<u64>,
+}
+
+impl Choice {
+    /// Whether this is only the announcement of a chat answer.
+    fn is_opening(&self) -> bool {
+        self.finish_reason.is_none()
+            && self.delta.as_ref().is_some_and(|delta| {
+                delta.role.is_some() && delta.content.as_deref().unwrap_or("").is_empty()
+            })
+    }
+}
+
+/// Sends one request and times its events.
+async fn one(client: &Client, path: &str, body: Bytes) -> Result<Sample, ClientError> {
+    let sent = Instant::now();
+    let mut stream = client.post_stream(path, body).await?;
+    let (mut first, mut last) = (None, sent);
+    let mut gaps = Vec::new();
+    let mut usage: Option<Usage> = None;
+    let mut done = false;
+    while let Some(event) = stream.next().await? {
+        if event.data == b"[DONE]" {
+            done = true;
+            continue;
+        }
+        let chunk: Chunk = serde_json::from_slice(event.data)
+            .map_err(|e| ClientError::Reply(format!("an event: {e}")))?;
+        if let Some(error) = chunk.error {
+            return Err(ClientError::Reply(error.to_string()));
+        }
+        usage = chunk.usage.or(usage);
+        if chunk.choices.iter().all(Choice::is_opening) {
+            continue;
+        }
+        if first.is_some() {
+            gaps.push(event.at.duration_since(last).as_secs_f32());
+        }
+        first.get_or_insert(event.at);
+        last = event.at;
+    }
+    let Some(first) = first.filter(|_| done) else {
+        return Err(ClientError::Reply("the stream ended early".to_owned()));
+    };
+    let cached = |usage: &Usage| usage.prompt_tokens_details.as_ref()?.cached_tokens;
+    Ok(Sample {
+        sent,
+        first,
+        last,
+        output_tokens: usage.as_ref().map_or(gaps.len() as u64 + 1, |u| u.completion_tokens),
+        prompt_tokens: usage.as_ref().map_or(0, |u| u.prompt_tokens),
+        cached_tokens: usage.as_ref().and_then(cached).unwrap_or(0),
+        gaps,
+    })
+}
+
+fn print(levels: &[Level]) -> Result<()> {
+    let headings = [
+        "conc",
+        "ok",
+        "errors",
+        "out tok/s",
+        "total tok/s",
+        "req/s",
+        "TTFT p50",
+        "p90",
+        "p99",
+        "TPOT p50",
+        "p90",
+        "p99",
+        "ITL p50",
+        "p99",
+        "E2E p50",
+        "p99",
+    ];
+    let row = |l: &Level| {
+        let mut cells = vec![
+            l.concurrency.to_string(),
+            l.requests.to_string(),
+            l.errors.to_string(),
+            format!("{:.1}", l.output_tok_s),
+            format!("{:.1}", l.total_tok_s),
+            format!("{:.2}", l.requests_per_s),
+        ];
+        let (ttft, tpot, itl, e2e) = (&l.ttft_ms, &l.tpot_ms, &l.itl_ms, &l.e2e_ms);
+        let figures = [
+            ttft.p50, ttft.p90, ttft.p99, tpot.p50, tpot.p90, tpot.p99, itl.p50, itl.p99, e2e.p50,
+            e2e.p99,
+        ];
+        cells.extend(figures.iter().map(|ms| format!("{ms:.2}")));
+        cells
+    };
+    report::print_table(&headings, &levels.iter().map(row).collect::<Vec<_>>())?;
+    for level in levels.iter().filter(|level| level.errors > 0) {
+        let error = level.first_error.as_deref().unwrap_or("unknown");
+        tracing::error!(
+            "concurrency {}: {} requests failed, the first: {error}",
+            level.concurrency,
+            level.errors
+        );
+    }
+    Ok(())
+}

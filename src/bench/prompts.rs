@@ -1,0 +1,117 @@
+//! Request bodies of a load, built before the clock starts.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+use bytes::Bytes;
+use protocol::Token;
+use serde_json::{Value, json};
+
+use super::random::Random;
+use crate::config::{Endpoint, LoadArgs, PromptKind};
+use crate::text::Tokenizer;
+
+/// Below this, vocabularies keep special tokens and single bytes.
+const PLAIN_ID_MIN: u32 = 100;
+
+/// Vocabulary of a server that says nothing about it.
+const VOCAB_DEFAULT: u32 = 1000;
+
+/// The stream that all requests of all levels share their prefix from.
+const SHARED_STREAM: u64 = u64::MAX;
+
+/// Makes the prompts of one load.
+pub(super) struct Prompts<'a> {
+    args: &'a LoadArgs,
+    model: String,
+    tokenizer: Option<Tokenizer>,
+    low: u32,
+    high: u32,
+    shared: Vec<Token>,
+}
+
+impl<'a> Prompts<'a> {
+    /// `card` is the server's model card; a local folder in it tells the vocabulary.
+    pub(super) fn new(args: &'a LoadArgs, model: String, card: &Value) -> Result<Self> {
+        if args.endpoint == Endpoint::Chat && args.prompts == PromptKind::Ids {
+            bail!("--endpoint chat takes text: add --prompts text");
+        }
+        if args.input_len == 0 || args.output_len == 0 {
+            bail!("--input-len and --output-len: at least 1");
+        }
+        if args.shared_prefix > args.input_len {
+            let (shared, input) = (args.shared_prefix, args.input_len);
+            bail!("--shared-prefix {shared} exceeds --input-len {input}");
+        }
+        let tokenizer = match &args.tokenizer {
+            Some(dir) => Some(Tokenizer::load(dir).context("--tokenizer")?),
+            None => None,
+        };
+        let known = tokenizer.as_ref().map(|t| t.vocab_size() as u32);
+        let high = args.vocab_size.or(known).or_else(|| vocab_size(card)).unwrap_or(VOCAB_DEFAULT);
+        let low = PLAIN_ID_MIN.min(high / 2);
+        let mut random = Random::new(args.seed, SHARED_STREAM);
+        let shared = (0..args.shared_prefix).map(|_| random.between(low, high)).collect();
+        Ok(Self { args, model, tokenizer, low, high, shared })
+    }
+
+    /// The path requests go to.
+    pub(super) fn path(&self) -> &'static str {
+        match self.args.endpoint {
+            Endpoint::Completions => "/v1/completions",
+            Endpoint::Chat => "/v1/chat/completions",
+        }
+    }
+
+    /// The body of request `index` at one level of concurrency.
+    pub(super) fn body(&self, level: usize, index: usize) -> Bytes {
+        let mut random = Random::new(self.args.seed, (level as u64) << 32 | index as u64);
+        let mut ids = self.shared.clone();
+        let rest = self.args.input_len - ids.len();
+        ids.extend((0..rest).map(|_| random.between(self.low, self.high)));
+        let mut body = json!({
+            "model": self.model,
+            "max_tokens": self.args.output_len,
+            "temperature": 0.0,
+            "stream": true,
+            "stream_options": {"include_usage": true},
+            "ignore_eos": !self.args.stop_at_eos,
+        });
+        match (self.args.endpoint, self.args.prompts) {
+            (Endpoint::Completions, PromptKind::Ids) => body["prompt"] = ids.into(),
+            (Endpoint::Completions, PromptKind::Text) => body["prompt"] = self.text(&ids).into(),
+            (Endpoint::Chat, _) => {
+                body["messages"] = json!([{"role": "user", "content": self.text(&ids)}]);
+            }
+        }
+        body.to_string().into()
+    }
+
+    /// Text of about as many tokens as `ids`; exactly as many where decoding and encoding agree.
+    fn text(&self, ids: &[Token]) -> String {
+        let Some(tokenizer) = &self.tokenizer else {
+            let words: Vec<String> = ids.iter().map(|id| format!("w{id}")).collect();
+            return words.join(" ");
+        };
+        let mut text = tokenizer.decode(ids, true);
+        // Broken characters and new merges change the length: settle it in a few rounds.
+        for round in 0..8 {
+            let Ok(mut encoded) = tokenizer.encode(&text, false) else { break };
+            if encoded.len() == ids.len() {
+                break;
+            }
+            encoded.truncate(ids.len());
+            let missing = ids.len() - encoded.len();
+            encoded.extend(ids.iter().cycle().skip(round).take(missing));
+            text = tokenizer.decode(&encoded, true);
+        }
+        text
+    }
+}
+
+/// `vocab_size` of the model folder that the card names, if it is on this machine.
+fn vocab_size(card: &Value) -> Option<u32> {
+    let path = Path::new(card["root"].as_str()?).join("config.json");
+    let config: Value = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
+    u32::try_from(config["vocab_size"].as_u64()?).ok()
+}

@@ -1,0 +1,167 @@
+//! `hadron bench step`: plan, commit and apply of steps in which every request decodes, on a device
+//! that answers at once. Timed is what `Engine::tick` takes; making the answer is not.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail};
+use protocol::{
+    Batch, KvGroup, KvKind, KvSpec, RequestId, RowOutput, Sampling, StepOutput, StepTiming,
+};
+use scheduler::{Effect, Engine, EngineConfig, Event, KvConfig, Limits, Submit};
+use serde::Serialize;
+use serde_json::json;
+
+use super::report;
+use super::samples::Spread;
+use crate::config::StepArgs;
+
+/// Ids of prompts and answers lie below this.
+const VOCAB_SIZE: u32 = 32_000;
+
+/// Steps before the clock counts.
+const WARMUP_STEPS: u32 = 20;
+
+#[derive(Debug, Serialize)]
+struct Level {
+    running: u32,
+    steps: usize,
+    steps_per_s: f64,
+    ns_per_request: f64,
+    step_us: Spread,
+}
+
+/// Measures every level of `args` in turn.
+pub(super) fn run(args: &StepArgs) -> Result<ExitCode> {
+    if args.running.contains(&0) || args.steps == 0 || args.input_len == 0 || args.block_size == 0 {
+        bail!("--running, --steps, --input-len and --block-size: at least 1");
+    }
+    let levels: Vec<Level> =
+        args.running.iter().map(|&running| measure(args, running)).collect::<Result<_>>()?;
+    let row = |l: &Level| {
+        vec![
+            l.running.to_string(),
+            format!("{:.0}", l.steps_per_s),
+            format!("{:.1}", l.ns_per_request),
+            format!("{:.2}", l.step_us.mean),
+            format!("{:.2}", l.step_us.p50),
+            format!("{:.2}", l.step_us.p99),
+        ]
+    };
+    let headings = ["running", "steps/s", "ns/request", "step µs mean", "p50", "p99"];
+    report::print_table(&headings, &levels.iter().map(row).collect::<Vec<_>>())?;
+    let settings = json!({
+        "input_len": args.input_len,
+        "block_size": args.block_size,
+        "steps": args.steps,
+    });
+    report::write(args.output.as_deref(), &report::result("step", &settings, &levels))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn measure(args: &StepArgs, running: u32) -> Result<Level> {
+    let mut bench = Bench::new(args, running)?;
+    let mut seconds = Vec::with_capacity(args.steps as usize);
+    let mut warm = 0;
+    while seconds.len() < args.steps as usize {
+        let (rows, elapsed) = bench.step()?;
+        let decoding = rows == running as usize;
+        if !decoding {
+            continue;
+        }
+        if warm < WARMUP_STEPS {
+            warm += 1;
+            continue;
+        }
+        seconds.push(elapsed);
+    }
+    let total: f64 = seconds.iter().sum();
+    let steps = seconds.len();
+    // `Spread` counts in thousandths of its input: thousandfold seconds give microseconds.
+    let step_us = Spread::of(seconds.into_iter().map(|s| s * 1e3).collect());
+    Ok(Level {
+        running,
+        steps,
+        steps_per_s: steps as f64 / total,
+        ns_per_request: total * 1e9 / steps as f64 / f64::from(running),
+        step_us,
+    })
+}
+
+/// An engine whose device answers at once.
+struct Bench {
+    engine: Engine,
+    inbox: Vec<Event>,
+    effects: Vec<Effect>,
+    now_ms: u64,
+}
+
+impl Bench {
+    fn new(args: &StepArgs, running: u32) -> Result<Self> {
+        // Decodes, prefill and a margin; every request outlives the measurement.
+        let prefill_steps = running * args.input_len.div_ceil(512) + 8;
+        let max_tokens = args.steps + WARMUP_STEPS + prefill_steps;
+        let length = args.input_len + max_tokens;
+        let limits = Limits {
+            tokens_per_step: (running + 1).max(8192),
+            requests_running: running,
+            requests_waiting: running.max(16),
+            ..Limits::cpu(length + 1, VOCAB_SIZE)
+        };
+        let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
+        let spec = KvSpec { block_tokens: args.block_size, groups: vec![group] };
+        let blocks = u64::from(running) * u64::from(length.div_ceil(args.block_size) + 1);
+        let blocks = u32::try_from(blocks).context("too many blocks; fewer --steps")?;
+        let engine = Engine::new(EngineConfig::new(limits, KvConfig::new(spec, blocks, [1, 2])))?;
+        let submit = |index: u32| {
+            // Prompts differ from the first token on: no block is shared.
+            let token = |at: u32| (index.wrapping_mul(7919) + at.wrapping_mul(31)) % VOCAB_SIZE;
+            Event::Submit(Box::new(Submit {
+                id: RequestId(u64::from(index) + 1),
+                tokens: (0..args.input_len).map(token).collect(),
+                max_tokens,
+                sampling: Sampling::greedy(),
+                key: 0,
+                eos_ids: Vec::new(),
+                stop_ids: Vec::new(),
+                priority: 0,
+                extra: None,
+                replica: None,
+                keys: Vec::new(),
+            }))
+        };
+        let inbox = (0..running).map(submit).collect();
+        Ok(Self { engine, inbox, effects: Vec::new(), now_ms: 0 })
+    }
+
+    /// One step: its rows if all of them decode, else 0, and the seconds its tick took.
+    fn step(&mut self) -> Result<(usize, f64)> {
+        self.now_ms += 1;
+        let start = Instant::now();
+        self.engine.tick(self.now_ms, &mut self.inbox, &mut self.effects);
+        let elapsed = start.elapsed().as_secs_f64();
+        let mut rows = None;
+        for effect in self.effects.drain(..) {
+            if let Effect::Send { replica, batch } = effect {
+                let decoding = batch.rows.iter().all(|row| row.len == 1);
+                rows = Some(if decoding { batch.rows.len() } else { 0 });
+                self.inbox.push(Event::Output { replica, output: answer(&batch) });
+            }
+        }
+        Ok((rows.context("the engine has nothing to run")?, elapsed))
+    }
+}
+
+/// One token for every row that samples.
+fn answer(batch: &Batch) -> StepOutput {
+    let row = |row: &protocol::Row| RowOutput {
+        emitted: row.samples.then_some(row.start % VOCAB_SIZE).into_iter().collect(),
+        ..RowOutput::default()
+    };
+    StepOutput {
+        step: batch.step,
+        epoch: batch.epoch,
+        rows: batch.rows.iter().map(row).collect(),
+        timing: StepTiming::default(),
+    }
+}

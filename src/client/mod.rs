@@ -1,0 +1,226 @@
+//! A client of OpenAI servers, ours or others', for `bench` and `eval`: HTTP/1.1 with kept-alive
+//! connections, JSON replies and event streams. Plain TCP only.
+
+mod events;
+mod pool;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
+use hyper::{Method, Request, Response};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::net::TcpStream;
+
+pub use events::{EventStream, StreamEvent};
+pub use pool::{Idle, run_limited};
+
+use crate::config::{ClientArgs, Environment};
+
+/// A reply that is not a stream may have so many bytes.
+const REPLY_BYTES_MAX: usize = 256 << 20;
+
+/// Why a request has no answer.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ClientError {
+    /// The URL is not one this client can use.
+    #[error("{0}: {1}")]
+    Url(String, &'static str),
+    /// No connection, or it broke.
+    #[error("{0}")]
+    Connection(String),
+    /// The server refused.
+    #[error("status {status}: {message}")]
+    Status {
+        /// The HTTP status.
+        status: u16,
+        /// The error's message, or the first of the body.
+        message: String,
+    },
+    /// Nothing came for this long.
+    #[error("no progress for {0:?}")]
+    Timeout(Duration),
+    /// The answer is not what the API promises.
+    #[error("unexpected reply: {0}")]
+    Reply(String),
+}
+
+/// One server.
+#[derive(Debug)]
+pub struct Client {
+    /// `host:port`.
+    authority: String,
+    /// Path in front of `/v1`, usually empty.
+    prefix: String,
+    authorization: Option<String>,
+    timeout: Duration,
+    idle: Idle<SendRequest<Full<Bytes>>>,
+}
+
+impl Client {
+    /// A client of `base_url` with the key and deadline of `args`.
+    pub fn new(
+        base_url: &str,
+        args: &ClientArgs,
+        environment: &Environment,
+    ) -> Result<Self, ClientError> {
+        let bad = |why| ClientError::Url(base_url.to_owned(), why);
+        let rest = base_url.strip_prefix("http://").ok_or_else(|| {
+            bad("only http:// is spoken here; put a TLS proxy on loopback in front of https")
+        })?;
+        let rest = rest.trim_end_matches('/');
+        let (authority, prefix) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
+        if authority.is_empty() {
+            return Err(bad("no host"));
+        }
+        let port = authority.rsplit_once(':').is_some_and(|(_, p)| p.parse::<u16>().is_ok());
+        let authority = if port { authority.to_owned() } else { format!("{authority}:80") };
+        let key = args.api_key.clone().or_else(|| environment.api_key.clone());
+        Ok(Self {
+            authority,
+            prefix: prefix.trim_end_matches("/v1").to_owned(),
+            authorization: key.map(|key| format!("Bearer {key}")),
+            timeout: args.timeout.0,
+            idle: Idle::default(),
+        })
+    }
+
+    /// The model to ask for: `named`, or the first one served.
+    pub async fn model(&self, named: Option<&str>) -> Result<String, ClientError> {
+        if let Some(name) = named {
+            return Ok(name.to_owned());
+        }
+        let card = self.first_card().await?;
+        let id = card["id"].as_str().map(str::to_owned);
+        id.ok_or_else(|| ClientError::Reply("/v1/models names no model".to_owned()))
+    }
+
+    /// The first entry of `/v1/models`.
+    pub async fn first_card(&self) -> Result<Value, ClientError> {
+        let request = self.request(Method::GET, "/v1/models", Bytes::new())?;
+        let mut models = self.reply(request).await?;
+        Ok(models["data"][0].take())
+    }
+
+    /// Sends a JSON body and reads the JSON reply.
+    pub async fn post(&self, path: &str, body: &Value) -> Result<Value, ClientError> {
+        self.reply(self.request(Method::POST, path, body.to_string().into())?).await
+    }
+
+    /// Sends a JSON body and returns the events of the reply as they come.
+    pub async fn post_stream(
+        &self,
+        path: &str,
+        body: Bytes,
+    ) -> Result<EventStream<'_>, ClientError> {
+        let request = self.request(Method::POST, path, body)?;
+        let (response, connection) = self.send(request).await?;
+        if !response.status().is_success() {
+            return Err(self.refusal(response, connection).await);
+        }
+        Ok(EventStream::new(response.into_body(), connection, &self.idle, self.timeout))
+    }
+
+    fn request(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<Request<Full<Bytes>>, ClientError> {
+        let uri = format!("{}{path}", self.prefix);
+        let mut request = Request::builder()
+            .method(method)
+            .uri(uri)
+            .header(HOST, &self.authority)
+            .header(CONTENT_TYPE, "application/json");
+        if let Some(authorization) = &self.authorization {
+            request = request.header(AUTHORIZATION, authorization);
+        }
+        request.body(Full::new(body)).map_err(|e| ClientError::Connection(e.to_string()))
+    }
+
+    async fn reply(&self, request: Request<Full<Bytes>>) -> Result<Value, ClientError> {
+        let (response, connection) = self.send(request).await?;
+        if !response.status().is_success() {
+            return Err(self.refusal(response, connection).await);
+        }
+        let bytes = self.body(response.into_body()).await?;
+        self.idle.put(connection);
+        serde_json::from_slice(&bytes).map_err(|e| ClientError::Reply(e.to_string()))
+    }
+
+    async fn refusal(
+        &self,
+        response: Response<Incoming>,
+        connection: SendRequest<Full<Bytes>>,
+    ) -> ClientError {
+        let status = response.status().as_u16();
+        let bytes = match self.body(response.into_body()).await {
+            Ok(bytes) => bytes,
+            Err(error) => return error,
+        };
+        self.idle.put(connection);
+        let json: Option<Value> = serde_json::from_slice(&bytes).ok();
+        let told = json.as_ref().and_then(|json| json["error"]["message"].as_str());
+        let text = String::from_utf8_lossy(&bytes);
+        let message = told.map_or_else(|| text.chars().take(200).collect(), str::to_owned);
+        ClientError::Status { status, message }
+    }
+
+    async fn body(&self, body: Incoming) -> Result<Bytes, ClientError> {
+        let collected = Limited::new(body, REPLY_BYTES_MAX).collect();
+        match tokio::time::timeout(self.timeout, collected).await {
+            Ok(Ok(collected)) => Ok(collected.to_bytes()),
+            Ok(Err(error)) => Err(ClientError::Connection(error.to_string())),
+            Err(_) => Err(ClientError::Timeout(self.timeout)),
+        }
+    }
+
+    /// Sends on an idle connection, or on a new one if there is none or it has gone stale.
+    async fn send(
+        &self,
+        request: Request<Full<Bytes>>,
+    ) -> Result<(Response<Incoming>, SendRequest<Full<Bytes>>), ClientError> {
+        while let Some(mut connection) = self.idle.take() {
+            if connection.ready().await.is_ok() {
+                match self.exchange(&mut connection, request.clone()).await {
+                    // The server closed it as we wrote; nothing was answered.
+                    Err(ClientError::Connection(_)) => break,
+                    answer => return Ok((answer?, connection)),
+                }
+            }
+        }
+        let mut connection = self.connect().await?;
+        let response = self.exchange(&mut connection, request).await?;
+        Ok((response, connection))
+    }
+
+    async fn exchange(
+        &self,
+        connection: &mut SendRequest<Full<Bytes>>,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, ClientError> {
+        match tokio::time::timeout(self.timeout, connection.send_request(request)).await {
+            Ok(answer) => answer.map_err(|e| ClientError::Connection(e.to_string())),
+            Err(_) => Err(ClientError::Timeout(self.timeout)),
+        }
+    }
+
+    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, ClientError> {
+        let failed =
+            |e: &dyn std::fmt::Display| ClientError::Connection(format!("{}: {e}", self.authority));
+        let stream = TcpStream::connect(&self.authority).await.map_err(|e| failed(&e))?;
+        stream.set_nodelay(true).map_err(|e| failed(&e))?;
+        let shaken = http1::handshake(TokioIo::new(stream)).await;
+        let (sender, connection) = shaken.map_err(|e| failed(&e))?;
+        // Ends with the connection; its error reaches whoever waits on the sender.
+        tokio::spawn(async move {
+            let _reported = connection.await;
+        });
+        Ok(sender)
+    }
+}

@@ -1,0 +1,98 @@
+//! `hadron eval equal`: two servers, or two configurations of one, must answer alike.
+
+use std::io::Write as _;
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+
+use super::questions::{Question, read, text_of};
+use crate::client::{Client, run_limited};
+use crate::config::{Environment, EqualArgs};
+use crate::progress::{Progress, Unit};
+
+/// Differences shown on the terminal.
+const SHOWN_MAX: usize = 5;
+
+/// What one server said: text, and token ids if it reports them.
+#[derive(Debug, PartialEq)]
+struct Said {
+    text: String,
+    ids: Option<Vec<u64>>,
+}
+
+/// Asks both servers everything; false if an answer differs.
+pub(super) async fn run(args: &EqualArgs, environment: &Environment) -> Result<bool> {
+    let questions = read(&args.data, args.limit)?;
+    let one = Client::new(&args.client.base_url, &args.client, environment)?;
+    let other = Client::new(&args.other_url, &args.client, environment)?;
+    let first = ask(&one, args, questions.clone(), args.concurrency).await?;
+    let second = ask(&other, args, questions.clone(), args.other_concurrency).await?;
+
+    let mut out = std::io::stdout().lock();
+    let mut differ = 0;
+    for (question, (a, b)) in questions.iter().zip(first.iter().zip(&second)) {
+        let Some(difference) = difference(a, b) else { continue };
+        differ += 1;
+        if differ <= SHOWN_MAX {
+            writeln!(out, "question {}: {difference}", question.id)?;
+        }
+    }
+    let ids = first.iter().chain(&second).all(|said| said.ids.is_some());
+    let what = if ids { "token ids and text" } else { "text" };
+    writeln!(out, "{} of {} alike ({what})", questions.len() - differ, questions.len())?;
+    Ok(differ == 0)
+}
+
+async fn ask(
+    client: &Client,
+    args: &EqualArgs,
+    questions: Vec<Question>,
+    concurrency: usize,
+) -> Result<Vec<Said>> {
+    let model = client.model(args.client.model.as_deref()).await.context("/v1/models")?;
+    let progress = Progress::new("prompts", questions.len() as u64, Unit::Items);
+    let work = async |question: Question| {
+        let (path, mut body) = question.request(&model, args.max_tokens);
+        body["return_token_ids"] = true.into();
+        let reply = client.post(path, &body).await;
+        said(&reply.with_context(|| format!("question {}", question.id))?)
+    };
+    let answers = run_limited(questions, concurrency, &progress, work).await;
+    progress.finish();
+    answers.into_iter().collect()
+}
+
+fn said(reply: &Value) -> Result<Said> {
+    let ids = reply["choices"][0]["token_ids"].as_array();
+    let ids = ids.map(|ids| ids.iter().filter_map(Value::as_u64).collect());
+    Ok(Said { text: text_of(reply)?.to_owned(), ids })
+}
+
+/// Where two answers part, in words.
+fn difference(a: &Said, b: &Said) -> Option<String> {
+    if let (Some(a), Some(b)) = (&a.ids, &b.ids) {
+        if a == b {
+            return None;
+        }
+        let at = a.iter().zip(b).take_while(|(a, b)| a == b).count();
+        return Some(format!("token {at} is {:?} and {:?}", a.get(at), b.get(at)));
+    }
+    (a.text != b.text).then(|| format!("{:?} and {:?}", a.text, b.text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn ids_decide_where_both_report_them() {
+        let said = |text: &str, ids: Option<Vec<u64>>| Said { text: text.to_owned(), ids };
+        assert_eq!(difference(&said("a", Some(vec![1])), &said("b", Some(vec![1]))), None);
+        let parted = difference(&said("a", Some(vec![1, 2])), &said("a", Some(vec![1, 3])));
+        assert_eq!(parted.unwrap(), "token 1 is Some(2) and Some(3)");
+        assert!(difference(&said("a", None), &said("b", Some(vec![]))).is_some());
+        let reply = json!({"choices": [{"text": "x", "token_ids": [4]}]});
+        assert_eq!(super::said(&reply).unwrap(), said("x", Some(vec![4])));
+    }
+}

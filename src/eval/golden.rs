@@ -1,0 +1,146 @@
+//! `hadron eval golden`: teacher-forced comparison of a server with a fixture's logits.
+//!
+//! The server scores the fixture's token ids (`prompt_logprobs`). Compared are log-probabilities of
+//! the reference's 64 most likely ids at every position, as far as the server reports them, and
+//! the regret: what the reference loses by taking the server's most likely id.
+
+use std::io::Write as _;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use models::synth::{SynthDType, SynthOptions, write};
+use serde_json::{Value, json};
+
+use super::fixture::Fixture;
+use crate::client::{Client, ClientError};
+use crate::config::{Environment, GoldenArgs};
+
+/// Ids compared at a position.
+const TOP: usize = 64;
+
+/// Writes the checkpoint a fixture belongs to, and says how to serve it.
+pub(super) fn write_model(fixture: &Path, dir: &Path) -> Result<bool> {
+    let fixture = Fixture::read(fixture)?;
+    std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+    let config = dir.join("config.json");
+    std::fs::write(&config, &fixture.config).with_context(|| config.display().to_string())?;
+    let options =
+        SynthOptions { seed: fixture.seed, dtype: SynthDType::F32, ..SynthOptions::default() };
+    write(&config, dir, &options, &mut |_, _| {})?;
+    let line = format!("hadron serve {} --dtype float32 --max-logprobs {TOP}", dir.display());
+    writeln!(std::io::stdout(), "{line}")?;
+    Ok(true)
+}
+
+/// Compares; false if a bound is passed.
+pub(super) async fn run(args: &GoldenArgs, environment: &Environment) -> Result<bool> {
+    let fixture = Fixture::read(&args.fixture)?;
+    let client = Client::new(&args.client.base_url, &args.client, environment)?;
+    let model = client.model(args.client.model.as_deref()).await.context("/v1/models")?;
+    let body = json!({
+        "model": model,
+        "prompt": fixture.tokens,
+        "max_tokens": 1,
+        "temperature": 0.0,
+        "prompt_logprobs": TOP.min(fixture.vocab_size),
+    });
+    let reply = client.post("/v1/completions", &body).await;
+    let reply = reply.map_err(|error| match error {
+        ClientError::Status { status: 400, message } => anyhow::anyhow!(
+            "{message}; serve the fixture's own model (--write-model) with --max-logprobs {TOP}"
+        ),
+        other => other.into(),
+    })?;
+    let positions = reply["choices"][0]["prompt_logprobs"].as_array();
+    let positions = positions.context("no prompt_logprobs in the reply")?;
+    ensure!(positions.len() == fixture.tokens.len(), "one entry per prompt token is expected");
+    let mut found = Findings::default();
+    for (at, position) in positions.iter().enumerate().skip(1) {
+        found.add(&fixture.logprobs(at - 1), &entries(position)?);
+    }
+    found.print()?;
+    Ok(found.mean() <= args.mean_max
+        && found.p99() <= args.p99_max
+        && found.regret <= args.regret_max)
+}
+
+/// What a server reports at a position: id, log-probability, rank.
+fn entries(position: &Value) -> Result<Vec<(usize, f64, u64)>> {
+    let listed = position.as_object().context("a position without entries")?;
+    let entry = |(id, entry): (&String, &Value)| {
+        Some((id.parse().ok()?, entry["logprob"].as_f64()?, entry["rank"].as_u64()?))
+    };
+    listed.iter().map(entry).collect::<Option<_>>().context("a malformed prompt_logprobs entry")
+}
+
+/// Differences so far.
+#[derive(Debug, Default)]
+struct Findings {
+    differences: Vec<f64>,
+    regret: f64,
+    positions: usize,
+    best_differs: usize,
+}
+
+impl Findings {
+    /// One position: the reference's log-probabilities of all ids, and the server's entries.
+    fn add(&mut self, reference: &[f64], served: &[(usize, f64, u64)]) {
+        let mut order: Vec<usize> = (0..reference.len()).collect();
+        order.sort_by(|&a, &b| reference[b].total_cmp(&reference[a]));
+        let top = &order[..TOP.min(order.len())];
+        let compared = served.iter().filter(|(id, ..)| top.contains(id));
+        self.differences.extend(compared.map(|&(id, logprob, _)| (reference[id] - logprob).abs()));
+        let best = served.iter().find(|&&(id, _, rank)| rank == 1 && id < reference.len());
+        if let Some(&(id, ..)) = best {
+            self.regret = self.regret.max(reference[order[0]] - reference[id]);
+            self.best_differs += usize::from(id != order[0]);
+        }
+        self.positions += 1;
+    }
+
+    fn mean(&self) -> f64 {
+        self.differences.iter().sum::<f64>() / self.differences.len().max(1) as f64
+    }
+
+    fn p99(&self) -> f64 {
+        let mut sorted = self.differences.clone();
+        sorted.sort_unstable_by(f64::total_cmp);
+        let at = (sorted.len() as f64 * 0.99) as usize;
+        sorted.get(at.min(sorted.len().max(1) - 1)).copied().unwrap_or(f64::INFINITY)
+    }
+
+    fn print(&self) -> Result<()> {
+        let max = self.differences.iter().copied().fold(0.0, f64::max);
+        writeln!(
+            std::io::stdout(),
+            "{} positions, {} log-probabilities: difference mean {:.2e}, p99 {:.2e}, max {max:.2e}; \
+             regret {:.2e}; another best token at {}",
+            self.positions,
+            self.differences.len(),
+            self.mean(),
+            self.p99(),
+            self.regret,
+            self.best_differs,
+        )?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn findings_measure_difference_and_regret() {
+        let mut found = Findings::default();
+        let reference = [0.5_f64.ln(), 0.3_f64.ln(), 0.2_f64.ln()];
+        found.add(&reference, &[(0, 0.5_f64.ln(), 1), (1, 0.3_f64.ln() + 0.1, 2)]);
+        assert_eq!((found.differences.len(), found.best_differs), (2, 0));
+        assert!((found.mean() - 0.05).abs() < 1e-9 && (found.p99() - 0.1).abs() < 1e-9);
+        found.add(&reference, &[(2, 0.2_f64.ln(), 1)]);
+        assert_eq!(found.best_differs, 1);
+        assert!((found.regret - 2.5_f64.ln()).abs() < 1e-9);
+        // Nothing compared is no pass.
+        assert!(Findings::default().p99().is_infinite());
+    }
+}

@@ -1,0 +1,127 @@
+//! Files of questions and of token ids, one JSON value a line.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+use protocol::Token;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// One line of a question file.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct Question {
+    #[serde(default)]
+    pub(super) id: Value,
+    /// What sort of question, to count apart.
+    #[serde(default = "any_kind")]
+    pub(super) kind: String,
+    /// A conversation; else `prompt`.
+    messages: Option<Value>,
+    /// Text or token ids to complete.
+    prompt: Option<Value>,
+    /// The right answer, where there is one.
+    pub(super) answer: Option<String>,
+}
+
+fn any_kind() -> String {
+    "question".to_owned()
+}
+
+impl Question {
+    /// The path and the body that ask it, greedily.
+    pub(super) fn request(&self, model: &str, max_tokens: u32) -> (&'static str, Value) {
+        let mut body = json!({"model": model, "max_tokens": max_tokens, "temperature": 0.0});
+        if let Some(messages) = &self.messages {
+            body["messages"] = messages.clone();
+            ("/v1/chat/completions", body)
+        } else {
+            body["prompt"] = self.prompt.clone().unwrap_or(Value::Null);
+            ("/v1/completions", body)
+        }
+    }
+}
+
+/// The text of the first choice, chat or completion.
+pub(super) fn text_of(reply: &Value) -> Result<&str> {
+    let choice = &reply["choices"][0];
+    let text = choice["message"]["content"].as_str().or_else(|| choice["text"].as_str());
+    text.with_context(|| format!("a reply without text: {reply}"))
+}
+
+/// Reads a file of questions, at most `limit` of them.
+pub(super) fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Question>> {
+    let questions =
+        lines(path)?.into_iter().take(limit.unwrap_or(usize::MAX)).map(|(number, line)| {
+            let named = || format!("{} line {number}", path.display());
+            // A bare list of ids is a prompt too.
+            let line = if line.is_array() { json!({ "prompt": line }) } else { line };
+            let question: Question = serde_json::from_value(line).with_context(named)?;
+            if question.messages.is_none() && question.prompt.is_none() {
+                bail!("{}: neither messages nor prompt", named());
+            }
+            Ok(question)
+        });
+    let questions: Vec<Question> = questions.collect::<Result<_>>()?;
+    if questions.is_empty() {
+        bail!("{}: no questions", path.display());
+    }
+    Ok(questions)
+}
+
+/// Reads lines of token ids: `[1, 2]` or `{"tokens": [1, 2]}`.
+pub(super) fn read_ids(path: &Path) -> Result<Vec<Vec<Token>>> {
+    let ids = lines(path)?.into_iter().map(|(number, mut line)| {
+        let list = if line.is_object() { line["tokens"].take() } else { line };
+        let ids: Vec<Token> = serde_json::from_value(list)
+            .with_context(|| format!("{} line {number}: not token ids", path.display()))?;
+        if ids.len() < 2 {
+            bail!("{} line {number}: fewer than 2 ids score nothing", path.display());
+        }
+        Ok(ids)
+    });
+    ids.collect()
+}
+
+/// The lines that are not blank, with their numbers.
+fn lines(path: &Path) -> Result<Vec<(usize, Value)>> {
+    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let numbered = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let parsed = numbered.map(|(index, line)| {
+        let value = serde_json::from_str(line);
+        Ok((index + 1, value.with_context(|| format!("{} line {}", path.display(), index + 1))?))
+    });
+    parsed.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(text: &str) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        file
+    }
+
+    #[test]
+    fn questions_and_ids_are_read_line_by_line() {
+        let text =
+            "{\"id\": 1, \"kind\": \"add\", \"messages\": [], \"answer\": \"2\"}\n\n[1, 2]\n";
+        let questions = read(file(text).path(), None).unwrap();
+        assert_eq!(questions.len(), 2);
+        assert_eq!(questions[0].request("m", 4).0, "/v1/chat/completions");
+        assert_eq!(questions[1].request("m", 4).1["prompt"], json!([1, 2]));
+        assert_eq!(read(file(text).path(), Some(1)).unwrap().len(), 1);
+        let ids = read_ids(file("[1,2,3]\n{\"tokens\":[4,5]}").path()).unwrap();
+        assert_eq!(ids, [vec![1, 2, 3], vec![4, 5]]);
+    }
+
+    #[test]
+    fn a_bad_line_is_named() {
+        for (text, told) in [("{}", "line 1: neither"), ("\n{", "line 2"), ("", "no questions")] {
+            let error = format!("{:#}", read(file(text).path(), None).unwrap_err());
+            assert!(error.contains(told), "{error}");
+        }
+        assert!(read_ids(file("[1]").path()).is_err());
+    }
+}

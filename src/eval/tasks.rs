@@ -1,0 +1,117 @@
+//! `hadron eval tasks`: questions with one right answer, asked greedily; exact matches are counted.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::{Value, json};
+
+use super::questions::{Question, read, text_of};
+use crate::client::{Client, run_limited};
+use crate::config::{Environment, TasksArgs};
+use crate::progress::{Progress, Unit};
+
+/// Wrong answers shown on the terminal.
+const SHOWN_MAX: usize = 3;
+
+/// What came of one question.
+struct Answer {
+    question: Question,
+    given: String,
+    right: bool,
+    reply: Value,
+}
+
+/// Asks all questions and prints the score; false if it is below the minimum.
+pub(super) async fn run(args: &TasksArgs, environment: &Environment) -> Result<bool> {
+    let questions = read(&args.data, args.limit)?;
+    if let Some(question) = questions.iter().find(|q| q.answer.is_none()) {
+        bail!("{}: question {} has no answer", args.data.display(), question.id);
+    }
+    let client = Client::new(&args.client.base_url, &args.client, environment)?;
+    let model = client.model(args.client.model.as_deref()).await.context("/v1/models")?;
+    let progress = Progress::new("questions", questions.len() as u64, Unit::Items);
+    let ask = async |question: Question| {
+        let (path, body) = question.request(&model, args.max_tokens);
+        let reply = client.post(path, &body).await.with_context(|| named(&question))?;
+        let given = text_of(&reply)?.trim().to_owned();
+        let right = question.answer.as_deref().map(str::trim) == Some(&given);
+        anyhow::Ok(Answer { question, given, right, reply })
+    };
+    let answers = run_limited(questions, args.concurrency, &progress, ask).await;
+    progress.finish();
+    let answers: Vec<Answer> = answers.into_iter().collect::<Result<_>>()?;
+    let score = print(&answers)?;
+    if let Some(path) = &args.output {
+        let text = serde_json::to_string_pretty(&report(&answers, score, args))? + "\n";
+        std::fs::write(path, text).with_context(|| path.display().to_string())?;
+    }
+    Ok(args.min_score.is_none_or(|least| score >= least))
+}
+
+fn named(question: &Question) -> String {
+    format!("question {}", question.id)
+}
+
+/// Right and all answers, per kind.
+fn by_kind(answers: &[Answer]) -> BTreeMap<&str, (usize, usize)> {
+    let mut kinds = BTreeMap::new();
+    for answer in answers {
+        let (right, all) = kinds.entry(answer.question.kind.as_str()).or_insert((0, 0));
+        *right += usize::from(answer.right);
+        *all += 1;
+    }
+    kinds
+}
+
+fn share(right: usize, all: usize) -> f64 {
+    right as f64 / all.max(1) as f64
+}
+
+/// Prints the score of each kind and returns that of all.
+fn print(answers: &[Answer]) -> Result<f64> {
+    let mut out = std::io::stdout().lock();
+    for answer in answers.iter().filter(|answer| !answer.right).take(SHOWN_MAX) {
+        let expected = answer.question.answer.as_deref().unwrap_or_default();
+        writeln!(out, "{}: {expected:?} expected, {:?}", named(&answer.question), answer.given)?;
+    }
+    let mut total = (0, 0);
+    for (kind, (right, all)) in by_kind(answers) {
+        writeln!(out, "{kind:12} {right:5} of {all:5}  {:6.2} %", share(right, all) * 100.0)?;
+        total = (total.0 + right, total.1 + all);
+    }
+    let score = share(total.0, total.1);
+    writeln!(out, "{:12} {:5} of {:5}  {:6.2} %", "total", total.0, total.1, score * 100.0)?;
+    Ok(score)
+}
+
+fn report(answers: &[Answer], score: f64, args: &TasksArgs) -> Value {
+    let sum = |path: &str| {
+        let counts = answers.iter().filter_map(|answer| answer.reply.pointer(path)?.as_u64());
+        counts.sum::<u64>()
+    };
+    let kinds = by_kind(answers).into_iter().map(|(kind, (right, all))| {
+        (kind.to_owned(), json!({"right": right, "all": all, "score": share(right, all)}))
+    });
+    let each = answers.iter().map(|answer| {
+        json!({
+            "id": answer.question.id,
+            "kind": answer.question.kind,
+            "expected": answer.question.answer,
+            "given": answer.given,
+            "right": answer.right,
+            "finish_reason": answer.reply["choices"][0]["finish_reason"],
+        })
+    });
+    json!({
+        "kind": "tasks",
+        "version": env!("CARGO_PKG_VERSION"),
+        "concurrency": args.concurrency,
+        "score": score,
+        "kinds": kinds.collect::<serde_json::Map<_, _>>(),
+        "prompt_tokens": sum("/usage/prompt_tokens"),
+        "cached_tokens": sum("/usage/prompt_tokens_details/cached_tokens"),
+        "completion_tokens": sum("/usage/completion_tokens"),
+        "answers": each.collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,34 @@
+//! `hadron synth`: a checkpoint of deterministic random weights for any supported config.json.
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, bail};
+use models::synth::{SynthDType, SynthOptions, write};
+
+use crate::config::{Dtype, SynthArgs};
+use crate::progress::{Progress, Unit};
+
+/// Writes the checkpoint and says how to serve it.
+pub fn run(args: &SynthArgs) -> Result<ExitCode> {
+    let config =
+        if args.config.is_dir() { args.config.join("config.json") } else { args.config.clone() };
+    let out = args.out.display();
+    if let Ok(mut entries) = std::fs::read_dir(&args.out)
+        && entries.next().is_some()
+    {
+        bail!("{out}: not empty");
+    }
+    let dtype = match args.dtype {
+        Dtype::Auto | Dtype::Bfloat16 => SynthDType::BF16,
+        Dtype::Float32 => SynthDType::F32,
+        Dtype::Float16 => bail!("--dtype float16: weights are written as bfloat16 or float32"),
+    };
+    let options = SynthOptions { seed: args.seed, dtype, ..SynthOptions::default() };
+    let progress = Progress::new(&format!("write {out}"), 0, Unit::Bytes);
+    write(&config, &args.out, &options, &mut |done, total| progress.set(done, total))
+        .with_context(|| format!("synth {}", config.display()))?;
+    progress.finish();
+    writeln!(std::io::stdout(), "hadron serve {out}")?;
+    Ok(ExitCode::SUCCESS)
+}
