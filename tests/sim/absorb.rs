@@ -102,6 +102,8 @@ impl World {
             let client = &clients[row.request.0 as usize - 1];
             let (id, stage) = (row.request.0, client.stage);
             ensure!("I9", stage == Stage::Live, "request {id} runs, {stage:?}");
+            let wanted = client.submit.replica.unwrap_or(replica);
+            ensure!("F38", wanted == replica, "request {id} runs on {replica:?}, not {wanted:?}");
         }
         site.told.check(&batch, &self.setup, |row| {
             let client = &clients[row.request.0 as usize - 1];
@@ -144,6 +146,21 @@ impl World {
             let waits = |client: &&Client| client.stage == Stage::Live && !client.started;
             let waiting = self.clients.iter().filter(waits).count();
             ensure!("I18", waiting <= cap, "{waiting} requests wait, the cap is {cap}");
+        }
+        Ok(())
+    }
+
+    /// Promise 1: nobody waits longer for a lost replica than the configured time.
+    pub(crate) fn check_patience(&self) -> Checked {
+        let timeout_ms = self.setup.engine.limits.loss_timeout_ms;
+        let gone = |at_ms: Option<u64>| at_ms.is_some_and(|at| self.now_ms - at >= timeout_ms);
+        for (index, _) in self.sites.iter().enumerate().filter(|(_, site)| gone(site.lost_at_ms)) {
+            let here = |client: &&Client| {
+                let pinned = client.submit.replica.is_some_and(|r| usize::from(r.0) == index);
+                client.stage == Stage::Live && (pinned || self.sites.len() == 1)
+            };
+            let waiting = self.clients.iter().find(here).map(|client| client.id().0);
+            ensure!("F8", waiting.is_none(), "{waiting:?} still waits for lost replica {index}");
         }
         Ok(())
     }

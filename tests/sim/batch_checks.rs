@@ -47,6 +47,7 @@ impl Told {
         for row in &batch.rows {
             self.check_row(row, setup, limit_of(row))?;
         }
+        check_chunks(batch, setup)?;
         self.check_writers(batch, setup)
     }
 
@@ -110,6 +111,22 @@ impl Told {
         }
         Ok(())
     }
+}
+
+/// A chunk that leaves known tokens for a later step ends on the quantum. Only the first prefill of
+/// a step may be a sliver, and only if it does not reach the next multiple.
+fn check_chunks(batch: &Batch, setup: &Setup) -> Checked {
+    let quantum = setup.engine.limits.chunk_quantum(setup.block_tokens());
+    let mut has_prefill = false;
+    for row in &batch.rows {
+        let (id, start, end) = (row.request.0, row.start, row.start + row.len);
+        if !row.samples && row.next.is_some() && end % quantum != 0 {
+            let sliver = end / quantum * quantum <= start && !has_prefill;
+            ensure!("A16", sliver, "request {id} has a chunk [{start}, {end}), quantum {quantum}");
+        }
+        has_prefill |= row.len > 1 || !row.samples || row.init.is_some();
+    }
+    Ok(())
 }
 
 /// The bucket holds the batch.

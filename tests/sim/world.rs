@@ -430,6 +430,7 @@ impl World {
             ensure!("I9", refused || !hopeless, "request {id} can never be served, but lives");
         }
         self.check_queue()?;
+        self.check_patience()?;
         self.engine.check();
         self.poison_freed();
         for replica in 0..self.sites.len() {
