@@ -72,7 +72,8 @@ impl Setup {
     /// Draws everything but `planted` from `chance`.
     pub(crate) fn draw(chance: &mut Chance, planted: Planted) -> Self {
         let block_tokens = chance.pick(&[1, 1, 2, 3, 4, 4, 7, 8, 16, 16, 32, 64]);
-        let max_model_len = chance.scaled(4, 320).min(block_tokens * 512);
+        let longest = if chance.hits(30) { 2000 } else { 320 };
+        let max_model_len = chance.scaled(4, longest).min(block_tokens * 512);
         let least = max_model_len.div_ceil(block_tokens);
         let blocks = match chance.below(6) {
             0 => least,
@@ -86,7 +87,7 @@ impl Setup {
         let tokens_per_step = chance.pick(&[1, 2, 3, 5, 16, 40, 64, 100, 300, 1024, 4096]);
         let mut limits = Limits::cpu(max_model_len, vocab_size);
         limits.tokens_per_step = tokens_per_step;
-        limits.requests_running = chance.pick(&[1, 2, 3, 5, 8, 20, 64]);
+        limits.requests_running = chance.pick(&[1, 2, 3, 5, 8, 20, 64, 200]);
         limits.steps_in_flight = chance.pick(&[1, 1, 2, 2, 2, 3]);
         if chance.hits(300) && block_tokens < max_model_len {
             limits.tokens_per_chunk = Some(chance.between(block_tokens, max_model_len));
