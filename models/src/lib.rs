@@ -1,11 +1,26 @@
 //! One file per architecture, composed of parallel-aware layers; plus the files they are read from.
 //!
 //! A model knows formulas. It never knows a request, who owns a block, or a vendor's device.
+//! [`Config`] says what is computed, [`load_model`] fetches the weights, [`Model`] computes.
 #![forbid(unsafe_code)]
 
 pub mod config;
+mod error;
+mod layers;
+mod llama;
+mod load;
+mod mistral;
+mod model;
+mod qwen2;
+mod qwen3;
+mod qwen3_moe;
 pub mod sharding;
 pub mod synth;
 pub mod table;
+mod weights;
 
 pub use config::{Architecture, Config, ConfigError};
+pub use error::{FileFault, LoadError, TensorFault};
+pub use load::{LoadFormat, LoadOptions, load_model};
+pub use model::{Forward, ForwardError, Model, Probe, kv_spec};
+pub use weights::{Progress, Weights};

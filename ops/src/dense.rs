@@ -50,6 +50,12 @@ impl Ops {
         &self.device
     }
 
+    /// The order in which everything here is launched; collectives join it.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
     /// Free and total memory of the device.
     #[must_use]
     pub fn mem_info(&self) -> MemInfo {

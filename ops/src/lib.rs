@@ -21,7 +21,7 @@ pub use attention::{AttentionShape, QkRopeWeights, RopeTable};
 pub use batch::{BatchInputs, BatchView};
 pub use dense::Ops;
 pub use error::OpError;
-pub use kernels::{DType, HostMat, KvLayout, bf16, f16};
+pub use kernels::{DType, HostMat, KvLayout, MappedFile, Stream, bf16, f16};
 pub use kv_pool::KvPool;
 pub use moe::{PackedExperts, Routing};
 pub use tensor::Tensor;

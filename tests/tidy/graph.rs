@@ -31,8 +31,8 @@ const HOMES: &[(&str, &[&str])] = &[
     ("dashmap", &["hadron"]),
     ("hf-hub", &["hadron"]),
     ("tracing-subscriber", &["hadron"]),
-    ("safetensors", &["models", "hadron"]),
-    ("memmap2", &["models"]),
+    ("safetensors", &["hadron"]),
+    ("memmap2", &["kernels"]),
     ("xxhash-rust", &["kvcache"]),
     ("siphasher", &["kvcache"]),
 ];

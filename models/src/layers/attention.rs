@@ -1,0 +1,65 @@
+//! Causal attention over the paged KV cache.
+
+use super::{ColumnParallelLinear, Rope, RowParallelLinear};
+use crate::{Config, Forward, ForwardError, LoadError, Weights};
+use ops::{AttentionShape, QkRopeWeights, Tensor};
+
+/// `o(softmax(rope(norm q) · rope(norm k)ᵀ / √D) · v)`; without norms, `norm` is nothing.
+#[derive(Debug)]
+pub(crate) struct Attention {
+    qkv: ColumnParallelLinear,
+    norm: Option<QkNorm>,
+    rope: Rope,
+    shape: AttentionShape,
+    out: RowParallelLinear,
+}
+
+/// Norms of queries and keys, per head.
+#[derive(Debug)]
+pub(crate) struct QkNorm {
+    q: Tensor, // [D]
+    k: Tensor, // [D]
+    eps: f32,
+}
+
+impl QkNorm {
+    pub(crate) fn load(w: &Weights<'_>, eps: f32) -> Result<Self, LoadError> {
+        Ok(Self { q: w.vector("q_norm.weight")?, k: w.vector("k_norm.weight")?, eps })
+    }
+}
+
+impl Attention {
+    /// `layer` is the layer of the KV pool.
+    pub(crate) fn load(
+        config: &Config,
+        w: &Weights<'_>,
+        norm: Option<QkNorm>,
+        rope: &Rope,
+        layer: usize,
+    ) -> Result<Self, LoadError> {
+        let heads = w.ranks().query_heads(config);
+        let heads = heads.map_err(|e| w.split("q_proj", e))?.len();
+        let scale = (config.head_dim as f32).powf(-0.5);
+        Ok(Self {
+            qkv: ColumnParallelLinear::load(w, &["q_proj", "k_proj", "v_proj"], config.qkv_bias)?,
+            norm,
+            rope: rope.clone(),
+            shape: AttentionShape { heads, layer, scale },
+            out: RowParallelLinear::load(w, "o_proj", config.out_bias)?,
+        })
+    }
+
+    pub(crate) fn forward(&self, f: &Forward<'_>, x: &Tensor) -> Result<Tensor, ForwardError> {
+        let norm = self.norm.as_ref();
+        let weights = QkRopeWeights {
+            q_norm: norm.map(|n| &n.q),
+            k_norm: norm.map(|n| &n.k),
+            eps: norm.map_or(0.0, |n| n.eps),
+            rope: &self.rope.table,
+        };
+        let qkv = self.qkv.forward(f, x)?; // [T, (N + 2 K) D]
+        let q = f.ops.qk_norm_rope_kv_write(&qkv, &weights, &self.shape, f.kv, f.batch)?; // [T, N D]
+        let o = f.ops.paged_attention(&q, &self.shape, f.kv, f.batch)?; // [T, N D]
+        self.out.forward(f, &o) // [T, H]; all-reduced over f.tp
+    }
+}

@@ -1,0 +1,53 @@
+//! What all decoders share: embedding, layers, final norm, head.
+
+use super::{LmHead, Residual, RmsNorm, Rope, VocabParallelEmbedding};
+use crate::{Config, Forward, ForwardError, LoadError, Model, Weights};
+use ops::Tensor;
+
+/// A stack of layers of one architecture.
+#[derive(Debug)]
+pub(crate) struct Decoder<L> {
+    embed: VocabParallelEmbedding,
+    layers: Vec<L>,
+    norm: RmsNorm,
+    lm_head: LmHead,
+}
+
+/// One layer: what an architecture file defines.
+pub(crate) trait DecoderLayer: Sized {
+    /// Layer `i`, whose weights are under `w`.
+    fn load(config: &Config, w: &Weights<'_>, rope: &Rope, i: usize) -> Result<Self, LoadError>;
+
+    /// Updates the residual stream `[T, H]`.
+    fn forward(&self, f: &Forward<'_>, x: &mut Residual) -> Result<(), ForwardError>;
+}
+
+impl<L: DecoderLayer + Send> Model for Decoder<L> {
+    fn load(config: &Config, w: &Weights<'_>) -> Result<Self, LoadError> {
+        let rope = Rope::load(config, w)?;
+        let body = w.at("model");
+        let (embed, lm_head) = LmHead::load_with_embedding(config, w)?;
+        let layer = |i| L::load(config, &body.at(format_args!("layers.{i}")), &rope, i);
+        let layers = (0..config.layers).map(layer).collect::<Result<_, _>>()?;
+        let norm = RmsNorm::load(&body.at("norm"), config.rms_eps)?;
+        Ok(Self { embed, layers, norm, lm_head })
+    }
+
+    fn forward(&self, f: &Forward<'_>, ids: &Tensor) -> Result<Tensor, ForwardError> {
+        let mut x = Residual::new(self.embed.forward(f, ids)?); // [T, H]
+        for (i, layer) in self.layers.iter().enumerate() {
+            layer.forward(f, &mut x)?;
+            x.show(f, i)?;
+        }
+        x.normed(f, &self.norm)
+    }
+
+    fn logits(
+        &self,
+        f: &Forward<'_>,
+        hidden: &Tensor,
+        rows: &Tensor,
+    ) -> Result<Tensor, ForwardError> {
+        self.lm_head.forward(f, hidden, rows)
+    }
+}

@@ -1,0 +1,46 @@
+//! A mixture of experts behind a softmax router.
+
+use crate::config::MoeConfig;
+use crate::{Forward, ForwardError, LoadError, Weights};
+use ops::{DType, PackedExperts, PackedLinear, Tensor};
+
+/// `Σ weight_e · expert_e(x)` over the `top_k` experts with the largest `softmax(router x)`.
+#[derive(Debug)]
+pub(crate) struct MoeMlp {
+    router: PackedLinear,
+    experts: PackedExperts,
+    top_k: usize,
+    normalise: bool,
+    layer: usize,
+    /// Each rank of `f.ep` holds some experts whole; otherwise each rank of `f.tp` holds a part of all.
+    spread: bool,
+}
+
+impl MoeMlp {
+    pub(crate) fn load(
+        config: &MoeConfig,
+        w: &Weights<'_>,
+        layer: usize,
+    ) -> Result<Self, LoadError> {
+        Ok(Self {
+            router: w.linear_as(&["gate"], false, DType::F32)?,
+            experts: w.at("experts").experts(config.experts)?,
+            top_k: config.top_k,
+            normalise: config.normalise,
+            layer,
+            spread: w.ranks().ep.size > 1,
+        })
+    }
+
+    pub(crate) fn forward(&self, f: &Forward<'_>, x: &Tensor) -> Result<Tensor, ForwardError> {
+        let logits = f.ops.linear_f32(x, &self.router)?; // [T, E]
+        let routing = f.ops.moe_route_softmax(&logits, self.top_k, self.normalise)?;
+        if let Some(probe) = f.probe {
+            probe.routes(f.ops, self.layer, &routing)?;
+        }
+        let mut y = f.ops.moe_mlp(x, &routing, &self.experts)?; // [T, H]
+        let ranks = if self.spread { f.ep } else { f.tp };
+        ranks.all_reduce(f.ops.stream(), y.mat_mut()?)?;
+        Ok(y)
+    }
+}

@@ -1,0 +1,17 @@
+//! Root-mean-square norm with a weight.
+
+use crate::{LoadError, Weights};
+use ops::Tensor;
+
+/// `w · cast(x / sqrt(mean(x²) + eps))`
+#[derive(Debug)]
+pub(crate) struct RmsNorm {
+    pub(crate) weight: Tensor, // [H]
+    pub(crate) eps: f32,
+}
+
+impl RmsNorm {
+    pub(crate) fn load(w: &Weights<'_>, eps: f32) -> Result<Self, LoadError> {
+        Ok(Self { weight: w.vector("weight")?, eps })
+    }
+}

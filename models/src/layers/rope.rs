@@ -1,0 +1,122 @@
+//! Rotary embedding: frequencies from the configuration, tables of cosines and sines by position.
+//!
+//! All in f32, as transformers does it, so that angles far into a context agree to the last bits.
+
+use crate::config::{RopeConfig, RopeScaling};
+use crate::{Config, LoadError, Weights};
+use ops::RopeTable;
+use std::f64::consts::TAU;
+use std::sync::Arc;
+
+/// Rotation by position, shared by all layers.
+#[derive(Debug, Clone)]
+pub(crate) struct Rope {
+    pub(crate) table: Arc<RopeTable>,
+}
+
+impl Rope {
+    /// Tables for positions below `positions`.
+    pub(crate) fn load(config: &Config, w: &Weights<'_>) -> Result<Self, LoadError> {
+        let half = config.head_dim / 2;
+        let frequencies = frequencies(&config.rope, config.head_dim);
+        let scale = match config.rope.scaling {
+            RopeScaling::Yarn { attention_factor, .. } => attention_factor as f32,
+            _ => 1.0,
+        };
+        let angles = || {
+            let at = |position: usize| frequencies.iter().map(move |f| position as f32 * f);
+            (0..w.positions()).flat_map(at)
+        };
+        let cos: Vec<f32> = angles().map(|a| a.cos() * scale).collect();
+        let sin: Vec<f32> = angles().map(|a| a.sin() * scale).collect();
+        let table = w.ops().rope_table(&cos, &sin, half).map_err(|e| w.device("rope", e))?;
+        Ok(Self { table: Arc::new(table) })
+    }
+}
+
+/// Radians per position of each channel pair.
+fn frequencies(rope: &RopeConfig, rotary: usize) -> Vec<f32> {
+    let channels = (0..rotary).step_by(2);
+    let plain = channels.map(|i| 1.0 / (rope.theta as f32).powf(i as f32 / rotary as f32));
+    match rope.scaling {
+        RopeScaling::Default => plain.collect(),
+        RopeScaling::Linear { factor } => plain.map(|f| f / factor as f32).collect(),
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_positions } => {
+            let (low, high) = (low_freq_factor as f32, high_freq_factor as f32);
+            let (factor, original) = (factor as f32, original_positions as f32);
+            plain.map(|f| llama3(f, factor, low, high, original)).collect()
+        }
+        RopeScaling::Yarn {
+            factor, beta_fast, beta_slow, original_positions, truncate, ..
+        } => {
+            let channel = |rotations: f64| {
+                let waves = original_positions / (rotations * TAU);
+                rotary as f64 * waves.ln() / (2.0 * rope.theta.ln())
+            };
+            let (mut low, mut high) = (channel(beta_fast), channel(beta_slow));
+            if truncate {
+                (low, high) = (low.floor(), high.ceil());
+            }
+            let (low, high) = (low.max(0.0), high.min(rotary as f64 - 1.0));
+            let width = if low == high { 0.001 } else { high - low };
+            let ramp = |i: usize| ((i as f64 - low) / width).clamp(0.0, 1.0) as f32;
+            let divided = |f: f32, part: f32| f / factor as f32 * part + f * (1.0 - part);
+            plain.enumerate().map(|(i, f)| divided(f, ramp(i))).collect()
+        }
+    }
+}
+
+/// Long waves are divided, short ones kept, those between blended.
+fn llama3(f: f32, factor: f32, low: f32, high: f32, original: f32) -> f32 {
+    let wave = TAU as f32 / f;
+    if wave < original / high {
+        return f;
+    }
+    if wave > original / low {
+        return f / factor;
+    }
+    let smooth = (original / wave - low) / (high - low);
+    (1.0 - smooth) * f / factor + smooth * f
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rope(scaling: RopeScaling) -> Vec<f32> {
+        frequencies(&RopeConfig { theta: 10_000.0, scaling }, 8)
+    }
+
+    #[test]
+    fn frequencies_follow_their_rule() {
+        let plain = rope(RopeScaling::Default);
+        for (f, expected) in plain.iter().zip([1.0, 0.1, 0.01, 0.001]) {
+            assert!((f - expected).abs() < expected * 1e-6, "{f}");
+        }
+        let linear = rope(RopeScaling::Linear { factor: 4.0 });
+        assert!(linear.iter().zip(&plain).all(|(l, p)| *l == p / 4.0));
+        let llama = rope(RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_positions: 128.0,
+        });
+        // Waves of 6, 63, 628 and 6283 positions against limits of 32 and 128.
+        assert_eq!((llama[0], llama[2], llama[3]), (plain[0], plain[2] / 8.0, plain[3] / 8.0));
+        assert!(plain[1] / 8.0 < llama[1] && llama[1] < plain[1]);
+    }
+
+    #[test]
+    fn yarn_keeps_fast_channels_and_divides_slow_ones() {
+        let yarn = rope(RopeScaling::Yarn {
+            factor: 4.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            original_positions: 4096.0,
+            attention_factor: 1.0,
+            truncate: true,
+        });
+        let plain = rope(RopeScaling::Default);
+        assert_eq!((yarn[0], yarn[3]), (plain[0], plain[3] / 4.0));
+    }
+}

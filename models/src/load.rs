@@ -1,0 +1,72 @@
+//! From a model folder to a model.
+
+use crate::config::Architecture;
+use crate::llama::Llama;
+use crate::mistral::Mistral;
+use crate::qwen2::Qwen2;
+use crate::qwen3::Qwen3;
+use crate::qwen3_moe::Qwen3Moe;
+use crate::sharding::Ranks;
+use crate::table::tensors;
+use crate::weights::Source;
+use crate::{Config, LoadError, Model, Weights};
+use ops::Ops;
+use std::path::Path;
+
+/// Where weights come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LoadFormat {
+    /// The folder's safetensors files.
+    Safetensors,
+    /// The hash that synthetic checkpoints are written with; the folder needs no weights.
+    Synth {
+        /// Changes every value.
+        seed: u64,
+    },
+}
+
+/// How to load.
+pub struct LoadOptions<'a> {
+    /// Holds the weights; its dtype is the model's.
+    pub ops: &'a Ops,
+    /// Where weights come from.
+    pub format: LoadFormat,
+    /// Longest context that will be asked for: positions of the rotation tables.
+    pub max_positions: usize,
+    /// Threads that make synthetic values.
+    pub threads: usize,
+    /// Told how many bytes of how many are loaded.
+    pub progress: &'a mut dyn FnMut(u64, u64),
+}
+
+impl std::fmt::Debug for LoadOptions<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { format, max_positions, threads, .. } = self;
+        write!(f, "LoadOptions({format:?}, {max_positions} positions, {threads} threads)")
+    }
+}
+
+/// Loads the model of a folder whose `config` has been read, on one rank.
+///
+/// All names, shapes, dtypes and sizes are checked before the first weight is read.
+pub fn load_model(
+    dir: &Path,
+    config: &Config,
+    options: LoadOptions<'_>,
+) -> Result<Box<dyn Model>, LoadError> {
+    let LoadOptions { ops, format, max_positions, threads, progress } = options;
+    let source = match format {
+        LoadFormat::Safetensors => Source::open(dir, config, &tensors(config))?,
+        LoadFormat::Synth { seed } => Source::Synth { seed, threads },
+    };
+    let w = Weights::new(config, source, ops, Ranks::ALONE, max_positions, progress)?;
+    let model: Box<dyn Model> = match config.architecture {
+        Architecture::Llama => Box::new(Llama::load(config, &w)?),
+        Architecture::Mistral => Box::new(Mistral::load(config, &w)?),
+        Architecture::Qwen2 => Box::new(Qwen2::load(config, &w)?),
+        Architecture::Qwen3 => Box::new(Qwen3::load(config, &w)?),
+        Architecture::Qwen3Moe => Box::new(Qwen3Moe::load(config, &w)?),
+    };
+    w.finish()?;
+    Ok(model)
+}

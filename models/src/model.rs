@@ -1,0 +1,81 @@
+//! What a model is to those who run it: a forward pass over a batch, and the logits of some rows.
+
+use crate::{Config, LoadError, Weights};
+use collectives::{CollectiveError, Group};
+use ops::{BatchView, DType, KvPool, OpError, Ops, Routing, Tensor};
+use protocol::{KvGroup, KvKind, KvSpec};
+use std::fmt;
+
+/// Everything a forward pass may see. No globals, no environment, no request.
+#[derive(Clone, Copy)]
+pub struct Forward<'a> {
+    /// Maths on this rank's device.
+    pub ops: &'a Ops,
+    /// Ranks that share every layer.
+    pub tp: &'a Group,
+    /// Ranks that share the experts.
+    pub ep: &'a Group,
+    /// This rank's KV bytes.
+    pub kv: &'a KvPool,
+    /// Positions, slots, lengths and block tables of the step.
+    pub batch: &'a BatchView,
+    /// Who watches, if anyone.
+    pub probe: Option<&'a dyn Probe>,
+}
+
+impl fmt::Debug for Forward<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (ops, batch, probed) = (self.ops, self.batch, self.probe.is_some());
+        write!(f, "Forward({ops:?}, {} tokens, probed: {probed})", batch.tokens())
+    }
+}
+
+/// Watches a forward pass from inside, for comparison with a reference. Results never depend on it.
+pub trait Probe {
+    /// The residual stream `[T, H]` after layer `layer`.
+    fn hidden(&self, ops: &Ops, layer: usize, x: &Tensor) -> Result<(), OpError>;
+
+    /// The experts that layer `layer` chose.
+    fn routes(&self, ops: &Ops, layer: usize, routing: &Routing) -> Result<(), OpError>;
+}
+
+/// Why a forward pass failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ForwardError {
+    /// This rank's device, or a bug in a model.
+    #[error(transparent)]
+    Op(#[from] OpError),
+    /// Another rank.
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+}
+
+/// One architecture with its weights.
+pub trait Model: Send {
+    /// Takes its weights by name.
+    fn load(config: &Config, w: &Weights<'_>) -> Result<Self, LoadError>
+    where
+        Self: Sized;
+
+    /// Token ids `[T]` to the hidden states `[T, H]` after the final norm.
+    fn forward(&self, f: &Forward<'_>, ids: &Tensor) -> Result<Tensor, ForwardError>;
+
+    /// Logits, f32 `[n, V]`, of the rows of `hidden [T, H]` that `rows [n]` names.
+    fn logits(
+        &self,
+        f: &Forward<'_>,
+        hidden: &Tensor,
+        rows: &Tensor,
+    ) -> Result<Tensor, ForwardError>;
+}
+
+/// What the scheduler must know about this model's KV cache on a rank that holds all KV heads.
+///
+/// Every supported layer keeps the keys and values of every position: one group.
+#[must_use]
+pub fn kv_spec(config: &Config, dtype: DType, block_tokens: u32) -> KvSpec {
+    let per_token = config.layers * 2 * config.kv_heads * config.head_dim * dtype.bytes();
+    let layers = (0..config.layers as u16).collect();
+    let bytes_per_block = per_token as u64 * u64::from(block_tokens);
+    KvSpec { block_tokens, groups: vec![KvGroup { layers, kind: KvKind::Full, bytes_per_block }] }
+}

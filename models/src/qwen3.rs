@@ -1,0 +1,50 @@
+//! Qwen3 dense (`Qwen3ForCausalLM`), after transformers `modeling_qwen3.py`.
+//!
+//! Queries and keys are normalised per head before the rotation; the head size is a field of its own.
+//! Goldens: `tests/data/golden/qwen3-*`. Shapes: T tokens, H hidden.
+
+use crate::layers::{Attention, Decoder, DecoderLayer, GatedMlp, QkNorm, Residual, RmsNorm, Rope};
+use crate::{Config, Forward, ForwardError, LoadError, Weights};
+
+/// The model.
+pub(crate) type Qwen3 = Decoder<Layer>;
+
+/// One layer.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    attn_norm: RmsNorm,
+    attn: Attention,
+    mlp_norm: RmsNorm,
+    mlp: GatedMlp,
+}
+
+impl DecoderLayer for Layer {
+    /// `x += attn(norm(x)); x += mlp(norm(x))`
+    fn forward(&self, f: &Forward<'_>, x: &mut Residual) -> Result<(), ForwardError> {
+        let h = x.normed(f, &self.attn_norm)?; // [T, H]
+        x.add(self.attn.forward(f, &h)?);
+        let h = x.normed(f, &self.mlp_norm)?; // [T, H]
+        x.add(self.mlp.forward(f, &h)?);
+        Ok(())
+    }
+
+    fn load(config: &Config, w: &Weights<'_>, rope: &Rope, i: usize) -> Result<Self, LoadError> {
+        Ok(Self {
+            attn_norm: RmsNorm::load(&w.at("input_layernorm"), config.rms_eps)?,
+            attn: attention(config, &w.at("self_attn"), rope, i)?,
+            mlp_norm: RmsNorm::load(&w.at("post_attention_layernorm"), config.rms_eps)?,
+            mlp: GatedMlp::load(&w.at("mlp"), false)?,
+        })
+    }
+}
+
+/// Qwen3 attention, dense and with experts: queries and keys are normalised.
+pub(crate) fn attention(
+    config: &Config,
+    w: &Weights<'_>,
+    rope: &Rope,
+    i: usize,
+) -> Result<Attention, LoadError> {
+    let norm = QkNorm::load(w, config.rms_eps)?;
+    Attention::load(config, w, Some(norm), rope, i)
+}

@@ -1,0 +1,61 @@
+//! Qwen3 with experts (`Qwen3MoeForCausalLM`), after transformers `modeling_qwen3_moe.py`.
+//!
+//! Qwen3 whose MLP is a mixture of experts in the layers that the configuration names; the router and
+//! its softmax are f32 in every dtype. Goldens: `tests/data/golden/qwen3_moe-*`.
+//! Shapes: T tokens, H hidden.
+
+use crate::layers::{Attention, Decoder, DecoderLayer, GatedMlp, MoeMlp, Residual, RmsNorm, Rope};
+use crate::{Config, Forward, ForwardError, LoadError, Weights, qwen3};
+use ops::Tensor;
+
+/// The model.
+pub(crate) type Qwen3Moe = Decoder<Layer>;
+
+/// One layer.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    attn_norm: RmsNorm,
+    attn: Attention,
+    mlp_norm: RmsNorm,
+    mlp: Mlp,
+}
+
+/// What a layer has after its attention.
+#[derive(Debug)]
+enum Mlp {
+    Dense(GatedMlp),
+    Sparse(MoeMlp),
+}
+
+impl DecoderLayer for Layer {
+    /// `x += attn(norm(x)); x += mlp(norm(x))`
+    fn forward(&self, f: &Forward<'_>, x: &mut Residual) -> Result<(), ForwardError> {
+        let h = x.normed(f, &self.attn_norm)?; // [T, H]
+        x.add(self.attn.forward(f, &h)?);
+        let h = x.normed(f, &self.mlp_norm)?; // [T, H]
+        x.add(self.mlp.forward(f, &h)?);
+        Ok(())
+    }
+
+    fn load(config: &Config, w: &Weights<'_>, rope: &Rope, i: usize) -> Result<Self, LoadError> {
+        let mlp = w.at("mlp");
+        Ok(Self {
+            attn_norm: RmsNorm::load(&w.at("input_layernorm"), config.rms_eps)?,
+            attn: qwen3::attention(config, &w.at("self_attn"), rope, i)?,
+            mlp_norm: RmsNorm::load(&w.at("post_attention_layernorm"), config.rms_eps)?,
+            mlp: match config.moe_at(i) {
+                Some(moe) => Mlp::Sparse(MoeMlp::load(moe, &mlp, i)?),
+                None => Mlp::Dense(GatedMlp::load(&mlp, false)?),
+            },
+        })
+    }
+}
+
+impl Mlp {
+    fn forward(&self, f: &Forward<'_>, x: &Tensor) -> Result<Tensor, ForwardError> {
+        match self {
+            Self::Dense(mlp) => mlp.forward(f, x),
+            Self::Sparse(mlp) => mlp.forward(f, x),
+        }
+    }
+}

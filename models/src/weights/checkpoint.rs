@@ -1,0 +1,155 @@
+//! A model folder's safetensors files: opened, mapped, and held to what their index says.
+//!
+//! The folder is data from strangers: no pickle, no code, no name that leads out of it. A link inside
+//! is followed, because download caches are made of links; what it points to is the user's choice.
+
+use super::header::{self, HeaderFault, Stored};
+use crate::LoadError;
+use crate::error::{FileFault, TensorFault};
+use ops::MappedFile;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// The stored tensors of a folder.
+#[derive(Debug)]
+pub(crate) struct Checkpoint {
+    pub(crate) dir: PathBuf,
+    files: Vec<File>,
+    tensors: BTreeMap<String, (usize, Stored)>,
+}
+
+#[derive(Debug)]
+struct File {
+    path: PathBuf,
+    map: MappedFile,
+}
+
+impl Checkpoint {
+    /// Maps the files and checks all headers; reads no weights.
+    pub(crate) fn open(dir: &Path) -> Result<Self, LoadError> {
+        let mut checkpoint =
+            Self { dir: dir.to_owned(), files: Vec::new(), tensors: BTreeMap::new() };
+        let index = dir.join(INDEX);
+        if index.exists() {
+            checkpoint.add_indexed(&index)?;
+        } else if dir.join(SINGLE).exists() {
+            checkpoint.add(SINGLE)?;
+        } else {
+            return Err(LoadError::NoWeights { dir: dir.to_owned(), hint: hint(dir) });
+        }
+        Ok(checkpoint)
+    }
+
+    /// Name and place of every stored tensor.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&Stored> {
+        self.tensors.get(name).map(|(_, stored)| stored)
+    }
+
+    /// All bytes of a stored tensor.
+    pub(crate) fn bytes(&self, name: &str) -> Option<&[u8]> {
+        let (file, stored) = self.tensors.get(name)?;
+        Some(&self.files[*file].map[stored.bytes.clone()])
+    }
+
+    /// An error about one stored tensor.
+    pub(crate) fn fault(&self, name: &str, fault: TensorFault) -> LoadError {
+        let file = self.tensors.get(name).map(|(file, _)| &self.files[*file].path);
+        let path = file.unwrap_or(&self.dir).clone();
+        LoadError::Tensor { path, tensor: name.to_owned(), fault }
+    }
+
+    fn add_indexed(&mut self, index: &Path) -> Result<(), LoadError> {
+        let places = read_index(index)?;
+        let mut names: Vec<&str> = places.values().map(String::as_str).collect();
+        names.sort_unstable();
+        names.dedup();
+        for name in names {
+            self.add(name)?;
+        }
+        for (tensor, place) in &places {
+            let found = self.tensors.get(tensor).map(|(file, _)| &self.files[*file].path);
+            if found != Some(&self.dir.join(place)) {
+                let (path, tensor) = (self.dir.join(place), tensor.clone());
+                return Err(LoadError::Tensor { path, tensor, fault: TensorFault::NotInFile });
+            }
+        }
+        match self.tensors.keys().find(|tensor| !places.contains_key(*tensor)) {
+            Some(tensor) => {
+                let fault = TensorFault::NotInIndex("does not name it".to_owned());
+                Err(self.fault(tensor, fault))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn add(&mut self, name: &str) -> Result<(), LoadError> {
+        let path = self.dir.join(name);
+        let map = MappedFile::open(&path)
+            .map_err(|source| LoadError::Io { path: path.clone(), source })?;
+        let tensors = header::parse(&map).map_err(|fault| match fault {
+            HeaderFault::File(fault) => LoadError::File { path: path.clone(), fault },
+            HeaderFault::Tensor(tensor, fault) => {
+                LoadError::Tensor { path: path.clone(), tensor, fault }
+            }
+        })?;
+        let file = self.files.len();
+        self.files.push(File { path: path.clone(), map });
+        for (tensor, stored) in tensors {
+            if let Some((first, _)) = self.tensors.get(&tensor) {
+                let other = self.files[*first].path.display().to_string();
+                return Err(LoadError::Tensor {
+                    path,
+                    tensor,
+                    fault: TensorFault::Duplicate { other },
+                });
+            }
+            self.tensors.insert(tensor, (file, stored));
+        }
+        Ok(())
+    }
+}
+
+/// Tensor name to file name.
+fn read_index(path: &Path) -> Result<BTreeMap<String, String>, LoadError> {
+    #[derive(serde::Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, String>,
+    }
+    let text = fs::read(path).map_err(|source| LoadError::Io { path: path.to_owned(), source })?;
+    let fault = |fault| LoadError::File { path: path.to_owned(), fault };
+    let index: Index = serde_json::from_slice(&text)
+        .map_err(|e| fault(FileFault::Index { detail: e.to_string() }))?;
+    for name in index.weight_map.values() {
+        let plain = Path::new(name).file_name().is_some_and(|f| f == name.as_str());
+        if !plain || name.contains(['/', '\\', '\0']) {
+            return Err(fault(FileFault::Outside { name: name.clone() }));
+        }
+    }
+    Ok(index.weight_map)
+}
+
+/// What a folder without safetensors holds instead.
+fn hint(dir: &Path) -> &'static str {
+    let Ok(entries) = fs::read_dir(dir) else { return "; the folder cannot be listed" };
+    let mut hint = "";
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let extension = Path::new(&name).extension().and_then(|e| e.to_str());
+        match extension {
+            Some("bin" | "pth" | "pt") => {
+                hint = "; pickle files (.bin, .pth) can run code and are not read";
+            }
+            Some("gguf") => hint = "; GGUF is not supported",
+            _ => {}
+        }
+    }
+    hint
+}

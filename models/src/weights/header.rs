@@ -1,0 +1,277 @@
+//! The header of a safetensors file, believed in nothing.
+//!
+//! `u64` little-endian header length, JSON, data. Tensors must tile the data exactly: start at 0, no
+//! hole, no overlap, end at the end of the file. All arithmetic is checked; nothing is allocated that
+//! the file has not paid for with bytes.
+
+use crate::error::{FileFault, TensorFault};
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use std::fmt;
+use std::ops::Range;
+
+/// Largest header of the format.
+const HEADER_LIMIT_BYTES: u64 = 100_000_000;
+const METADATA: &str = "__metadata__";
+
+/// A dtype of the format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StoredDType {
+    F64,
+    F32,
+    F16,
+    BF16,
+    F8E4M3,
+    F8E5M2,
+    F8E8M0,
+    I64,
+    I32,
+    I8,
+    U8,
+    Bool,
+}
+
+/// One tensor of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Stored {
+    pub(crate) dtype: StoredDType,
+    pub(crate) shape: Vec<u64>,
+    /// Bytes of the file.
+    pub(crate) bytes: Range<usize>,
+}
+
+/// What is wrong: with the file, or with one tensor in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum HeaderFault {
+    File(FileFault),
+    Tensor(String, TensorFault),
+}
+
+/// Reads the header of a whole file; tensors in order of their bytes.
+pub(crate) fn parse(file: &[u8]) -> Result<Vec<(String, Stored)>, HeaderFault> {
+    let (json, data_start) = header_json(file).map_err(HeaderFault::File)?;
+    let Entries(entries) = serde_json::from_slice(json)
+        .map_err(|e| HeaderFault::File(FileFault::Header { detail: e.to_string() }))?;
+    let data_bytes = (file.len() - data_start) as u64;
+    let mut tensors = Vec::with_capacity(entries.len());
+    for (name, entry) in entries {
+        match entry.check(data_bytes) {
+            Ok((dtype, range)) => tensors.push((name, dtype, entry.shape, range)),
+            Err(fault) => return Err(HeaderFault::Tensor(name, fault)),
+        }
+    }
+    tensors.sort_by_key(|(_, _, _, range)| (range.start, range.end));
+    let mut expected = 0;
+    for (name, _, _, Range { start, end }) in &tensors {
+        if *start != expected {
+            let fault = TensorFault::Gap { start: *start, expected };
+            return Err(HeaderFault::Tensor(name.clone(), fault));
+        }
+        expected = *end;
+    }
+    if expected != data_bytes {
+        return Err(HeaderFault::File(FileFault::End { end: expected, bytes: data_bytes }));
+    }
+    let place = |r: Range<u64>| data_start + r.start as usize..data_start + r.end as usize;
+    let stored = |(name, dtype, shape, range)| (name, Stored { dtype, shape, bytes: place(range) });
+    Ok(tensors.into_iter().map(stored).collect())
+}
+
+fn header_json(file: &[u8]) -> Result<(&[u8], usize), FileFault> {
+    let Some((length, rest)) = file.split_first_chunk::<8>() else {
+        return Err(FileFault::Short { bytes: file.len() });
+    };
+    let stated = u64::from_le_bytes(*length);
+    let limit = HEADER_LIMIT_BYTES.min(rest.len() as u64);
+    if stated > limit {
+        return Err(FileFault::HeaderLength { stated, limit });
+    }
+    Ok((&rest[..stated as usize], 8 + stated as usize))
+}
+
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    dtype: String,
+    shape: Vec<u64>,
+    data_offsets: (u64, u64),
+}
+
+impl Entry {
+    fn check(&self, data_bytes: u64) -> Result<(StoredDType, Range<u64>), TensorFault> {
+        let dtype = StoredDType::ALL.into_iter().find(|d| d.name() == self.dtype);
+        let Some(dtype) = dtype else { return Err(TensorFault::UnknownDType(self.dtype.clone())) };
+        let (start, end) = self.data_offsets;
+        if start > end || end > data_bytes {
+            return Err(TensorFault::Offsets { start, end, bytes: data_bytes });
+        }
+        let elements = self.shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d));
+        if elements.and_then(|n| n.checked_mul(dtype.bytes())) != Some(end - start) {
+            let shape = self.shape.clone();
+            return Err(TensorFault::Size { shape, dtype: dtype.name(), bytes: end - start });
+        }
+        Ok((dtype, start..end))
+    }
+}
+
+impl StoredDType {
+    const ALL: [Self; 12] = [
+        Self::F64,
+        Self::F32,
+        Self::F16,
+        Self::BF16,
+        Self::F8E4M3,
+        Self::F8E5M2,
+        Self::F8E8M0,
+        Self::I64,
+        Self::I32,
+        Self::I8,
+        Self::U8,
+        Self::Bool,
+    ];
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::F64 => "F64",
+            Self::F32 => "F32",
+            Self::F16 => "F16",
+            Self::BF16 => "BF16",
+            Self::F8E4M3 => "F8_E4M3",
+            Self::F8E5M2 => "F8_E5M2",
+            Self::F8E8M0 => "F8_E8M0",
+            Self::I64 => "I64",
+            Self::I32 => "I32",
+            Self::I8 => "I8",
+            Self::U8 => "U8",
+            Self::Bool => "BOOL",
+        }
+    }
+
+    pub(crate) const fn bytes(self) -> u64 {
+        match self {
+            Self::F64 | Self::I64 => 8,
+            Self::F32 | Self::I32 => 4,
+            Self::F16 | Self::BF16 => 2,
+            _ => 1,
+        }
+    }
+}
+
+/// The header's object in file order. A plain map would let a later entry hide an earlier one.
+struct Entries(Vec<(String, Entry)>);
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(EntriesVisitor)
+    }
+}
+
+struct EntriesVisitor;
+
+impl<'de> Visitor<'de> for EntriesVisitor {
+    type Value = Entries;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+        use serde::de::Error;
+        let mut entries = Vec::new();
+        let mut seen = std::collections::HashSet::new();
+        while let Some(name) = map.next_key::<String>()? {
+            if !seen.insert(name.clone()) {
+                return Err(A::Error::custom(format_args!("`{name}` occurs twice")));
+            }
+            if name == METADATA {
+                map.next_value::<std::collections::HashMap<String, String>>()?;
+            } else {
+                entries.push((name, map.next_value()?));
+            }
+        }
+        Ok(Entries(entries))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::expect;
+
+    fn file(json: &str, data: usize) -> Vec<u8> {
+        let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(json.bytes());
+        bytes.resize(bytes.len() + data, 0);
+        bytes
+    }
+
+    fn check(json: &str, data: usize) -> String {
+        match parse(&file(json, data)) {
+            Ok(tensors) => {
+                let line = |(name, t): &(String, Stored)| {
+                    format!("{name} {} {:?} {}", t.dtype.name(), t.shape, t.bytes.len())
+                };
+                tensors.iter().map(line).collect::<Vec<_>>().join(", ")
+            }
+            Err(HeaderFault::File(fault)) => fault.to_string(),
+            Err(HeaderFault::Tensor(name, fault)) => format!("{name}: {fault}"),
+        }
+    }
+
+    #[test]
+    fn tensors_tile_the_data() {
+        let two = r#"{"b":{"dtype":"BF16","shape":[2,2],"data_offsets":[4,12]},
+            "__metadata__":{"format":"pt"}, "a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}  "#;
+        expect!["a F32 [] 4, b BF16 [2, 2] 8"].assert_eq(&check(two, 12));
+        expect!["tensors end at byte 12 of the data, but there are 13"].assert_eq(&check(two, 13));
+        expect!["b: bytes [4, 12) do not lie in the 11 bytes of data"].assert_eq(&check(two, 11));
+        expect!["tensors end at byte 0 of the data, but there are 1"].assert_eq(&check("{}", 1));
+        expect![""].assert_eq(&check("{}", 0));
+    }
+
+    #[test]
+    fn lies_are_named() {
+        let one = |shape: &str, offsets: &str| {
+            check(
+                &format!(r#"{{"a":{{"dtype":"U8","shape":{shape},"data_offsets":{offsets}}}}}"#),
+                8,
+            )
+        };
+        expect!["a U8 [2, 4] 8"].assert_eq(&one("[2,4]", "[0,8]"));
+        expect!["a: shape [3] of U8 does not have 8 bytes"].assert_eq(&one("[3]", "[0,8]"));
+        expect!["a: shape [4294967296, 4294967296, 8] of U8 does not have 8 bytes"]
+            .assert_eq(&one("[4294967296,4294967296,8]", "[0,8]"));
+        expect!["a: bytes [8, 0) do not lie in the 8 bytes of data"]
+            .assert_eq(&one("[8]", "[8,0]"));
+        expect!["a: starts at byte 1 of the data, but the tensor before it ends at 0"]
+            .assert_eq(&one("[7]", "[1,8]"));
+        expect![
+            "the header is broken: invalid value: integer `-1`, expected u64 at line 1 column 30"
+        ]
+        .assert_eq(&one("[-1]", "[0,8]"));
+        let overlap = r#"{"a":{"dtype":"U8","shape":[6],"data_offsets":[0,6]},
+            "b":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}}"#;
+        expect!["b: starts at byte 4 of the data, but the tensor before it ends at 6"]
+            .assert_eq(&check(overlap, 8));
+        let twice = r#"{"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},
+            "a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}"#;
+        expect!["the header is broken: `a` occurs twice at line 2 column 15"]
+            .assert_eq(&check(twice, 8));
+        let dtype = r#"{"a":{"dtype":"F4","shape":[8],"data_offsets":[0,8]}}"#;
+        expect!["a: dtype `F4` is unknown"].assert_eq(&check(dtype, 8));
+        let extra = r#"{"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8],"x":1}}"#;
+        expect!["the header is broken: unknown field `x`, expected one of `dtype`, `shape`, `data_offsets` at line 1 column 55"]
+            .assert_eq(&check(extra, 8));
+    }
+
+    #[test]
+    fn a_header_longer_than_the_file_is_refused_before_it_is_read() {
+        let length = |stated: u64| {
+            let mut bytes = stated.to_le_bytes().to_vec();
+            bytes.extend(b"{}");
+            format!("{:?}", parse(&bytes).unwrap_err())
+        };
+        assert!(length(3).contains("HeaderLength { stated: 3, limit: 2 }"));
+        assert!(length(u64::MAX).contains("HeaderLength"));
+        assert_eq!(parse(&[0; 7]).unwrap_err(), HeaderFault::File(FileFault::Short { bytes: 7 }));
+    }
+}

@@ -1,0 +1,252 @@
+//! The weights of a model: found, checked, sliced for this rank, cast, and handed to layers by name.
+//!
+//! A layer says `w.at("self_attn").linear(&["q_proj", "k_proj", "v_proj"], true)`; which stored bytes
+//! those are, and which part of them this rank holds, it never learns. Each weight is taken exactly
+//! once; what nobody took is an error at the end.
+
+mod checkpoint;
+mod header;
+mod plan;
+mod source;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use source::Source;
+
+use crate::sharding::{Indivisible, Ranks, Slice};
+use crate::table::{TensorSpec, tensors};
+use crate::{Config, LoadError};
+use ops::{DType, HostMat, OpError, Ops, PackedExperts, PackedLinear, Tensor};
+use source::HostPart;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::fmt::{self, Display};
+use std::rc::Rc;
+
+/// Told how many bytes of how many are loaded.
+pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
+
+/// The weights under one name.
+#[derive(Clone)]
+pub struct Weights<'a> {
+    store: Rc<Store<'a>>,
+    path: String,
+}
+
+/// All weights of a model while it is loaded.
+struct Store<'a> {
+    config: &'a Config,
+    source: Source,
+    ops: &'a Ops,
+    ranks: Ranks,
+    positions: usize,
+    left: RefCell<BTreeMap<String, TensorSpec>>,
+    progress: RefCell<Progress<'a>>,
+    bytes_done: Cell<u64>,
+    bytes_total: u64,
+}
+
+impl Store<'_> {
+    /// This rank's part of a weight that has not been taken yet.
+    fn take(&self, name: &str) -> Result<HostPart<'_>, LoadError> {
+        let table = |what| LoadError::Table { tensor: name.to_owned(), what };
+        let spec = self.left.borrow_mut().remove(name);
+        let spec = spec.ok_or_else(|| table("is unknown or was read twice"))?;
+        let slice = split(&spec, self.config, &self.ranks)?;
+        let done = self.bytes_done.get() + self.source.bytes(&spec, &slice);
+        let part = self.source.part(&spec, slice)?;
+        self.bytes_done.set(done);
+        (self.progress.borrow_mut())(done, self.bytes_total);
+        Ok(part)
+    }
+}
+
+impl<'a> Weights<'a> {
+    /// Checks that every weight of the table can be split over `ranks`; reads nothing.
+    pub(crate) fn new(
+        config: &'a Config,
+        source: Source,
+        ops: &'a Ops,
+        ranks: Ranks,
+        positions: usize,
+        progress: Progress<'a>,
+    ) -> Result<Self, LoadError> {
+        let mut left = BTreeMap::new();
+        let mut bytes_total = 0;
+        for spec in tensors(config) {
+            let slice = split(&spec, config, &ranks)?;
+            bytes_total += source.bytes(&spec, &slice);
+            left.insert(spec.name.clone(), spec);
+        }
+        let (left, progress) = (RefCell::new(left), RefCell::new(progress));
+        let bytes_done = Cell::new(0);
+        let store = Store {
+            config,
+            source,
+            ops,
+            ranks,
+            positions,
+            left,
+            progress,
+            bytes_done,
+            bytes_total,
+        };
+        Ok(Self { store: Rc::new(store), path: String::new() })
+    }
+
+    /// Every weight must have been taken.
+    pub(crate) fn finish(&self) -> Result<(), LoadError> {
+        match self.store.left.borrow().keys().next() {
+            Some(tensor) => Err(LoadError::Table { tensor: tensor.clone(), what: "was not read" }),
+            None => Ok(()),
+        }
+    }
+
+    /// The weights under `child`.
+    #[must_use]
+    pub fn at(&self, child: impl Display) -> Self {
+        Self { store: self.store.clone(), path: self.name(child) }
+    }
+
+    /// The projections `names`, stacked, in the model's dtype, with their biases if `bias`.
+    pub fn linear(&self, names: &[&str], bias: bool) -> Result<PackedLinear, LoadError> {
+        self.linear_as(names, bias, self.store.ops.dtype())
+    }
+
+    /// As [`Weights::linear`] in another dtype.
+    pub fn linear_as(
+        &self,
+        names: &[&str],
+        bias: bool,
+        dtype: DType,
+    ) -> Result<PackedLinear, LoadError> {
+        let mut parts = Vec::new();
+        let mut biases = Vec::new();
+        for name in names {
+            parts.push(self.part(format_args!("{name}.weight"))?);
+            if bias {
+                let part = self.part(format_args!("{name}.bias"))?;
+                biases.extend(part.vector().map_err(|e| self.device(name, e))?);
+            }
+        }
+        let pack = || -> Result<_, OpError> {
+            let rows = parts.iter().map(HostPart::matrix).collect::<Result<Vec<_>, _>>()?;
+            // A bias that rank 0 adds for all is absent elsewhere.
+            let bias = (!biases.is_empty()).then_some(&biases[..]);
+            self.store.ops.pack_linear_as(&rows, bias, dtype)
+        };
+        pack().map_err(|e| self.device(names.join("|"), e))
+    }
+
+    /// A vector in the model's dtype.
+    pub fn vector(&self, name: &str) -> Result<Tensor, LoadError> {
+        let ops = self.store.ops;
+        let part = self.part(name)?;
+        let upload = || -> Result<_, OpError> {
+            let values = part.vector()?;
+            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            let row = HostMat::new(&bytes, DType::F32, 1, values.len())?;
+            ops.upload(&[row], ops.dtype())?.reshape(&[values.len()])
+        };
+        upload().map_err(|e| self.device(name, e))
+    }
+
+    /// This rank's rows of the vocabulary matrix `name`, unpacked: an embedding table.
+    pub fn vocab_rows(&self, name: &str) -> Result<Tensor, LoadError> {
+        let (ops, part) = (self.store.ops, self.part(name)?);
+        with_padding(&part, |rows| ops.upload(rows, ops.dtype())).map_err(|e| self.device(name, e))
+    }
+
+    /// This rank's rows of the vocabulary matrix `name`, packed: a head.
+    pub fn vocab_linear(&self, name: &str) -> Result<PackedLinear, LoadError> {
+        let (ops, part) = (self.store.ops, self.part(name)?);
+        with_padding(&part, |rows| ops.pack_linear(rows, None)).map_err(|e| self.device(name, e))
+    }
+
+    /// This rank's experts: `{e}.{gate,up}_proj` stacked, and `{e}.down_proj`.
+    pub fn experts(&self, count: usize) -> Result<PackedExperts, LoadError> {
+        let range = self.store.ranks.experts(count).map_err(|e| self.split("*", e))?;
+        let mut experts = PackedExperts::starting_at(range.start);
+        for e in 0..count {
+            let w = self.at(e);
+            let names = ["gate_proj.weight", "up_proj.weight", "down_proj.weight"];
+            if !range.contains(&e) {
+                for name in names {
+                    w.skip(name);
+                }
+                continue;
+            }
+            let [gate, up, down] = [w.part(names[0])?, w.part(names[1])?, w.part(names[2])?];
+            let mut push = || -> Result<_, OpError> {
+                let gate_up = [gate.matrix()?, up.matrix()?];
+                self.store.ops.push_expert(&mut experts, &gate_up, &down.matrix()?)
+            };
+            push().map_err(|e| w.device("*", e))?;
+        }
+        Ok(experts)
+    }
+
+    /// Positions that a request can reach.
+    #[must_use]
+    pub fn positions(&self) -> usize {
+        self.store.positions
+    }
+
+    /// Where this rank stands.
+    #[must_use]
+    pub fn ranks(&self) -> &Ranks {
+        &self.store.ranks
+    }
+
+    /// The ops that hold the weights.
+    #[must_use]
+    pub fn ops(&self) -> &Ops {
+        self.store.ops
+    }
+
+    /// An error of the device about a weight under this name.
+    pub fn device(&self, child: impl Display, source: OpError) -> LoadError {
+        LoadError::Device { tensor: self.name(child), source }
+    }
+
+    /// A weight under this name does not split over the ranks.
+    pub fn split(&self, child: impl Display, source: Indivisible) -> LoadError {
+        LoadError::Split { tensor: self.name(child), source }
+    }
+
+    fn part(&self, child: impl Display) -> Result<HostPart<'_>, LoadError> {
+        self.store.take(&self.name(child))
+    }
+
+    /// Another rank holds this weight.
+    fn skip(&self, child: impl Display) {
+        self.store.left.borrow_mut().remove(&self.name(child));
+    }
+
+    fn name(&self, child: impl Display) -> String {
+        if self.path.is_empty() { child.to_string() } else { format!("{}.{child}", self.path) }
+    }
+}
+
+impl fmt::Debug for Weights<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Weights({})", self.path)
+    }
+}
+
+fn split(spec: &TensorSpec, config: &Config, ranks: &Ranks) -> Result<Slice, LoadError> {
+    let slice = spec.shard.slice(spec.matrix(), config, ranks);
+    slice.map_err(|source| LoadError::Split { tensor: spec.name.clone(), source })
+}
+
+/// Vocabulary rows of a rank, then the zero rows that fill its share.
+fn with_padding<T>(
+    part: &HostPart<'_>,
+    place: impl FnOnce(&[HostMat<'_>]) -> Result<T, OpError>,
+) -> Result<T, OpError> {
+    let rows = part.matrix()?;
+    let zeros = vec![0; part.padding() * rows.cols() * DType::F32.bytes()];
+    let zeros = HostMat::new(&zeros, DType::F32, part.padding(), rows.cols())?;
+    let stacked = [rows, zeros];
+    place(if part.padding() == 0 { &stacked[..1] } else { &stacked })
+}

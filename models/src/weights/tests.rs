@@ -1,0 +1,330 @@
+//! Broken checkpoints: each must be an error that names the file and the tensor, or change nothing.
+#![allow(clippy::needless_pass_by_value)] // Tables of values read better without borrows.
+
+use super::checkpoint::Checkpoint;
+use super::header::{self, Stored};
+use super::plan::{Located, locate};
+use crate::synth::{self, SynthDType, SynthOptions};
+use crate::table::{TensorSpec, tensors, tests::tiny_json};
+use crate::{Config, LoadError};
+use expect_test::{Expect, expect};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use tempfile::TempDir;
+
+const FILE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+struct Folder {
+    dir: TempDir,
+    config: Config,
+}
+
+impl Folder {
+    fn new(architecture: &str, shard_bytes: u64) -> Self {
+        Self::of(&tiny_json(architecture), shard_bytes)
+    }
+
+    fn of(json: &str, shard_bytes: u64) -> Self {
+        let dir = TempDir::new().unwrap();
+        let source = dir.path().join("source.json");
+        fs::write(&source, json).unwrap();
+        let options = SynthOptions { seed: 1, dtype: SynthDType::BF16, shard_bytes };
+        synth::write(&source, dir.path(), &options, &mut |_, _| ()).unwrap();
+        let config = Config::from_dir(dir.path()).unwrap();
+        Self { dir, config }
+    }
+
+    fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    fn locate(&self) -> Result<BTreeMap<String, Located>, LoadError> {
+        let checkpoint = Checkpoint::open(self.path())?;
+        locate(&checkpoint, &self.config, &tensors(&self.config))
+    }
+
+    /// The error, with the folder's name cut out.
+    fn error(&self) -> String {
+        let text = self.locate().unwrap_err().to_string();
+        text.replace(&self.path().display().to_string(), "DIR")
+    }
+
+    /// Stored tensors as (dtype, shape, bytes), to be changed and stored again.
+    fn edit(&self, change: impl FnOnce(&mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>)) {
+        let path = self.path().join(FILE);
+        let bytes = fs::read(&path).unwrap();
+        let mut map = BTreeMap::new();
+        for (name, Stored { dtype, shape, bytes: range }) in header::parse(&bytes).unwrap() {
+            map.insert(name, (dtype.name().to_owned(), shape, bytes[range].to_vec()));
+        }
+        change(&mut map);
+        let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+        for (name, (dtype, shape, bytes)) in map {
+            let offsets = [data.len(), data.len() + bytes.len()];
+            header.insert(name, json!({"dtype": dtype, "shape": shape, "data_offsets": offsets}));
+            data.extend(bytes);
+        }
+        let header = Value::Object(header).to_string();
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.bytes());
+        file.extend(data);
+        fs::write(path, file).unwrap();
+    }
+
+    fn edit_index(&self, change: impl FnOnce(&mut Value)) {
+        let path = self.path().join(INDEX);
+        let mut index: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        change(&mut index["weight_map"]);
+        fs::write(path, index.to_string()).unwrap();
+    }
+}
+
+/// Breaks the one tensor map of a tiny Qwen3 and expects an error.
+fn check(
+    change: impl FnOnce(&mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>),
+    expected: Expect,
+) {
+    let folder = Folder::new("Qwen3ForCausalLM", u64::MAX);
+    folder.edit(change);
+    expected.assert_eq(&folder.error());
+}
+
+const Q: &str = "model.layers.0.self_attn.q_proj.weight";
+
+#[test]
+fn weights_that_contradict_the_configuration_are_named() {
+    check(
+        |t| drop(t.remove(Q)),
+        expect![
+            "DIR: weights do not match the configuration: 1 missing: model.layers.0.self_attn.q_proj.weight; 0 left over"
+        ],
+    );
+    check(
+        |t| drop(t.insert("model.layers.0.self_attn.q_proj.bias".into(), t[Q].clone())),
+        expect![
+            "DIR: weights do not match the configuration: 0 missing; 1 left over: model.layers.0.self_attn.q_proj.bias"
+        ],
+    );
+    check(
+        |t| t.get_mut(Q).unwrap().1.reverse(),
+        expect![
+            "DIR/model.safetensors: tensor `model.layers.0.self_attn.q_proj.weight`: shape [32, 64], but the configuration says [64, 32]"
+        ],
+    );
+    check(
+        |t| {
+            let q = t.get_mut(Q).unwrap();
+            (q.0, q.1) = ("I8".into(), vec![64, 64]);
+        },
+        expect![
+            "DIR/model.safetensors: tensor `model.layers.0.self_attn.q_proj.weight`: dtype I8 is not supported for weights; F32, BF16 and F16 are"
+        ],
+    );
+    check(
+        |t| {
+            for name in t.keys().cloned().collect::<Vec<_>>() {
+                let tensor = t.remove(&name).unwrap();
+                t.insert(name.replace("model.layers", "transformer.h"), tensor);
+            }
+        },
+        expect![
+            "DIR: weights do not match the configuration: 22 missing: model.layers.0.input_layernorm.weight, model.layers.0.post_attention_layernorm.weight, model.layers.0.self_attn.q_proj.weight, model.layers.0.self_attn.k_proj.weight, model.layers.0.self_attn.v_proj.weight, model.layers.0.self_attn.o_proj.weight, model.layers.0.self_attn.q_norm.weight, model.layers.0.self_attn.k_norm.weight, model.layers.0.mlp.gate_proj.weight, model.layers.0.mlp.up_proj.weight, model.layers.0.mlp.down_proj.weight, model.layers.1.input_layernorm.weight, model.layers.1.post_attention_layernorm.weight, model.layers.1.self_attn.q_proj.weight, model.layers.1.self_attn.k_proj.weight, model.layers.1.self_attn.v_proj.weight, ...; 22 left over: transformer.h.0.input_layernorm.weight, transformer.h.0.mlp.down_proj.weight, transformer.h.0.mlp.gate_proj.weight, transformer.h.0.mlp.up_proj.weight, transformer.h.0.post_attention_layernorm.weight, transformer.h.0.self_attn.k_norm.weight, transformer.h.0.self_attn.k_proj.weight, transformer.h.0.self_attn.o_proj.weight, transformer.h.0.self_attn.q_norm.weight, transformer.h.0.self_attn.q_proj.weight, transformer.h.0.self_attn.v_proj.weight, transformer.h.1.input_layernorm.weight, transformer.h.1.mlp.down_proj.weight, transformer.h.1.mlp.gate_proj.weight, transformer.h.1.mlp.up_proj.weight, transformer.h.1.post_attention_layernorm.weight, ..."
+        ],
+    );
+}
+
+#[test]
+fn a_rotary_table_is_ignored_by_rule() {
+    let folder = Folder::new("LlamaForCausalLM", u64::MAX);
+    let name = "model.layers.0.self_attn.rotary_emb.inv_freq";
+    folder.edit(|t| drop(t.insert(name.into(), ("F32".into(), vec![1], vec![0; 4]))));
+    assert_eq!(folder.locate().unwrap().len(), tensors(&folder.config).len());
+}
+
+#[test]
+fn a_tied_head_may_be_stored_again_if_it_is_the_same() {
+    let json = tiny_json("LlamaForCausalLM").replacen('{', r#"{"tie_word_embeddings":true,"#, 1);
+    let folder = Folder::of(&json, u64::MAX);
+    folder.edit(|t| {
+        let embedding = t["model.embed_tokens.weight"].clone();
+        t.insert("lm_head.weight".into(), embedding);
+    });
+    folder.locate().unwrap();
+    folder.edit(|t| t.get_mut("lm_head.weight").unwrap().2[7] ^= 1);
+    expect!["DIR/model.safetensors: tensor `lm_head.weight`: differs from the embedding, but tie_word_embeddings is true"].assert_eq(&folder.error());
+}
+
+/// Stacks the experts of layer 1 as published fused checkpoints do.
+fn fuse(t: &mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>, keep: bool) {
+    let (mut gate_up, mut down) = (Vec::new(), Vec::new());
+    for e in 0..4 {
+        let mut take = |weight: &str| {
+            let name = format!("model.layers.1.mlp.experts.{e}.{weight}_proj.weight");
+            if keep { t[&name].2.clone() } else { t.remove(&name).unwrap().2 }
+        };
+        gate_up.extend(take("gate"));
+        gate_up.extend(take("up"));
+        down.extend(take("down"));
+    }
+    let at = |name: &str| format!("model.layers.1.mlp.experts.{name}");
+    t.insert(at("gate_up_proj"), ("BF16".into(), vec![4, 32, 32], gate_up));
+    t.insert(at("down_proj"), ("BF16".into(), vec![4, 32, 16], down));
+}
+
+#[test]
+fn fused_experts_are_the_same_bytes() {
+    let folder = Folder::new("Qwen3MoeForCausalLM", u64::MAX);
+    let read = || {
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let located = locate(&checkpoint, &folder.config, &tensors(&folder.config)).unwrap();
+        let bytes = |l: Located| checkpoint.bytes(&l.stored).unwrap()[l.bytes].to_vec();
+        located.into_iter().map(|(name, l)| (name, bytes(l))).collect::<Vec<_>>()
+    };
+    let separate = read();
+    folder.edit(|t| fuse(t, false));
+    assert_eq!(read(), separate);
+
+    let folder = Folder::new("Qwen3MoeForCausalLM", u64::MAX);
+    folder.edit(|t| fuse(t, true));
+    expect!["DIR/model.safetensors: tensor `model.layers.1.mlp.experts.gate_up_proj`: holds what `model.layers.1.mlp.experts.0.gate_proj.weight` stores again"].assert_eq(&folder.error());
+}
+
+/// Breaks the index of a checkpoint in several files and expects an error.
+fn check_index(change: impl FnOnce(&mut Value), expected: Expect) {
+    let folder = Folder::new("Qwen3ForCausalLM", 20_000);
+    folder.locate().unwrap();
+    folder.edit_index(change);
+    expected.assert_eq(&folder.error());
+}
+
+#[test]
+fn an_index_must_agree_with_its_files() {
+    check_index(
+        |m| m["lm_head.weight"] = json!("model-00003-of-00005.safetensors"),
+        expect![
+            "DIR/model-00003-of-00005.safetensors: tensor `lm_head.weight`: is in the index but not in the file"
+        ],
+    );
+    check_index(
+        |m| m["extra.weight"] = json!("model-00001-of-00005.safetensors"),
+        expect![
+            "DIR/model-00001-of-00005.safetensors: tensor `extra.weight`: is in the index but not in the file"
+        ],
+    );
+    check_index(
+        |m| drop(m.as_object_mut().unwrap().remove(Q)),
+        expect![
+            "DIR/model-00003-of-00005.safetensors: tensor `model.layers.0.self_attn.q_proj.weight`: is in the file, but the index does not name it"
+        ],
+    );
+    check_index(
+        |m| m[Q] = json!("../model-00001-of-00005.safetensors"),
+        expect![
+            "DIR/model.safetensors.index.json: `../model-00001-of-00005.safetensors` is not the name of a file in this folder"
+        ],
+    );
+    check_index(
+        |m| m[Q] = json!("/etc/passwd"),
+        expect![
+            "DIR/model.safetensors.index.json: `/etc/passwd` is not the name of a file in this folder"
+        ],
+    );
+    check_index(
+        |m| m[Q] = json!(".."),
+        expect!["DIR/model.safetensors.index.json: `..` is not the name of a file in this folder"],
+    );
+    check_index(
+        |m| m[Q] = json!("missing.safetensors"),
+        expect!["DIR/missing.safetensors: No such file or directory (os error 2)"],
+    );
+    check_index(
+        |m| m[Q] = json!(3),
+        expect![
+            "DIR/model.safetensors.index.json: the index is broken: invalid type: integer `3`, expected a string at line 1 column 884"
+        ],
+    );
+}
+
+#[test]
+fn the_same_name_in_two_files_is_refused() {
+    let folder = Folder::new("Qwen3ForCausalLM", 20_000);
+    let from = folder.path().join("model-00001-of-00005.safetensors");
+    fs::copy(from, folder.path().join("copy.safetensors")).unwrap();
+    folder.edit_index(|m| m["other"] = json!("copy.safetensors"));
+    expect!["DIR/model-00001-of-00005.safetensors: tensor `model.embed_tokens.weight`: is also stored in DIR/copy.safetensors"].assert_eq(&folder.error());
+}
+
+#[test]
+fn folders_without_weights_say_what_is_there() {
+    let dir = TempDir::new().unwrap();
+    let error = |dir: &TempDir| {
+        let text = Checkpoint::open(dir.path()).unwrap_err().to_string();
+        text.replace(&dir.path().display().to_string(), "DIR")
+    };
+    expect!["DIR: no model.safetensors and no model.safetensors.index.json"]
+        .assert_eq(&error(&dir));
+    fs::write(dir.path().join("pytorch_model.bin"), "x").unwrap();
+    expect!["DIR: no model.safetensors and no model.safetensors.index.json; pickle files (.bin, .pth) can run code and are not read"].assert_eq(&error(&dir));
+    fs::create_dir(dir.path().join(FILE)).unwrap();
+    expect!["DIR/model.safetensors: not a regular file"].assert_eq(&error(&dir));
+}
+
+#[test]
+fn every_truncation_is_an_error() {
+    let folder = Folder::new("Qwen3ForCausalLM", u64::MAX);
+    let bytes = fs::read(folder.path().join(FILE)).unwrap();
+    for end in 0..bytes.len() {
+        assert!(header::parse(&bytes[..end]).is_err(), "{end} of {} bytes", bytes.len());
+    }
+    assert!(header::parse(&bytes).is_ok());
+}
+
+/// Places and bytes of every weight, or nothing if the file is refused.
+fn outcome(file: &[u8], specs: &[TensorSpec]) -> Option<Vec<(String, Stored)>> {
+    let mut tensors = header::parse(file).ok()?;
+    tensors.sort_by(|a, b| a.0.cmp(&b.0));
+    let fits = |spec: &TensorSpec| {
+        let found = tensors.iter().find(|(name, _)| *name == spec.name);
+        found.is_some_and(|(_, t)| t.shape.iter().copied().eq(spec.shape.iter().map(|d| *d as u64)))
+    };
+    (tensors.len() == specs.len() && specs.iter().all(fits)).then_some(tensors)
+}
+
+#[test]
+fn a_mutated_header_is_refused_or_means_the_same() {
+    let folder = Folder::new("Qwen3MoeForCausalLM", u64::MAX);
+    let specs = tensors(&folder.config);
+    let original = fs::read(folder.path().join(FILE)).unwrap();
+    let intact = outcome(&original, &specs).unwrap();
+    let data_start = intact.iter().map(|(_, t)| t.bytes.start).min().unwrap();
+    let (mut same, mut state) = (0, 1u64);
+    let mut random = |below: usize| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
+    };
+    const MUTATIONS: usize = 30_000;
+    for round in 0..MUTATIONS {
+        let mut bytes = original.clone();
+        for _ in 0..=random(3) {
+            let at = random(data_start);
+            match random(4) {
+                0 => bytes[at] ^= 1 << random(8),
+                1 => bytes[at] = b"0123456789,:[]{}\" "[random(18)],
+                2 => drop(bytes.remove(at)),
+                _ => bytes.insert(at, random(256) as u8),
+            }
+        }
+        if let Some(tensors) = outcome(&bytes, &specs) {
+            let read = |file: &[u8], t: &[(String, Stored)]| -> Vec<(String, Vec<u8>)> {
+                t.iter().map(|(n, t)| (n.clone(), file[t.bytes.clone()].to_vec())).collect()
+            };
+            assert_eq!(read(&bytes, &tensors), read(&original, &intact), "round {round}");
+            same += 1;
+        }
+    }
+    assert!(same < MUTATIONS / 10, "{same} of {MUTATIONS} mutations went unnoticed");
+}
