@@ -1,0 +1,94 @@
+//! Reads a fixture: a small safetensors file whose metadata holds the configuration and the seed.
+
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What HF transformers computed for one configuration and seed.
+pub(crate) struct Fixture {
+    /// Text of `config.json`.
+    pub(crate) config: String,
+    pub(crate) seed: u64,
+    pub(crate) tokens: Vec<i32>,
+    /// `[T][V]`
+    pub(crate) logits: Vec<Vec<f32>>,
+    /// After each layer, at the last positions: `[layer][t][H]`.
+    pub(crate) hidden: Vec<Vec<Vec<f32>>>,
+    /// Experts in ascending order: `[sparse layer][T][k]`.
+    pub(crate) routes: Vec<Vec<Vec<i32>>>,
+    /// Lengths of the prompts, each the start of `tokens`.
+    pub(crate) prompts: Vec<usize>,
+    /// Tokens that greedy decoding gives after each prompt.
+    pub(crate) greedy: Vec<Vec<i32>>,
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden")
+}
+
+/// Names of all fixtures, sorted.
+pub(crate) fn names() -> Vec<String> {
+    let entries = fs::read_dir(folder()).unwrap().map(|e| e.unwrap().path());
+    let fixtures = entries.filter(|p| p.extension().is_some_and(|e| e == "safetensors"));
+    let mut names: Vec<_> =
+        fixtures.map(|p| p.file_stem().unwrap().to_str().unwrap().to_owned()).collect();
+    names.sort_unstable();
+    names
+}
+
+impl Fixture {
+    pub(crate) fn read(name: &str) -> Self {
+        let bytes = fs::read(folder().join(format!("{name}.safetensors"))).unwrap();
+        let (length, rest) = bytes.split_first_chunk::<8>().unwrap();
+        let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
+        let header: Value = serde_json::from_slice(header).unwrap();
+        let about = header["__metadata__"]["golden"].as_str().unwrap();
+        let about: Value = serde_json::from_str(about).unwrap();
+        let tensor = |name: &str| Tensor::read(&header[name], data);
+        let floats = |name: &str| tensor(name).words(f32::from_le_bytes);
+        let ids = |name: &str| tensor(name).words(i32::from_le_bytes);
+        let width = tensor("logits").shape[1];
+        let hidden = tensor("hidden");
+        let [_, taps, channels] = hidden.shape[..] else { panic!("hidden is [L, t, H]") };
+        Self {
+            config: about["config"].as_str().unwrap().to_owned(),
+            seed: about["seed"].as_u64().unwrap(),
+            tokens: ids("tokens"),
+            logits: rows(&floats("logits"), width),
+            hidden: floats("hidden").chunks(taps * channels).map(|l| rows(l, channels)).collect(),
+            routes: if header.get("routes").is_some() { tensor("routes").routes() } else { vec![] },
+            prompts: ids("prompts").into_iter().map(|n| n as usize).collect(),
+            greedy: rows(&ids("greedy"), tensor("greedy").shape[1]),
+        }
+    }
+}
+
+struct Tensor<'a> {
+    shape: Vec<usize>,
+    bytes: &'a [u8],
+}
+
+impl<'a> Tensor<'a> {
+    fn read(entry: &Value, data: &'a [u8]) -> Self {
+        let numbers = |field: &str| -> Vec<usize> {
+            let list = entry[field].as_array().unwrap();
+            list.iter().map(|n| n.as_u64().unwrap() as usize).collect()
+        };
+        let offsets = numbers("data_offsets");
+        Self { shape: numbers("shape"), bytes: &data[offsets[0]..offsets[1]] }
+    }
+
+    fn words<T>(&self, value: impl Fn([u8; 4]) -> T) -> Vec<T> {
+        self.bytes.as_chunks::<4>().0.iter().map(|word| value(*word)).collect()
+    }
+
+    fn routes(&self) -> Vec<Vec<Vec<i32>>> {
+        let [_, tokens, k] = self.shape[..] else { panic!("routes are [layers, T, k]") };
+        let experts: Vec<i32> = self.bytes.iter().map(|e| i32::from(*e)).collect();
+        experts.chunks(tokens * k).map(|layer| rows(layer, k)).collect()
+    }
+}
+
+fn rows<T: Clone>(flat: &[T], width: usize) -> Vec<Vec<T>> {
+    flat.chunks(width).map(<[T]>::to_vec).collect()
+}

@@ -1,0 +1,376 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "transformers==5.23.0",
+#     "torch==2.11.0",
+#     "numpy==2.4.6",
+#     "safetensors==0.8.0",
+# ]
+# ///
+"""Writes the golden fixtures: what HF transformers computes, in f32 and eager mode, for tiny models
+whose weights come from a hash.
+
+    uv run tests/golden/generate.py [CASE ...]
+
+Rust never runs this; it replays `tests/data/golden/*.safetensors`. The weights are not stored: both
+sides make them from the tensor's name, its index and the case's seed (`models/src/synth/values.rs`
+has the twin of `values` below).
+
+A fixture holds one random sequence of 150 tokens with the logits of every position, the hidden
+states after each layer at the last 16 positions, and the experts chosen by each sparse layer; then,
+for prompts made of the first 1, 2, 17, 65 and 150 tokens, 64 tokens of greedy decoding. Attention is
+causal, so every shorter prompt is contained in the long one.
+
+Seeds are tried from 0 upwards until no decision is close: the two largest logits differ by 1e-3 at
+every position, greedy steps included, and every router's scores by 1e-5 at its cut. Equality tests
+on the other side are therefore exact, on any machine.
+
+Running it again gives identical bytes on the same kind of CPU (torch picks its kernels by
+instruction set; other kinds differ in the last bits of the logits).
+"""
+
+import hashlib
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import safetensors
+import torch
+import transformers
+from safetensors.numpy import save_file
+
+FOLDER = Path(__file__).resolve().parent.parent / "data" / "golden"
+VOCAB = 272
+TOKENS = 150
+TAPS = 16
+PROMPTS = [1, 2, 17, 65, 150]
+STEPS = 64
+LOGIT_GAP = 1e-3
+ROUTER_GAP = 1e-5
+FILE_LIMIT = 256 * 1024
+
+
+# The hash -------------------------------------------------------------------------------------
+
+U64 = 0xFFFF_FFFF_FFFF_FFFF
+GAMMA = 0x9E37_79B9_7F4A_7C15
+
+
+def fnv1a64(name: str) -> int:
+    h = 0xCBF2_9CE4_8422_2325
+    for byte in name.encode():
+        h = ((h ^ byte) * 0x0100_0000_01B3) & U64
+    return h
+
+
+def mix(z: np.ndarray) -> np.ndarray:
+    z = z ^ (z >> np.uint64(30))
+    z = z * np.uint64(0xBF58_476D_1CE4_E5B9)
+    z = z ^ (z >> np.uint64(27))
+    z = z * np.uint64(0x94D0_49BB_1331_11EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def words(name: str, seed: int, count: int) -> np.ndarray:
+    key = mix(np.array([fnv1a64(name) ^ seed], dtype=np.uint64))[0]
+    index = np.arange(1, count + 1, dtype=np.uint64)
+    return mix(key + index * np.uint64(GAMMA))
+
+
+def values(name: str, seed: int, shape: tuple[int, ...]) -> np.ndarray:
+    """The weight `name`, by the rules for its kind."""
+    u = words(name, seed, math.prod(shape))
+    if name.endswith(("norm.weight", "layernorm.weight")):
+        flat = 1.0 + ((u >> np.uint64(60)).astype(np.float32) - 8.0) / 128.0
+    else:
+        x = (2.0 * (u >> np.uint64(57)).astype(np.float32) - 127.0) / 128.0
+        flat = x * np.float32(2.0 ** exponent(name, shape))
+    return flat.astype(np.float32).reshape(shape)
+
+
+def exponent(name: str, shape: tuple[int, ...]) -> int:
+    if name.endswith(".bias"):
+        return -4
+    if name == "model.embed_tokens.weight":
+        return 0
+    e = 1
+    while 4.0**e * shape[-1] > 6.0:
+        e -= 1
+    return e + 2 if name.endswith("mlp.gate.weight") else e
+
+
+def check_vectors() -> None:
+    def first(name: str, seed: int, i: int) -> tuple[int, float]:
+        u = words(name, seed, i + 1)[i]
+        return int(u), (2.0 * float(u >> np.uint64(57)) - 127.0) / 128.0
+
+    embed, q = "model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"
+    assert fnv1a64(embed) == 0xA88F_D795_D5C6_D156
+    assert first(embed, 0, 0) == (0x14C5_AE35_E159_AEE3, -0.8359375)
+    assert first(embed, 0, 1) == (0x6D6A_6DC5_DEF1_B6D4, -0.1484375)
+    assert first(q, 0, 1_000_000) == (0x7190_5EB6_BA06_FC5B, -0.1171875)
+    assert first("lm_head.weight", 7, 0) == (0x3514_6076_CF07_D6C9, -0.5859375)
+
+
+# The cases ------------------------------------------------------------------------------------
+
+
+def config(architecture: str, heads: int, kv_heads: int, head_dim: int, **more) -> dict:
+    return {
+        "architectures": [architecture],
+        "model_type": {
+            "LlamaForCausalLM": "llama",
+            "MistralForCausalLM": "mistral",
+            "Qwen2ForCausalLM": "qwen2",
+            "Qwen3ForCausalLM": "qwen3",
+            "Qwen3MoeForCausalLM": "qwen3_moe",
+        }[architecture],
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": 96,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": 271,
+        "dtype": "float32",
+    } | more
+
+
+def llama3(factor: float, original: int) -> dict:
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": original,
+    }
+
+
+MOE = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+STEP2 = {
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 2,
+    "num_experts": 4,
+    "num_experts_per_tok": 3,
+}
+NEW_ROPE = {"rope_type": "linear", "factor": 4.0, "rope_theta": 500000.0}
+
+CASES = {
+    "llama-untied": config("LlamaForCausalLM", 4, 2, 16, rms_norm_eps=1e-5),
+    "llama-tied-llama3": config(
+        "LlamaForCausalLM", 4, 1, 16, tie_word_embeddings=True, rope_scaling=llama3(8.0, 64)
+    ),
+    "llama-linear-biases": config(
+        "LlamaForCausalLM", 4, 4, 16, attention_bias=True, mlp_bias=True, rope_parameters=NEW_ROPE
+    ),
+    "llama-d64-gqa8": config("LlamaForCausalLM", 8, 1, 64, rope_scaling=llama3(32.0, 128)),
+    "llama-d128-gqa1": config("LlamaForCausalLM", 2, 2, 128, rope_theta=500000.0),
+    "mistral-untied": config(
+        "MistralForCausalLM", 4, 2, 32, sliding_window=None, rope_theta=1000000.0
+    ),
+    "mistral-d128-gqa4": config("MistralForCausalLM", 4, 1, 128, sliding_window=None),
+    "qwen2-untied": config(
+        "Qwen2ForCausalLM", 4, 2, 16, use_sliding_window=False, sliding_window=32
+    ),
+    "qwen2-tied-d64-gqa8": config("Qwen2ForCausalLM", 8, 1, 64, tie_word_embeddings=True),
+    "qwen3-tied": config("Qwen3ForCausalLM", 4, 2, 32, tie_word_embeddings=True, rope_theta=1e6),
+    "qwen3-d64-gqa8": config("Qwen3ForCausalLM", 8, 1, 64, rope_theta=1e6),
+    "qwen3-d128-gqa4": config("Qwen3ForCausalLM", 4, 1, 128, rope_theta=1e6),
+    "qwen3-yarn": config(
+        "Qwen3ForCausalLM",
+        4,
+        4,
+        64,
+        rope_scaling={
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "qwen3_moe-normalised-dense1": config(
+        "Qwen3MoeForCausalLM", 4, 2, 16, **(MOE | {"norm_topk_prob": True, "mlp_only_layers": [1]})
+    ),
+    "qwen3_moe-plain-tied": config(
+        "Qwen3MoeForCausalLM", 4, 1, 16, tie_word_embeddings=True, **(MOE | {"norm_topk_prob": False})
+    ),
+    "qwen3_moe-step2-d64-gqa8": config(
+        "Qwen3MoeForCausalLM",
+        8,
+        1,
+        64,
+        **(MOE | STEP2),
+    ),
+}
+
+
+# The model ------------------------------------------------------------------------------------
+
+
+def weight(name: str, seed: int, shape: tuple[int, ...]) -> np.ndarray:
+    """A parameter of the HF module; experts, fused there, are made one by one."""
+    prefix, _, fused = name.rpartition(".")
+    if fused not in ("gate_up_proj", "down_proj") or not prefix.endswith(".experts"):
+        return values(name, seed, shape)
+
+    def one(expert: int, weight: str, rows: int) -> np.ndarray:
+        return values(f"{prefix}.{expert}.{weight}.weight", seed, (rows, shape[2]))
+
+    experts = range(shape[0])
+    if fused == "down_proj":
+        return np.stack([one(e, "down_proj", shape[1]) for e in experts])
+    half = shape[1] // 2
+    both = [[one(e, w, half) for w in ("gate_proj", "up_proj")] for e in experts]
+    return np.stack([np.concatenate(pair) for pair in both])
+
+
+class Watched:
+    """A model whose hidden states and router decisions are recorded as it runs."""
+
+    def __init__(self, case: dict, seed: int):
+        kwargs = {k: v for k, v in case.items() if k not in ("architectures", "model_type", "dtype")}
+        hf_config = transformers.AutoConfig.for_model(case["model_type"], **kwargs)
+        hf_config._attn_implementation = "eager"
+        hf_config._experts_implementation = "eager"
+        cls = getattr(transformers, case["architectures"][0])
+        self.model = cls(hf_config).to(torch.float32).eval()
+        assert self.model.config._attn_implementation == "eager"
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                made = weight(name, seed, tuple(parameter.shape))
+                parameter.copy_(torch.from_numpy(made))
+        self.hidden: list[torch.Tensor] = []
+        self.routes: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for layer in self.model.model.layers:
+            layer.register_forward_hook(lambda _, __, out: self.hidden.append(first(out)))
+            router = getattr(layer.mlp, "gate", None)
+            if router is not None:
+                router.register_forward_hook(lambda _, __, out: self.routes.append(out))
+
+    @torch.no_grad()
+    def run(self, ids: list[int], cache=None):
+        self.hidden.clear()
+        self.routes.clear()
+        return self.model(torch.tensor([ids]), past_key_values=cache, use_cache=True)
+
+    def router_gap(self) -> float:
+        """Distance between the last score chosen and the first one not chosen."""
+        gap = math.inf
+        for logits, _, chosen in self.routes:
+            k = chosen.shape[-1]
+            scores = logits.softmax(-1, dtype=torch.float).sort(-1, descending=True).values
+            gap = min(gap, (scores[:, k - 1] - scores[:, k]).min().item())
+        return gap
+
+    def chosen(self) -> np.ndarray | None:
+        """[sparse layers, T, k], ascending per token."""
+        if not self.routes:
+            return None
+        return np.stack([c.sort(-1).values.numpy().astype(np.uint8) for _, _, c in self.routes])
+
+
+def first(out):
+    return out[0] if isinstance(out, tuple) else out
+
+
+def logit_gap(logits: torch.Tensor) -> float:
+    top = logits.topk(2, -1).values
+    return (top[..., 0] - top[..., 1]).min().item()
+
+
+def greedy(watched: Watched, prompt: list[int]) -> tuple[list[int], float, float] | None:
+    """64 tokens after the prompt, or None as soon as a decision is close."""
+    ids, cache, chosen, gaps = prompt, None, [], (math.inf, math.inf)
+    for _ in range(STEPS):
+        out = watched.run(ids, cache)
+        cache = out.past_key_values
+        last = out.logits[0, -1]
+        gaps = min(gaps[0], logit_gap(last)), min(gaps[1], watched.router_gap())
+        if gaps[0] < LOGIT_GAP or gaps[1] < ROUTER_GAP:
+            return None
+        ids = [int(last.argmax())]
+        chosen += ids
+    return chosen, *gaps
+
+
+def attempt(case: dict, seed: int):
+    """The tensors and gaps of one seed, or None if a decision is close."""
+    watched = Watched(case, seed)
+    tokens = [int(w) for w in words("tokens", seed, TOKENS) % np.uint64(VOCAB)]
+    logits = watched.run(tokens).logits[0]
+    gaps = [logit_gap(logits), watched.router_gap()]
+    if gaps[0] < LOGIT_GAP or gaps[1] < ROUTER_GAP:
+        return None
+    tensors = {
+        "tokens": np.array(tokens, dtype=np.int32),
+        "logits": logits.numpy().astype(np.float32),
+        "hidden": torch.stack([h[0, -TAPS:] for h in watched.hidden]).numpy().astype(np.float32),
+        "prompts": np.array(PROMPTS, dtype=np.int32),
+    }
+    if (chosen := watched.chosen()) is not None:
+        tensors["routes"] = chosen
+    rows = []
+    for length in PROMPTS:
+        if (found := greedy(watched, tokens[:length])) is None:
+            return None
+        rows.append(found[0])
+        gaps = [min(gaps[0], found[1]), min(gaps[1], found[2])]
+    tensors["greedy"] = np.array(rows, dtype=np.int32)
+    return tensors, gaps
+
+
+def write(name: str, case: dict) -> None:
+    seed = 0
+    while (found := attempt(case, seed)) is None:
+        seed += 1
+    tensors, gaps = found
+    text = json.dumps(case, sort_keys=True)
+    about = {
+        "config": text,
+        "config_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "seed": seed,
+        "logit_gap": gaps[0],
+        "router_gap": None if math.isinf(gaps[1]) else gaps[1],
+        "versions": {
+            "transformers": transformers.__version__,
+            "torch": torch.__version__.split("+")[0],
+            "numpy": np.__version__,
+            "safetensors": safetensors.__version__,
+        },
+    }
+    path = FOLDER / f"{name}.safetensors"
+    # One key: the order of several would change from run to run.
+    save_file(tensors, path, metadata={"golden": json.dumps(about, sort_keys=True)})
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    size = path.stat().st_size
+    assert size <= FILE_LIMIT, f"{name}: {size} bytes"
+    print(f"{digest[:16]} {size:7} seed {seed:3} gaps {gaps[0]:.1e} {gaps[1]:.1e} {name}", flush=True)
+
+
+def main() -> None:
+    check_vectors()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    transformers.logging.set_verbosity_error()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name in sys.argv[1:] or CASES:
+        write(name, CASES[name])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+//! Replays what HF transformers computed for tiny models, without Python.
+//!
+//! Each fixture's checkpoint is synthesised in a temporary folder and read by the real loader. In f32
+//! the logits must be those of the fixture within 2e-4, every argmax, expert and greedy token equal,
+//! and chunking, batching and prefix reuse must not change a bit. `generate.py` makes the fixtures.
+
+mod fixture;
+mod replay;
+
+use fixture::Fixture;
+use ops::DType;
+use replay::{Replay, Row, chunks, closeness, difference, top};
+
+/// CPU f32 against HF f32: sums in another order.
+const LOGIT_TOLERANCE: f32 = 2e-4;
+
+/// One module of tests per fixture, so that a failure names its case.
+macro_rules! cases {
+    ($($module:ident => $file:literal),* $(,)?) => {
+        const FILES: &[&str] = &[$($file),*];
+        $(mod $module {
+            #[test]
+            fn matches_transformers() {
+                super::matches_transformers(&super::Fixture::read($file));
+            }
+            #[test]
+            fn chunks_and_hits_change_no_bit() {
+                super::chunks_and_hits_change_no_bit(&super::Fixture::read($file));
+            }
+            #[test]
+            fn greedy_tokens_are_equal_in_a_batch() {
+                super::greedy_tokens_are_equal_in_a_batch(&super::Fixture::read($file));
+            }
+            #[test]
+            fn bf16_is_close_and_as_invariant() {
+                super::bf16_is_close_and_as_invariant(&super::Fixture::read($file));
+            }
+        })*
+    };
+}
+
+cases! {
+    llama_untied => "llama-untied",
+    llama_tied_llama3 => "llama-tied-llama3",
+    llama_linear_biases => "llama-linear-biases",
+    llama_d64_gqa8 => "llama-d64-gqa8",
+    llama_d128_gqa1 => "llama-d128-gqa1",
+    mistral_untied => "mistral-untied",
+    mistral_d128_gqa4 => "mistral-d128-gqa4",
+    qwen2_untied => "qwen2-untied",
+    qwen2_tied_d64_gqa8 => "qwen2-tied-d64-gqa8",
+    qwen3_tied => "qwen3-tied",
+    qwen3_d64_gqa8 => "qwen3-d64-gqa8",
+    qwen3_d128_gqa4 => "qwen3-d128-gqa4",
+    qwen3_yarn => "qwen3-yarn",
+    qwen3_moe_normalised_dense1 => "qwen3_moe-normalised-dense1",
+    qwen3_moe_plain_tied => "qwen3_moe-plain-tied",
+}
+
+#[test]
+fn every_fixture_has_its_tests() {
+    let mut files = FILES.to_vec();
+    files.sort_unstable();
+    assert_eq!(fixture::names(), files);
+}
+
+/// Whole prefill of every length, through the probe: logits, hidden states, experts.
+fn matches_transformers(fixture: &Fixture) {
+    let mut replay = Replay::load(fixture, DType::F32);
+    for &length in &fixture.prompts {
+        let row = Row::new(&mut replay, &fixture.tokens[..length]);
+        let seen = replay.watched(&row);
+        let worst = difference(&seen.logits, &fixture.logits[..length]);
+        assert!(worst <= LOGIT_TOLERANCE, "{length} tokens: logits differ by {worst}");
+        for (t, (ours, theirs)) in seen.logits.iter().zip(&fixture.logits).enumerate() {
+            assert_eq!(top(ours), top(theirs), "{length} tokens: argmax at {t}");
+        }
+        for (layer, (ours, theirs)) in seen.routes.iter().zip(&fixture.routes).enumerate() {
+            assert_eq!(ours[..], theirs[..length], "{length} tokens: sparse layer {layer}");
+        }
+        assert_eq!(seen.routes.len(), fixture.routes.len());
+        if length == fixture.tokens.len() {
+            check_hidden(fixture, &seen.hidden);
+        }
+    }
+}
+
+/// The residual stream after each layer, at the last positions.
+fn check_hidden(fixture: &Fixture, hidden: &[Vec<Vec<f32>>]) {
+    assert_eq!(hidden.len(), fixture.hidden.len());
+    for (layer, (ours, theirs)) in hidden.iter().zip(&fixture.hidden).enumerate() {
+        let ours = &ours[ours.len() - theirs.len()..];
+        let largest = theirs.iter().flatten().fold(1f32, |m, x| m.max(x.abs()));
+        let worst = difference(ours, theirs);
+        assert!(worst <= LOGIT_TOLERANCE * largest, "layer {layer}: {worst} of {largest}");
+    }
+}
+
+/// Bit for bit: chunks of every size, decode after prefill, and a prefix found in another's blocks.
+fn chunks_and_hits_change_no_bit(fixture: &Fixture) {
+    let mut replay = Replay::load(fixture, DType::F32);
+    let whole = Row::new(&mut replay, &fixture.tokens);
+    let expected = replay.run(&[&whole]);
+    for size in [1, 7, 16, 64] {
+        let row = Row::new(&mut replay, &fixture.tokens);
+        assert!(chunks(&mut replay, &row, size) == expected, "chunks of {size}");
+    }
+    let row = Row::new(&mut replay, &fixture.tokens);
+    let mut logits = replay.run(&[&row.part(0, 65)]);
+    for t in 65..fixture.tokens.len() {
+        logits.extend(replay.run(&[&row.part(t, 1)]));
+    }
+    assert!(logits == expected, "prefill of 65, then decode");
+    for start in [16, 64, 144] {
+        let hit = Row::sharing(&mut replay, &whole, start);
+        let rest = fixture.tokens.len() - start;
+        let logits = replay.run(&[&hit.part(start, rest)]);
+        assert!(logits == expected[start..], "prefix of {start} tokens found");
+    }
+    let synth = Replay::synth(fixture, DType::F32).run(&[&whole]);
+    assert!(synth == expected, "weights made in place");
+}
+
+/// All prompts decode together for 64 steps, while another sequence is prefilled beside them.
+fn greedy_tokens_are_equal_in_a_batch(fixture: &Fixture) {
+    let mut replay = Replay::load(fixture, DType::F32);
+    let other = Row::new(&mut replay, &fixture.tokens);
+    let alone = replay.run(&[&other]);
+    let beside = Row::new(&mut replay, &fixture.tokens);
+    let mut rows: Vec<Row> =
+        fixture.prompts.iter().map(|n| Row::new(&mut replay, &fixture.tokens[..*n])).collect();
+    let mut parts: Vec<Row> = rows.iter().map(|row| row.part(0, row.tokens.len())).collect();
+    let mut found = vec![Vec::new(); rows.len()];
+    for step in 0..fixture.greedy[0].len() {
+        let chunk = (step * 3 < fixture.tokens.len()).then(|| beside.part(step * 3, 3));
+        let batch: Vec<&Row> = parts.iter().chain(&chunk).collect();
+        let logits = replay.run(&batch);
+        let mut from = 0;
+        for (row, (part, found)) in rows.iter_mut().zip(parts.iter_mut().zip(&mut found)) {
+            from += part.len;
+            let token = top(&logits[from - 1]) as i32;
+            found.push(token);
+            row.tokens.push(token);
+            *part = row.part(row.tokens.len() - 1, 1);
+        }
+        if let Some(chunk) = chunk {
+            let expected = &alone[chunk.start..chunk.start + chunk.len];
+            assert!(logits[from..] == *expected, "step {step}: a neighbour changed a bit");
+        }
+    }
+    assert_eq!(found, fixture.greedy);
+}
+
+/// bf16 rounds, but its results depend on nothing but the sequence either.
+fn bf16_is_close_and_as_invariant(fixture: &Fixture) {
+    let mut replay = Replay::load(fixture, DType::BF16);
+    let whole = Row::new(&mut replay, &fixture.tokens);
+    let expected = replay.run(&[&whole]);
+    let row = Row::new(&mut replay, &fixture.tokens);
+    assert!(chunks(&mut replay, &row, 7) == expected, "chunks of 7");
+    let found = closeness(&expected, &fixture.logits);
+    println!("{found:?}");
+    // A synthetic embedding used as a head gives logits 4 times as large as a synthetic head, and
+    // rounding errors are in proportion.
+    let scale = if fixture.config.contains("\"tie_word_embeddings\": true") { 4.0 } else { 1.0 };
+    let gate = [0.06, 0.20, 0.20].map(|x| x * scale);
+    let close = found.mean <= gate[0] && found.p99 <= gate[1] && found.regret <= gate[2];
+    assert!(close, "{found:?} against {gate:?}");
+}

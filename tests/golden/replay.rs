@@ -1,0 +1,256 @@
+//! A model and a KV pool, driven row by row without a scheduler: the smallest thing that can prefill,
+//! decode, batch and share blocks.
+
+use crate::fixture::Fixture;
+use collectives::Group;
+use kernels::cpu::{CpuConfig, CpuDevice};
+use models::synth::{self, SynthDType, SynthOptions};
+use models::{Config, Forward, LoadFormat, LoadOptions, Model, Probe, load_model};
+use ops::{BatchInputs, BatchView, DType, KvLayout, KvPool, OpError, Ops, Routing, Tensor};
+use std::cell::RefCell;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+const BLOCK_TOKENS: usize = 16;
+const BLOCKS: usize = 256;
+const POSITIONS: usize = 512;
+
+/// A loaded model and its KV cache.
+pub(crate) struct Replay {
+    ops: Ops,
+    model: Box<dyn Model>,
+    kv: KvPool,
+    blocks_used: usize,
+}
+
+/// Tokens `[start, start + len)` of a sequence, and the blocks of all of it.
+#[derive(Clone)]
+pub(crate) struct Row {
+    pub(crate) tokens: Vec<i32>,
+    pub(crate) start: usize,
+    pub(crate) len: usize,
+    blocks: Vec<usize>,
+}
+
+/// What one forward pass showed.
+pub(crate) struct Seen {
+    /// `[T][V]`
+    pub(crate) logits: Vec<Vec<f32>>,
+    /// `[layer][T][H]`
+    pub(crate) hidden: Vec<Vec<Vec<f32>>>,
+    /// Experts in ascending order: `[sparse layer][T][k]`.
+    pub(crate) routes: Vec<Vec<Vec<i32>>>,
+}
+
+impl Replay {
+    /// Writes the fixture's checkpoint in several files and loads it.
+    pub(crate) fn load(fixture: &Fixture, dtype: DType) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let source = dir.path().join("source.json");
+        fs::write(&source, &fixture.config).unwrap();
+        let stored = if dtype == DType::F32 { SynthDType::F32 } else { SynthDType::BF16 };
+        let options = SynthOptions { seed: fixture.seed, dtype: stored, shard_bytes: 200_000 };
+        let out = dir.path().join("model");
+        synth::write(&source, &out, &options, &mut |_, _| ()).unwrap();
+        let config = Config::from_dir(&out).unwrap();
+        Self::new(&out, &config, dtype, LoadFormat::Safetensors)
+    }
+
+    /// Makes the same weights in place.
+    pub(crate) fn synth(fixture: &Fixture, dtype: DType) -> Self {
+        let nowhere = Path::new("config.json");
+        let config = Config::from_json(nowhere, &fixture.config).unwrap();
+        Self::new(nowhere, &config, dtype, LoadFormat::Synth { seed: fixture.seed })
+    }
+
+    fn new(dir: &Path, config: &Config, dtype: DType, format: LoadFormat) -> Self {
+        let device = CpuDevice::new(CpuConfig { threads: 2, ..CpuConfig::default() }).unwrap();
+        let ops = Ops::new(Arc::new(device), dtype).unwrap();
+        let progress = RefCell::new((0, 0));
+        let mut tell = |done, total| *progress.borrow_mut() = (done, total);
+        let options = LoadOptions {
+            ops: &ops,
+            format,
+            max_positions: POSITIONS,
+            threads: 2,
+            progress: &mut tell,
+        };
+        let model = load_model(dir, config, options).unwrap();
+        let (done, total) = progress.into_inner();
+        assert!(done == total && total > 0, "{done} of {total} bytes loaded");
+        let layout = KvLayout {
+            layers: config.layers,
+            blocks: BLOCKS,
+            block_tokens: BLOCK_TOKENS,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            dtype,
+        };
+        let spec = models::kv_spec(config, dtype, BLOCK_TOKENS as u32);
+        assert_eq!(spec.bytes_per_block(), layout.bytes_per_block() as u64);
+        let kv = KvPool::new(&ops, layout).unwrap();
+        Self { ops, model, kv, blocks_used: 0 }
+    }
+
+    /// Logits of every token of every row, in order.
+    pub(crate) fn run(&mut self, rows: &[&Row]) -> Vec<Vec<f32>> {
+        self.forward(rows, None)
+    }
+
+    /// As [`Replay::run`] for one row, with everything a probe sees.
+    pub(crate) fn watched(&mut self, row: &Row) -> Seen {
+        let probe = Recorder::default();
+        let logits = self.forward(&[row], Some(&probe));
+        Seen { logits, hidden: probe.hidden.into_inner(), routes: probe.routes.into_inner() }
+    }
+
+    fn forward(&self, rows: &[&Row], probe: Option<&dyn Probe>) -> Vec<Vec<f32>> {
+        let (ids, inputs) = inputs(rows);
+        let batch = BatchView::new(&self.ops, &inputs).unwrap();
+        let (tp, ep) = (Group::single(), Group::single());
+        let f = Forward { ops: &self.ops, tp: &tp, ep: &ep, kv: &self.kv, batch: &batch, probe };
+        let ids = self.ops.ids(&ids).unwrap();
+        let hidden = self.model.forward(&f, &ids).unwrap();
+        let logits = self.model.logits(&f, &hidden, &batch.last_rows).unwrap();
+        matrix(&self.ops, &logits).unwrap()
+    }
+
+    /// Blocks nobody uses, in an order that is not that of the pool.
+    fn take_blocks(&mut self, count: usize) -> Vec<usize> {
+        let first = self.blocks_used;
+        self.blocks_used += count;
+        assert!(self.blocks_used <= BLOCKS);
+        (first..first + count).map(|i| i * 89 % BLOCKS).collect()
+    }
+}
+
+impl Row {
+    /// A whole sequence in blocks of its own, with room to grow.
+    pub(crate) fn new(replay: &mut Replay, tokens: &[i32]) -> Self {
+        let blocks = replay.take_blocks((tokens.len() + 64).div_ceil(BLOCK_TOKENS));
+        Self { tokens: tokens.to_vec(), start: 0, len: tokens.len(), blocks }
+    }
+
+    /// The same tokens: the first `cached` in the blocks of `other`, the rest in blocks of its own.
+    pub(crate) fn sharing(replay: &mut Replay, other: &Self, cached: usize) -> Self {
+        let mut row = Self::new(replay, &other.tokens);
+        let shared = cached / BLOCK_TOKENS;
+        row.blocks[..shared].copy_from_slice(&other.blocks[..shared]);
+        row
+    }
+
+    /// Tokens `[start, start + len)` of the same sequence.
+    pub(crate) fn part(&self, start: usize, len: usize) -> Self {
+        Self { start, len, ..self.clone() }
+    }
+}
+
+/// Token ids and everything a batch says about them; logits are wanted everywhere.
+fn inputs(rows: &[&Row]) -> (Vec<i32>, BatchInputs) {
+    let width = rows.iter().map(|r| r.blocks.len()).max().unwrap_or(0);
+    let (mut ids, mut inputs) = (Vec::new(), BatchInputs { cu_q: vec![0], ..Default::default() });
+    for row in rows {
+        let end = row.start + row.len;
+        ids.extend(&row.tokens[row.start..end]);
+        for position in row.start..end {
+            let block = row.blocks[position / BLOCK_TOKENS];
+            inputs.positions.push(position as i32);
+            inputs.slots.push((block * BLOCK_TOKENS + position % BLOCK_TOKENS) as i64);
+        }
+        inputs.cu_q.push(ids.len() as i32);
+        inputs.context_lens.push(end as i32);
+        let blocks = row.blocks.iter().map(|b| *b as i32).chain(std::iter::repeat(-1));
+        inputs.block_tables.extend(blocks.take(width));
+    }
+    inputs.last_rows = (0..ids.len() as i32).collect();
+    (ids, inputs)
+}
+
+/// Keeps what a forward pass shows.
+#[derive(Default)]
+struct Recorder {
+    hidden: RefCell<Vec<Vec<Vec<f32>>>>,
+    routes: RefCell<Vec<Vec<Vec<i32>>>>,
+}
+
+impl Probe for Recorder {
+    fn hidden(&self, ops: &Ops, layer: usize, x: &Tensor) -> Result<(), OpError> {
+        assert_eq!(layer, self.hidden.borrow().len());
+        self.hidden.borrow_mut().push(matrix(ops, x)?);
+        Ok(())
+    }
+
+    fn routes(&self, ops: &Ops, _layer: usize, routing: &Routing) -> Result<(), OpError> {
+        let chosen = ops.read_f32(&routing.experts)?;
+        let rows = chosen.chunks(routing.experts.cols()).map(|row| {
+            let mut experts: Vec<i32> = row.iter().map(|e| *e as i32).collect();
+            experts.sort_unstable();
+            experts
+        });
+        self.routes.borrow_mut().push(rows.collect());
+        Ok(())
+    }
+}
+
+fn matrix(ops: &Ops, x: &Tensor) -> Result<Vec<Vec<f32>>, OpError> {
+    Ok(ops.read_f32(x)?.chunks(x.cols()).map(<[f32]>::to_vec).collect())
+}
+
+/// Logits of a row computed in chunks of `size`.
+pub(crate) fn chunks(replay: &mut Replay, row: &Row, size: usize) -> Vec<Vec<f32>> {
+    let starts = (row.start..row.start + row.len).step_by(size);
+    let part = |start| row.part(start, size.min(row.start + row.len - start));
+    starts.flat_map(|start| replay.run(&[&part(start)])).collect()
+}
+
+/// The lowest id with the largest logit.
+pub(crate) fn top(logits: &[f32]) -> usize {
+    (0..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best })
+}
+
+/// Largest absolute difference.
+pub(crate) fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().flatten().zip(b.iter().flatten()).fold(0f32, |worst, (x, y)| {
+        let d = (x - y).abs();
+        if d > worst || d.is_nan() { d } else { worst }
+    })
+}
+
+/// How far log-probabilities are from a reference.
+#[derive(Debug)]
+#[allow(dead_code, reason = "printed whole")]
+pub(crate) struct Closeness {
+    /// Mean absolute difference over the reference's likeliest ids.
+    pub(crate) mean: f32,
+    /// Their 99th percentile.
+    pub(crate) p99: f32,
+    /// Largest loss of log-probability, by the reference, from taking our likeliest id.
+    pub(crate) regret: f32,
+    /// Largest difference; it grows with the number of samples.
+    pub(crate) worst: f32,
+}
+
+/// Compares over the reference's 64 likeliest ids at each position.
+pub(crate) fn closeness(ours: &[Vec<f32>], reference: &[Vec<f32>]) -> Closeness {
+    const LIKELIEST: usize = 64;
+    let (mut differences, mut regret) = (Vec::new(), 0f32);
+    for (ours, reference) in ours.iter().zip(reference) {
+        let (x, y) = (log_softmax(ours), log_softmax(reference));
+        let mut ids: Vec<usize> = (0..y.len()).collect();
+        ids.sort_by(|a, b| y[*b].total_cmp(&y[*a]));
+        differences.extend(ids[..LIKELIEST].iter().map(|i| (x[*i] - y[*i]).abs()));
+        regret = regret.max(y[ids[0]] - y[top(ours)]);
+    }
+    differences.sort_by(f32::total_cmp);
+    let mean = differences.iter().sum::<f32>() / differences.len() as f32;
+    let p99 = differences[differences.len() * 99 / 100];
+    Closeness { mean, p99, regret, worst: differences[differences.len() - 1] }
+}
+
+fn log_softmax(logits: &[f32]) -> Vec<f32> {
+    let largest = logits.iter().copied().fold(f32::MIN, f32::max);
+    let sum: f32 = logits.iter().map(|x| (x - largest).exp()).sum();
+    logits.iter().map(|x| x - largest - sum.ln()).collect()
+}
