@@ -1,1 +1,20 @@
 //! One per device: weights, KV bytes, and the forward pass a batch asks for.
+//!
+//! [`run`] speaks to a scheduler over a link, [`Executor`] is the same without one. An executor does
+//! what a batch says: it knows no policy, no refcount, no hash, no model by name and no text.
+
+mod config;
+mod error;
+mod executor;
+mod inputs;
+mod kv_pool;
+mod run;
+mod sampler;
+mod seats;
+mod step;
+mod warm_up;
+
+pub use config::{Dtype, ExecutorConfig, KvSize};
+pub use error::{BatchError, ExecutorError};
+pub use executor::{Executor, Progress};
+pub use run::run;

@@ -3,6 +3,9 @@
 use crate::{Batch, Epoch, KvSpec, Rank, StepId, StepOutput};
 use serde::{Deserialize, Serialize};
 
+/// Version of the messages; both ends must have the same.
+pub const PROTOCOL_VERSION: u16 = 1;
+
 /// Scheduler to executor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ToExecutor {

@@ -14,7 +14,7 @@ mod sampling;
 mod tokens;
 
 pub use batch::{Batch, Bucket, Input, Row, SeatInit, TableUpdate};
-pub use executor::{FromExecutor, Hello, Memory, Phase, Ready, ToExecutor};
+pub use executor::{FromExecutor, Hello, Memory, PROTOCOL_VERSION, Phase, Ready, ToExecutor};
 pub use ids::{BlockId, Epoch, Rank, Replica, RequestId, Seat, StepId, Token};
 pub use kv_event::{BlockHash, ExtraKey, KvEvent};
 pub use kv_spec::{KvGroup, KvKind, KvSpec};

@@ -1,12 +1,10 @@
 //! The executor's start-up, seen from the scheduler's side: hello, progress, memory, ready.
 
 use super::engine_thread::Notice;
-use protocol::{FromExecutor, Memory, Phase, Ready, ToExecutor};
+use protocol::{FromExecutor, Memory, PROTOCOL_VERSION, Phase, Ready, ToExecutor};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
 
-/// Version of the messages both sides must speak.
-const PROTOCOL_VERSION: u16 = 1;
 /// How often a waiting start-up looks for signals.
 const POLL: Duration = Duration::from_millis(100);
 

@@ -1,0 +1,128 @@
+//! Why an executor cannot start, or cannot go on.
+
+use protocol::{RequestId, Seat};
+
+/// What ends an executor.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecutorError {
+    /// The checkpoint cannot be read or does not fit its configuration.
+    #[error(transparent)]
+    Load(#[from] models::LoadError),
+    /// The forward pass was refused or failed.
+    #[error(transparent)]
+    Forward(#[from] models::ForwardError),
+    /// An operation beside the forward pass was refused or failed.
+    #[error(transparent)]
+    Op(#[from] ops::OpError),
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] kernels::DeviceError),
+    /// A batch came before the size of the KV cache.
+    #[error("the KV cache has no size yet")]
+    NotSized,
+    /// A single request of the configured length would not fit.
+    #[error(
+        "max_model_len {max_model_len} does not fit into {blocks} KV blocks of {block_tokens} tokens: \
+         at most {longest} fits"
+    )]
+    KvTooSmall {
+        /// Blocks of the pool.
+        blocks: u32,
+        /// Positions per block.
+        block_tokens: u32,
+        /// Longest request, as configured.
+        max_model_len: u32,
+        /// Longest request that fits.
+        longest: u64,
+    },
+    /// A batch contradicts itself, or what was agreed at start.
+    #[error("impossible batch: {0}")]
+    Batch(#[from] BatchError),
+}
+
+/// A batch that cannot be run. The scheduler never sends one: it is a bug there or here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BatchError {
+    /// More tokens than a step may have.
+    #[error("{tokens} tokens, at most {limit} per step")]
+    Tokens {
+        /// Tokens of the batch.
+        tokens: usize,
+        /// Tokens a step may have.
+        limit: usize,
+    },
+    /// A row's length and its ids differ, or it has none.
+    #[error("request {} forwards {len} tokens, {given} are given", request.0)]
+    Length {
+        /// Whose row.
+        request: RequestId,
+        /// Length of the row.
+        len: u32,
+        /// Ids given.
+        given: usize,
+    },
+    /// An id beyond the vocabulary.
+    #[error("request {} has token {token}, the vocabulary ends at {limit}", request.0)]
+    Vocabulary {
+        /// Whose row.
+        request: RequestId,
+        /// The id.
+        token: u32,
+        /// Size of the vocabulary.
+        limit: usize,
+    },
+    /// This executor has no drafter.
+    #[error("request {} brings draft tokens", request.0)]
+    Drafts {
+        /// Whose row.
+        request: RequestId,
+    },
+    /// The row refers to a token that its seat did not sample.
+    #[error("request {} refers to a token of step {step} that its seat does not hold", request.0)]
+    NotSampled {
+        /// Whose row.
+        request: RequestId,
+        /// The step referred to.
+        step: u64,
+    },
+    /// No such seat.
+    #[error("seat {} of {limit}", seat.0)]
+    Seat {
+        /// The seat.
+        seat: Seat,
+        /// Seats.
+        limit: usize,
+    },
+    /// The seat belongs to another request or epoch.
+    #[error("request {} does not sit on seat {}", request.0, seat.0)]
+    Stranger {
+        /// Whose row.
+        request: RequestId,
+        /// The seat it names.
+        seat: Seat,
+    },
+    /// A table update leaves a gap, is too long, or names another group.
+    #[error("the table update of request {} does not fit its table", request.0)]
+    Table {
+        /// Whose row.
+        request: RequestId,
+    },
+    /// The table does not cover the row.
+    #[error("request {} writes position {position}, its table has {entries} entries", request.0)]
+    Uncovered {
+        /// Whose row.
+        request: RequestId,
+        /// The position.
+        position: u32,
+        /// Entries of the table.
+        entries: usize,
+    },
+    /// No such block.
+    #[error("block {block} of {limit}")]
+    Block {
+        /// The block.
+        block: u32,
+        /// Blocks of the pool.
+        limit: u32,
+    },
+}

@@ -1,0 +1,212 @@
+//! Plays the scheduler: keeps requests, hands out blocks, writes batches as a plan would.
+
+use executor::{Dtype, Executor, ExecutorConfig, KvSize};
+use models::{Config, LoadFormat};
+use protocol::{
+    Batch, BlockId, Bucket, Epoch, Input, Rank, RequestId, Row, Sampling, Seat, SeatInit, StepId,
+    StepOutput, TableUpdate, Token, TokenLogprobs,
+};
+use std::path::{Path, PathBuf};
+
+pub(crate) const BLOCK: usize = 16;
+pub(crate) const VOCAB: u32 = 384;
+const BLOCKS: u32 = 512;
+
+/// A model of 3 layers with weights from a hash.
+pub(crate) fn config(dtype: Dtype, threads: usize) -> ExecutorConfig {
+    let text = r#"{
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 384,
+        "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 160, "hidden_act": "silu",
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 512,
+        "tie_word_embeddings": true, "attention_bias": false, "torch_dtype": "bfloat16"
+    }"#;
+    let model = Config::from_json(Path::new("config.json"), text).unwrap();
+    ExecutorConfig {
+        dir: PathBuf::new(),
+        model,
+        source: LoadFormat::Synth { seed: 5 },
+        dtype,
+        threads: Some(threads),
+        block_tokens: BLOCK as u32,
+        max_model_len: 256,
+        max_num_seqs: 40,
+        tokens_per_step: 1024,
+        kv: KvSize::Blocks(BLOCKS),
+        epoch: Epoch(1),
+        rank: Rank(0),
+    }
+}
+
+/// One request as the scheduler knows it.
+pub(crate) struct Job {
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) prompt_len: usize,
+    pub(crate) computed: usize,
+    pub(crate) logprobs: Vec<TokenLogprobs>,
+    pub(crate) prompt_logprobs: Vec<TokenLogprobs>,
+    pub(crate) table: Vec<BlockId>,
+    sampling: Sampling,
+    key: u64,
+    id: u64,
+    epoch: u32,
+    seat: u32,
+    sent: usize,
+    fresh: bool,
+    sampled_at: Option<StepId>,
+}
+
+impl Job {
+    /// A request with a prompt that `id` determines.
+    pub(crate) fn new(id: u64, prompt_len: usize, sampling: Sampling) -> Self {
+        let token = |i| ((id * 131 + i * i * 7 + i * 29 + 3) % u64::from(VOCAB)) as Token;
+        Self {
+            tokens: (0..prompt_len as u64).map(token).collect(),
+            prompt_len,
+            computed: 0,
+            logprobs: Vec::new(),
+            prompt_logprobs: Vec::new(),
+            table: Vec::new(),
+            sampling,
+            key: id.wrapping_mul(0x9E37_79B9_7F4A_7C15),
+            id,
+            epoch: 1,
+            seat: (id % 40) as u32,
+            sent: 0,
+            fresh: true,
+            sampled_at: None,
+        }
+    }
+
+    pub(crate) fn on_seat(mut self, seat: u32) -> Self {
+        self.seat = seat;
+        self
+    }
+
+    /// What was generated, for comparison.
+    pub(crate) fn output(&self) -> (Vec<Token>, Vec<TokenLogprobs>) {
+        (self.tokens[self.prompt_len..].to_vec(), self.logprobs.clone())
+    }
+
+    /// Loses its blocks and its place; everything is recomputed.
+    pub(crate) fn preempt(&mut self, seat: u32) -> Vec<BlockId> {
+        self.epoch += 1;
+        self.seat = seat;
+        self.fresh = true;
+        (self.computed, self.sent, self.sampled_at) = (0, 0, None);
+        std::mem::take(&mut self.table)
+    }
+
+    pub(crate) fn want(&self) -> usize {
+        self.tokens.len() - self.computed
+    }
+}
+
+/// An executor and the blocks it holds.
+pub(crate) struct Player {
+    pub(crate) executor: Executor,
+    free: Vec<BlockId>,
+    step: StepId,
+    /// Decode rows name the step that sampled their token instead of the token.
+    pub(crate) from_device: bool,
+}
+
+impl Player {
+    pub(crate) fn new(dtype: Dtype, threads: usize) -> Self {
+        let mut executor = Executor::load(config(dtype, threads), &mut |_| {}).unwrap();
+        executor.size_kv(BLOCKS).unwrap();
+        // Blocks of a request shall not lie in order.
+        let free = (0..BLOCKS).map(|i| BlockId(i * 229 % BLOCKS)).collect();
+        Self { executor, free, step: StepId(0), from_device: false }
+    }
+
+    pub(crate) fn free(&mut self, blocks: Vec<BlockId>) {
+        self.free.extend(blocks);
+    }
+
+    /// Runs one step with the next `len` tokens of each job.
+    pub(crate) fn step(&mut self, jobs: &mut [(&mut Job, usize)]) -> StepOutput {
+        let (rows, output) = self.try_step(jobs);
+        for (((job, _), row), result) in jobs.iter_mut().zip(&rows).zip(&output.rows) {
+            assert_eq!(result.error, None);
+            assert_eq!(result.emitted.len(), usize::from(row.samples));
+            job.computed += row.len as usize;
+            job.tokens.extend(&result.emitted);
+            job.logprobs.extend(result.logprobs.clone());
+            job.prompt_logprobs.extend(result.prompt_logprobs.clone());
+            job.sampled_at = row.samples.then_some(self.step);
+        }
+        output
+    }
+
+    /// As `step`, but the jobs learn nothing of what came back.
+    pub(crate) fn try_step(&mut self, jobs: &mut [(&mut Job, usize)]) -> (Vec<Row>, StepOutput) {
+        self.step = self.step.next();
+        let rows: Vec<Row> = jobs.iter_mut().map(|(job, len)| self.row(job, *len)).collect();
+        let bucket = Bucket::Eager { tokens: rows.iter().map(|row| row.len).sum() };
+        let batch = Batch { step: self.step, epoch: Epoch(1), bucket, moe_tokens: 0, rows };
+        let output = self.executor.step(&batch).unwrap();
+        assert_eq!((output.step, output.epoch), (batch.step, batch.epoch));
+        assert_eq!(output.rows.len(), jobs.len());
+        (batch.rows, output)
+    }
+
+    fn row(&mut self, job: &mut Job, len: usize) -> Row {
+        let (start, end) = (job.computed, job.computed + len);
+        while job.table.len() * BLOCK < end {
+            job.table.push(self.free.pop().unwrap());
+        }
+        let update =
+            TableUpdate { group: 0, from: job.sent as u32, blocks: job.table[job.sent..].to_vec() };
+        job.sent = job.table.len();
+        let reads = job.sampling.reads_history();
+        let init = std::mem::take(&mut job.fresh).then(|| SeatInit {
+            sampling: job.sampling.clone(),
+            key: job.key,
+            prompt_len: job.prompt_len as u32,
+            history: if reads { job.tokens.clone() } else { Vec::new() },
+        });
+        let input = match job.sampled_at {
+            Some(step) if self.from_device && len == 1 => Input::SampledAt(step),
+            _ => Input::Tokens(job.tokens[start..end].to_vec().into()),
+        };
+        Row {
+            request: RequestId(job.id),
+            epoch: job.epoch,
+            seat: Seat(job.seat),
+            start: start as u32,
+            len: len as u32,
+            drafts: 0,
+            samples: end == job.tokens.len(),
+            input,
+            tables: if update.blocks.is_empty() { Vec::new() } else { vec![update] },
+            next: job.tokens.get(end).copied(),
+            init: init.map(Box::new),
+        }
+    }
+
+    /// Computes all that is known in chunks of `chunk`, then decodes to `total` tokens.
+    pub(crate) fn finish(&mut self, job: &mut Job, chunk: usize, total: usize) {
+        while job.tokens.len() < total {
+            let len = job.want().min(chunk);
+            self.step(&mut [(job, len)]);
+        }
+    }
+
+    /// The same for many at once; each step takes a different chunk of each.
+    pub(crate) fn finish_all(&mut self, jobs: &mut [Job], total: usize) {
+        for turn in 0.. {
+            let mut rows: Vec<(&mut Job, usize)> = Vec::new();
+            for (i, job) in jobs.iter_mut().enumerate().filter(|(_, job)| job.tokens.len() < total)
+            {
+                let len = job.want().min(1 + (i * 5 + turn * 11) % 30);
+                rows.push((job, len));
+            }
+            if rows.is_empty() {
+                return;
+            }
+            rows.sort_by_key(|(job, len)| (*len > 1, job.id)); // Decode rows come first.
+            self.step(&mut rows);
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! An executor at the end of a link: the order of its start, its replies, and its ends.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+#[path = "invariance/player.rs"]
+#[allow(dead_code, reason = "shared with the invariance tests")]
+mod player;
+
+use executor::{Dtype, ExecutorConfig, KvSize, run};
+use models::LoadFormat;
+use protocol::link::{InProcess, Link, LinkError, pair};
+use protocol::{
+    Batch, BlockId, Bucket, Epoch, FromExecutor, Input, Phase, RequestId, Row, Sampling, Seat,
+    SeatInit, StepId, TableUpdate, ToExecutor,
+};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+type Peer = InProcess<ToExecutor, FromExecutor>;
+
+fn start(config: ExecutorConfig) -> (Peer, JoinHandle<()>) {
+    let (ours, theirs) = pair(4);
+    (ours, std::thread::spawn(move || run(config, theirs)))
+}
+
+fn next(peer: &mut Peer) -> FromExecutor {
+    peer.recv(Duration::from_mins(1)).unwrap().expect("an answer within a minute")
+}
+
+/// Receives up to the first message that is not progress.
+fn skip_progress(peer: &mut Peer) -> (FromExecutor, Vec<(Phase, u64, u64)>) {
+    let mut seen = Vec::new();
+    loop {
+        match next(peer) {
+            FromExecutor::Progress { phase, done, total } => seen.push((phase, done, total)),
+            other => return (other, seen),
+        }
+    }
+}
+
+fn ready(peer: &mut Peer) {
+    let FromExecutor::Hello(hello) = next(peer) else { panic!("no hello") };
+    assert_eq!((hello.version, hello.epoch), (protocol::PROTOCOL_VERSION, Epoch(1)));
+    let (memory, progress) = skip_progress(peer);
+    assert!(matches!(memory, FromExecutor::Memory(_)), "{memory:?}");
+    for phase in [Phase::Load, Phase::WarmUp] {
+        let (_, done, total) = progress.iter().rfind(|p| p.0 == phase).unwrap();
+        assert_eq!(done, total, "{phase:?}");
+    }
+    peer.send(ToExecutor::SizeKv { blocks: 20 }).unwrap();
+    let FromExecutor::Ready(ready) = next(peer) else { panic!("not ready") };
+    assert_eq!((ready.blocks, ready.graph_rows), (20, vec![]));
+}
+
+fn batch(step: u64, epoch: u64, block: u32) -> ToExecutor {
+    let init =
+        SeatInit { sampling: Sampling::greedy(), key: 1, prompt_len: 3, history: Vec::new() };
+    let row = Row {
+        request: RequestId(1),
+        epoch: 1,
+        seat: Seat(0),
+        start: 0,
+        len: 3,
+        drafts: 0,
+        samples: true,
+        input: Input::Tokens(vec![1, 2, 3].into()),
+        tables: vec![TableUpdate { group: 0, from: 0, blocks: vec![BlockId(block)] }],
+        next: None,
+        init: Some(Box::new(init)),
+    };
+    let bucket = Bucket::Eager { tokens: 3 };
+    let (step, epoch) = (StepId(step), Epoch(epoch));
+    ToExecutor::Batch(Batch { step, epoch, bucket, moe_tokens: 0, rows: vec![row] })
+}
+
+#[test]
+fn starts_serves_and_leaves_when_told() {
+    let (mut peer, thread) = start(player::config(Dtype::Float32, 1));
+    ready(&mut peer);
+    peer.send(batch(4, 0, 2)).unwrap(); // Of an older group: not answered.
+    peer.send(batch(5, 1, 2)).unwrap();
+    let FromExecutor::StepOutput(output) = next(&mut peer) else { panic!("no output") };
+    assert_eq!((output.step, output.rows[0].emitted.len()), (StepId(5), 1));
+    assert!(output.timing.forward_ns > 0);
+    peer.send(ToExecutor::Shutdown).unwrap();
+    assert_eq!(peer.recv(Duration::from_mins(1)), Err(LinkError::Closed));
+    thread.join().unwrap();
+}
+
+#[test]
+fn an_impossible_batch_is_a_fault_that_names_the_step() {
+    let (mut peer, thread) = start(player::config(Dtype::Float32, 1));
+    ready(&mut peer);
+    peer.send(batch(7, 1, 99)).unwrap();
+    let FromExecutor::Fault { step, text } = next(&mut peer) else { panic!("no fault") };
+    assert_eq!((step, text.as_str()), (Some(StepId(7)), "impossible batch: block 99 of 20"));
+    assert_eq!(peer.recv(Duration::from_mins(1)), Err(LinkError::Closed));
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_start_that_cannot_succeed_is_a_fault() {
+    let small = ExecutorConfig { kv: KvSize::Blocks(3), ..player::config(Dtype::Float32, 1) };
+    let missing = ExecutorConfig {
+        dir: "/nonexistent/model".into(),
+        source: LoadFormat::Safetensors,
+        ..player::config(Dtype::Float32, 1)
+    };
+    for (config, expected) in [(small, "at most 48 fits"), (missing, "/nonexistent/model")] {
+        let (mut peer, thread) = start(config);
+        assert!(matches!(next(&mut peer), FromExecutor::Hello(_)));
+        let (last, _) = skip_progress(&mut peer);
+        let FromExecutor::Fault { step: None, text } = last else { panic!("{last:?}") };
+        assert!(text.contains(expected), "{text}");
+        thread.join().unwrap();
+    }
+}
+
+#[test]
+fn a_peer_that_leaves_ends_the_executor() {
+    let (mut peer, thread) = start(player::config(Dtype::Float32, 1));
+    ready(&mut peer);
+    drop(peer);
+    thread.join().unwrap();
+    let (peer, thread) = start(player::config(Dtype::Float32, 1));
+    drop(peer); // While it loads.
+    thread.join().unwrap();
+}
