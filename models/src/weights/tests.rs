@@ -1,9 +1,11 @@
 //! Broken checkpoints: each must be an error that names the file and the tensor, or change nothing.
 #![allow(clippy::needless_pass_by_value)] // Tables of values read better without borrows.
 
+use super::Source;
 use super::checkpoint::Checkpoint;
 use super::header::{self, Stored};
 use super::plan::{Located, locate};
+use crate::sharding::{Heads, Part, Ranks, Shard};
 use crate::synth::{self, SynthDType, SynthOptions};
 use crate::table::{TensorSpec, tensors, tests::tiny_json};
 use crate::{Config, LoadError};
@@ -327,4 +329,87 @@ fn a_mutated_header_is_refused_or_means_the_same() {
         }
     }
     assert!(same < MUTATIONS / 10, "{same} of {MUTATIONS} mutations went unnoticed");
+}
+
+/// A rank's part of one weight as f32 rows, without padding.
+fn part(source: &Source, spec: &TensorSpec, config: &Config, ranks: &Ranks) -> Vec<Vec<f32>> {
+    let slice = spec.shard.slice(spec.matrix(), config, ranks).unwrap();
+    let part = source.part(spec, slice).unwrap();
+    let matrix = part.matrix().unwrap();
+    let row = |r| {
+        let mut row = vec![0.0; matrix.cols()];
+        matrix.read_row(r, &mut row);
+        row
+    };
+    (0..matrix.rows()).map(row).collect()
+}
+
+/// Puts the parts of all ranks back together, as the shard says they were cut.
+fn join(spec: &TensorSpec, parts: Vec<Vec<Vec<f32>>>) -> Vec<Vec<f32>> {
+    match spec.shard {
+        Shard::Replicated => parts.into_iter().next().unwrap(),
+        Shard::Rows(_) | Shard::ExpertRows => {
+            let rows = 0..parts[0].len();
+            rows.map(|r| parts.iter().flat_map(|p| p[r].clone()).collect()).collect()
+        }
+        Shard::Heads(Heads::KeyValue) => {
+            let mut rows = Vec::new();
+            for part in parts {
+                if rows.len() < part.len() || !rows.ends_with(&part) {
+                    rows.extend(part); // A replicated head comes once per rank that holds it.
+                }
+            }
+            rows
+        }
+        _ => parts.into_iter().flatten().collect(),
+    }
+}
+
+#[test]
+fn the_parts_of_all_ranks_are_the_whole_from_files_and_from_the_hash() {
+    for architecture in ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3MoeForCausalLM"] {
+        let folder = Folder::new(architecture, 20_000);
+        let specs = tensors(&folder.config);
+        let files = Source::open(folder.path(), &folder.config, &specs).unwrap();
+        let synth = Source::Synth { seed: 1, threads: 3 };
+        for spec in &specs {
+            let whole = part(&files, spec, &folder.config, &Ranks::ALONE);
+            for (source, size) in [(&files, 2), (&files, 4), (&synth, 1), (&synth, 2), (&synth, 4)]
+            {
+                let ranks = |rank| Ranks { tp: Part { rank, size }, ep: Part::ALONE };
+                let parts = (0..size).map(|r| part(source, spec, &folder.config, &ranks(r)));
+                assert!(join(spec, parts.collect()) == whole, "{} over {size}", spec.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_dtype_gives_the_same_values() {
+    let folder = Folder::new("Qwen3MoeForCausalLM", u64::MAX);
+    folder.edit(|t| {
+        for (i, (dtype, _, bytes)) in t.values_mut().enumerate() {
+            let floats = bytes.as_chunks::<2>().0.iter().map(|b| half::bf16::from_le_bytes(*b));
+            let floats: Vec<f32> = floats.map(half::bf16::to_f32).collect();
+            match i % 3 {
+                0 => {}
+                1 => {
+                    *bytes = floats.iter().flat_map(|x| x.to_le_bytes()).collect();
+                    *dtype = "F32".into();
+                }
+                _ => {
+                    let f16 = |x: &f32| half::f16::from_f32(*x).to_le_bytes();
+                    *bytes = floats.iter().flat_map(f16).collect();
+                    *dtype = "F16".into();
+                }
+            }
+        }
+    });
+    let specs = tensors(&folder.config);
+    let files = Source::open(folder.path(), &folder.config, &specs).unwrap();
+    let synth = Source::Synth { seed: 1, threads: 1 };
+    for spec in &specs {
+        let read = |source| part(source, spec, &folder.config, &Ranks::ALONE);
+        assert!(read(&files) == read(&synth), "{}", spec.name);
+    }
 }
