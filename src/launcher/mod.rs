@@ -1,5 +1,9 @@
 //! Starts and stops a server: model, executor, engine, sockets, signals.
 
+pub mod demo;
 pub mod engine_thread;
 pub mod host;
+pub mod settings;
+pub mod shutdown;
+pub mod signals;
 pub mod start_up;

@@ -16,8 +16,6 @@ use std::time::Duration;
 /// Behaviour chosen at start.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Largest body.
-    pub body_bytes_max: usize,
     /// Time for a whole body.
     pub body_timeout: Duration,
     /// Comment on streams that are silent for so long; zero = never.
@@ -39,7 +37,6 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            body_bytes_max: 8 << 20,
             body_timeout: Duration::from_secs(30),
             keep_alive: Duration::from_secs(15),
             overload_status: StatusCode::TOO_MANY_REQUESTS,
@@ -83,6 +80,8 @@ pub struct Serving {
     pub template_defaults: Map<String, Value>,
     /// Tokens per cache block, 0 if caching is off.
     pub block_tokens: u32,
+    /// Largest body.
+    pub body_bytes_max: usize,
     /// Tokens the KV pool of one replica holds.
     pub pool_tokens: u64,
 }

@@ -1,30 +1,35 @@
 //! Reads request bodies within their limits: type, encoding, size, time.
 
-use super::app::Options;
 use super::error::ApiError;
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
+use std::time::Duration;
 
 /// Reads a JSON body.
 ///
 /// Errors: 415 for a compressed body or another type, 413 above the cap, 408 past the deadline, 400
 /// if the body breaks off.
-pub async fn read(headers: &HeaderMap, body: Body, options: &Options) -> Result<Bytes, ApiError> {
-    check_headers(headers, options)?;
-    let read = collect(body, options.body_bytes_max);
-    match tokio::time::timeout(options.body_timeout, read).await {
+pub async fn read(
+    headers: &HeaderMap,
+    body: Body,
+    bytes_max: usize,
+    limit: Duration,
+) -> Result<Bytes, ApiError> {
+    check_headers(headers, bytes_max)?;
+    let read = collect(body, bytes_max);
+    match tokio::time::timeout(limit, read).await {
         Ok(result) => result,
         Err(_) => {
-            let seconds = options.body_timeout.as_secs();
+            let seconds = limit.as_secs();
             let message = format!("the body was not complete after {seconds} s");
             Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "slow_body", message))
         }
     }
 }
 
-fn check_headers(headers: &HeaderMap, options: &Options) -> Result<(), ApiError> {
+fn check_headers(headers: &HeaderMap, bytes_max: usize) -> Result<(), ApiError> {
     let media = StatusCode::UNSUPPORTED_MEDIA_TYPE;
     if headers.contains_key(header::CONTENT_ENCODING) {
         let message = "compressed bodies are not accepted";
@@ -38,8 +43,8 @@ fn check_headers(headers: &HeaderMap, options: &Options) -> Result<(), ApiError>
         }
     }
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
-    if announced.is_some_and(|bytes: u64| bytes > options.body_bytes_max as u64) {
-        return Err(too_large(options.body_bytes_max));
+    if announced.is_some_and(|bytes: u64| bytes > bytes_max as u64) {
+        return Err(too_large(bytes_max));
     }
     Ok(())
 }

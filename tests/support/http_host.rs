@@ -43,6 +43,7 @@ pub(crate) struct Setup {
     pub(crate) deadlines: Deadlines,
     pub(crate) connections: u32,
     pub(crate) workers: usize,
+    pub(crate) body_bytes_max: usize,
 }
 
 impl Default for Setup {
@@ -64,6 +65,7 @@ impl Default for Setup {
             deadlines: Deadlines::default(),
             connections: 1_024,
             workers: 2,
+            body_bytes_max: 8 << 20,
         }
     }
 }
@@ -156,6 +158,7 @@ impl Server {
             defaults: Defaults::default(),
             template_defaults: serde_json::Map::new(),
             block_tokens: BLOCK_TOKENS,
+            body_bytes_max: setup.body_bytes_max,
             pool_tokens: u64::from(setup.blocks * BLOCK_TOKENS),
         });
         self.host = Some(host);

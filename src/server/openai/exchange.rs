@@ -106,7 +106,8 @@ pub async fn serve<E: Endpoint>(
 ) -> Result<Response<Body>, ApiError> {
     let serving = Arc::clone(app.accepting()?);
     let (parts, body) = request.into_parts();
-    let body = body::read(&parts.headers, body, &app.options).await?;
+    let (cap, limit) = (serving.body_bytes_max, app.options.body_timeout);
+    let body = body::read(&parts.headers, body, cap, limit).await?;
     let bytes = body.len();
     let admission = serving.client.admission();
     let ticket = admission.enter(bytes as u64).map_err(|o| app.overloaded(&o))?;

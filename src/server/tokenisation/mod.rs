@@ -66,7 +66,8 @@ async fn answer(
 ) -> Result<Response<Body>, ApiError> {
     let serving = Arc::clone(app.serving()?);
     let (parts, body) = request.into_parts();
-    let body = body::read(&parts.headers, body, &app.options).await?;
+    let (cap, limit) = (serving.body_bytes_max, app.options.body_timeout);
+    let body = body::read(&parts.headers, body, cap, limit).await?;
     let bytes = body.len();
     let ticket = serving.client.admission().enter(bytes as u64).map_err(|o| app.overloaded(&o))?;
     let pool = Arc::clone(&app);

@@ -1,3 +1,7 @@
 //! Completions, chat, probes, limits, faults.
 
+mod faults;
+mod limits;
+mod malformed;
+mod refusals;
 mod replies;

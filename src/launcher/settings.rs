@@ -1,0 +1,123 @@
+//! From the command line to the plain structs of their users.
+
+use crate::config::{Admission, EngineArgs, Placement, ReplyArgs, SchedulingPolicy, ServeArgs};
+use crate::engine_client::AdmissionLimits;
+use crate::server::app::Options;
+use crate::server::openai::params::{Bounds, Defaults};
+use anyhow::{Result, bail};
+use axum::http::StatusCode;
+use models::config::GenerationConfig;
+use scheduler::{Limits, Routing};
+use std::fs;
+
+/// Descriptors kept for everything but connections.
+const DESCRIPTORS_RESERVED: u32 = 256;
+/// Connections where the system does not say how many descriptors there are.
+const CONNECTIONS_DEFAULT: u32 = 768;
+const BODY_BYTES_MIN: usize = 8 << 20;
+const BODY_BYTES_MAX: usize = 64 << 20;
+
+/// Refuses what the command line asks of the server and this release does not do.
+pub fn check(args: &ServeArgs) -> Result<()> {
+    if !args.http.api_key.is_empty() || args.http.api_key_file.is_some() {
+        bail!(
+            "--api-key (or HADRON_API_KEY, VLLM_API_KEY): this release checks no keys; \
+             put a gateway in front that does, and start without one"
+        );
+    }
+    if args.http.admin_key.is_some() {
+        bail!("--admin-key: this release has no admin routes");
+    }
+    Ok(())
+}
+
+/// How replies are made.
+pub fn options(args: &ServeArgs) -> Options {
+    let reply = &args.reply;
+    Options {
+        keep_alive: args.http.sse_keep_alive_interval.0,
+        overload_status: match args.engine.admission_status {
+            Admission::TooManyRequests => StatusCode::TOO_MANY_REQUESTS,
+            Admission::ServiceUnavailable => StatusCode::SERVICE_UNAVAILABLE,
+        },
+        strict_fields: reply.strict_fields,
+        force_usage: reply.enable_force_include_usage,
+        usage_details: reply.enable_prompt_tokens_details,
+        tokens_as_ids: reply.return_tokens_as_token_ids,
+        owned_by: reply.owned_by.clone(),
+        ..Options::default()
+    }
+}
+
+/// Largest body for a model of this length.
+pub fn body_bytes_max(max_model_len: u32) -> usize {
+    (32 * max_model_len as usize).clamp(BODY_BYTES_MIN, BODY_BYTES_MAX)
+}
+
+/// Caps over all requests in flight.
+pub fn admission(engine: &EngineArgs, replicas: u16) -> AdmissionLimits {
+    AdmissionLimits {
+        requests: u64::from(engine.requests_in_flight_max(replicas)),
+        prefill_tokens: engine.max_num_queued_tokens.map_or(u64::MAX, u64::from),
+        bytes: engine.max_queued_bytes.0,
+    }
+}
+
+/// Bounds of steps and queues.
+pub fn limits(engine: &EngineArgs, max_model_len: u32, vocab_size: u32) -> Limits {
+    Limits {
+        tokens_per_step: engine.tokens_per_step(),
+        requests_running: engine.max_num_seqs,
+        tokens_per_chunk: engine.tokens_per_chunk(),
+        // Admission counts running requests too, so the queue itself never refuses.
+        requests_waiting: engine.requests_in_flight_max(1),
+        mixed: engine.mixed,
+        ..Limits::cpu(max_model_len, vocab_size)
+    }
+}
+
+/// How submits find a replica.
+pub fn routing(placement: Placement) -> Routing {
+    match placement {
+        Placement::LeastRequests => Routing::LeastRequests,
+        Placement::LeastTokens => Routing::LeastTokens,
+        Placement::Prefix => Routing::Prefix,
+        Placement::RoundRobin => Routing::RoundRobin,
+    }
+}
+
+/// Ranges of request fields.
+pub fn bounds(args: &ServeArgs, max_model_len: u32, vocab_size: u32) -> Bounds {
+    Bounds {
+        vocab_size,
+        max_model_len,
+        logprobs_max: u32::try_from(args.reply.max_logprobs).ok(),
+        replicas: args.parallel.data_parallel_size,
+        priorities: args.engine.scheduling_policy == SchedulingPolicy::Priority,
+    }
+}
+
+/// Sampling values where a request is silent.
+pub fn defaults(reply: &ReplyArgs, generation: &GenerationConfig) -> Defaults {
+    let neutral = Defaults::default();
+    if !reply.uses_generation_config() {
+        return neutral;
+    }
+    Defaults {
+        temperature: generation.temperature.unwrap_or(neutral.temperature),
+        top_p: generation.top_p.unwrap_or(neutral.top_p),
+        top_k: generation.top_k.unwrap_or(neutral.top_k),
+        min_p: generation.min_p.unwrap_or(neutral.min_p),
+        repetition: generation.repetition_penalty.unwrap_or(neutral.repetition),
+        max_tokens: None,
+    }
+}
+
+/// Connections this process may hold.
+pub fn connections_max() -> u32 {
+    let text = fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("Max open files"));
+    let soft = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u32>().ok());
+    let most = soft.map_or(CONNECTIONS_DEFAULT, |n| n.saturating_sub(DESCRIPTORS_RESERVED));
+    most.clamp(16, 1 << 20)
+}

@@ -1,0 +1,183 @@
+//! Clients that leave, engines that fail, servers that stop.
+
+use crate::http_client::{Client, get};
+use crate::http_host::{Server, Setup};
+use hadron::engine_client::EngineClient;
+use hadron::launcher::engine_thread::Notice;
+use hadron::server::app::Options;
+use scheduler::{AbortCause, Finish};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+const STEP: Duration = Duration::from_millis(10);
+
+fn slow() -> Setup {
+    Setup { step_time: STEP, ..Setup::default() }
+}
+
+fn stream_body(max_tokens: u32) -> String {
+    json!({"prompt": vec![65; 40], "max_tokens": max_tokens, "ignore_eos": true, "stream": true})
+        .to_string()
+}
+
+fn in_use(client: &EngineClient) -> u32 {
+    client.stats().blocks.in_use
+}
+
+#[test]
+fn a_client_that_leaves_frees_its_blocks_within_a_step() {
+    let server = Server::start(&slow());
+    for chunks in [1, 3, 8] {
+        let mut client = Client::connect(server.address);
+        client.send("POST", "/v1/completions", "", stream_body(4_000).as_bytes());
+        assert_eq!(client.read_head().unwrap().status, 200);
+        for _ in 0..chunks {
+            client.read_chunk().unwrap();
+        }
+        assert!(in_use(server.client()) > 0);
+        drop(client);
+        let start = Instant::now();
+        server.wait_idle(Duration::from_secs(2));
+        // One step, 50 ms, and what two busy cores add.
+        assert!(start.elapsed() < STEP + Duration::from_millis(250), "{:?}", start.elapsed());
+    }
+    let cached = server.client().stats().blocks.cached;
+    assert!(cached > 0, "the prefix stays cached");
+}
+
+#[test]
+fn clients_may_leave_at_any_moment() {
+    let server = Server::start(&Setup { seats: 4, ..slow() });
+    for wait_ms in [0, 1, 3, 10, 25] {
+        let clients: Vec<Client> = (0..12)
+            .map(|_| {
+                let mut client = Client::connect(server.address);
+                client.send("POST", "/v1/completions", "", stream_body(500).as_bytes());
+                client
+            })
+            .collect();
+        std::thread::sleep(Duration::from_millis(wait_ms));
+        drop(clients);
+        server.wait_idle(Duration::from_secs(3));
+    }
+}
+
+#[test]
+fn health_follows_the_start_the_drain_and_the_end() {
+    let setup = slow();
+    let mut server = Server::listen(&setup);
+    let at = server.address;
+    let status = |path: &str| get(at, path).status;
+    let table = || ["/livez", "/live", "/readyz", "/ready", "/health", "/ping"].map(status);
+    assert_eq!(table(), [200, 200, 503, 503, 503, 503]);
+    let early = get(at, "/v1/models");
+    assert_eq!((early.status, &early.json()["error"]["reason"]), (503, &json!("starting")));
+    assert_eq!(early.header("retry-after"), Some("10"));
+    assert_eq!(status("/version"), 200);
+    server.bring_up(&setup);
+    assert_eq!(table(), [200; 6]);
+
+    let mut streams: Vec<Client> = (0..3)
+        .map(|i| {
+            let mut client = Client::connect(at);
+            let tokens = if i == 0 { 10 } else { 4_000 };
+            client.send("POST", "/v1/completions", "", stream_body(tokens).as_bytes());
+            client
+        })
+        .collect();
+    for client in &mut streams {
+        assert_eq!(client.read_head().unwrap().status, 200);
+    }
+    server.app.health.set_draining();
+    assert_eq!(table(), [200, 200, 503, 503, 503, 503]);
+    let mut late = Client::connect(at);
+    late.send("POST", "/v1/completions", "", stream_body(5).as_bytes());
+    let late = late.read().unwrap();
+    assert_eq!((late.status, &late.json()["error"]["reason"]), (503, &json!("draining")));
+    assert_eq!(late.header("retry-after"), Some("1"));
+
+    std::thread::sleep(Duration::from_millis(300));
+    server.client().end_all(&Finish::Abort(AbortCause::Drain));
+    for (i, client) in streams.iter_mut().enumerate() {
+        let text = rest_of(client);
+        assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+        let last = if i == 0 { "\"finish_reason\":\"length\"" } else { "\"reason\":\"draining\"" };
+        assert!(text.contains(last), "{i}: {text}");
+    }
+    drop(streams);
+    let connections = server.connections.clone();
+    let closing = async { tokio::time::timeout(Duration::from_secs(2), connections.close()).await };
+    server.runtime.block_on(closing).expect("all connections end");
+    server.wait_idle(Duration::from_secs(1));
+}
+
+/// The rest of a chunked body as text.
+fn rest_of(client: &mut Client) -> String {
+    let mut body = Vec::new();
+    while let Some(chunk) = client.read_chunk().filter(|chunk| !chunk.is_empty()) {
+        body.extend(chunk);
+    }
+    String::from_utf8(body).unwrap()
+}
+
+#[test]
+fn a_failed_device_ends_every_request_and_says_so() {
+    let server = Server::start(&Setup { fails_at: Some(20), ..slow() });
+    let mut streamed = Client::connect(server.address);
+    streamed.send("POST", "/v1/completions", "", stream_body(4_000).as_bytes());
+    assert_eq!(streamed.read_head().unwrap().status, 200);
+    let mut unary = Client::connect(server.address);
+    unary.send(
+        "POST",
+        "/v1/completions",
+        "",
+        br#"{"prompt":"a","max_tokens":4000,"ignore_eos":true}"#,
+    );
+    let text = rest_of(&mut streamed);
+    assert!(text.contains("engine_unavailable") && text.ends_with("data: [DONE]\n\n"), "{text}");
+    let reply = unary.read().unwrap();
+    let body: Value = reply.json();
+    assert_eq!((reply.status, &body["error"]["reason"]), (503, &json!("engine_unavailable")));
+    assert!(
+        matches!(server.notices.recv(), Ok(Notice::EngineFailed(text)) if text.contains("gone"))
+    );
+    assert_eq!(get(server.address, "/readyz").status, 503);
+    assert_eq!(get(server.address, "/livez").status, 200);
+    let mut late = Client::connect(server.address);
+    late.send("POST", "/v1/completions", "", stream_body(5).as_bytes());
+    assert_eq!(late.read().unwrap().status, 503);
+}
+
+#[test]
+fn silence_is_filled_with_comments() {
+    let keep_alive = Duration::from_millis(30);
+    let options = Options { keep_alive, ..Options::default() };
+    let setup = Setup { options, step_time: Duration::from_millis(200), ..Setup::default() };
+    let server = Server::start(&setup);
+    let mut client = Client::connect(server.address);
+    client.send("POST", "/v1/completions", "", stream_body(2).as_bytes());
+    let start = Instant::now();
+    assert_eq!(client.read_head().unwrap().status, 200);
+    assert!(start.elapsed() < Duration::from_millis(150), "headers after one interval");
+    let text = rest_of(&mut client);
+    assert!(text.starts_with(": keep-alive\n\n"), "{text}");
+    assert!(text.ends_with("data: [DONE]\n\n"));
+}
+
+#[test]
+fn one_name_for_two_requests_serves_both() {
+    let server = Server::start(&slow());
+    let mut clients: Vec<Client> = (0..2)
+        .map(|_| {
+            let mut client = Client::connect(server.address);
+            let headers = "X-Request-Id: same\r\n";
+            client.send("POST", "/v1/completions", headers, stream_body(5).as_bytes());
+            client
+        })
+        .collect();
+    for client in &mut clients {
+        let reply = client.read().unwrap();
+        assert_eq!(reply.header("x-request-id"), Some("same"));
+        assert_eq!(reply.events().last().unwrap()["id"], "cmpl-same");
+    }
+}

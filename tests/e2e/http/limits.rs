@@ -1,0 +1,151 @@
+//! Caps and deadlines of connections, headers, bodies and queues.
+
+use crate::http_client::{Client, get, post};
+use crate::http_host::{Server, Setup};
+use hadron::engine_client::AdmissionLimits;
+use hadron::server::app::Options;
+use hadron::server::connection::Deadlines;
+use serde_json::{Value, json};
+use std::io::Read;
+use std::time::{Duration, Instant};
+
+fn reason(reply: &crate::http_client::Reply) -> Value {
+    reply.json()["error"]["reason"].clone()
+}
+
+#[test]
+fn headers_and_bodies_are_capped() {
+    let setup = Setup { body_bytes_max: 10_000, ..Setup::default() };
+    let server = Server::start(&setup);
+    let at = server.address;
+    let send = |headers: &str, body: &[u8]| {
+        let mut client = Client::connect(at);
+        client.send("POST", "/v1/completions", headers, body);
+        client.read().unwrap()
+    };
+    let many: String = (0..70).map(|i| format!("X-{i}: 1\r\n")).collect();
+    let reply = send(&many, b"{}");
+    assert_eq!((reply.status, reason(&reply)), (431, json!("header_limit")));
+    let long = format!("X-Long: {}\r\n", "a".repeat(70_000));
+    let reply = send(&long, b"{}");
+    assert_eq!((reply.status, reason(&reply)), (431, json!("header_limit")));
+    let huge = format!("X-Long: {}\r\n", "a".repeat(300_000));
+    let mut client = Client::connect(at);
+    let _ = client.send_raw(format!("GET / HTTP/1.1\r\n{huge}\r\n").as_bytes());
+    assert!(client.read_head().is_none_or(|reply| reply.status == 431));
+
+    let reply = send("", &vec![b' '; 10_001]);
+    assert_eq!((reply.status, reason(&reply)), (413, json!("body_limit")));
+    let mut client = Client::connect(at);
+    let chunk = format!("{:x}\r\n{}\r\n", 6_000, " ".repeat(6_000));
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
+    client.send_raw(format!("{head}{chunk}{chunk}0\r\n\r\n").as_bytes()).unwrap();
+    assert_eq!(client.read().unwrap().status, 413);
+    let reply = send("Content-Encoding: gzip\r\n", b"xx");
+    assert_eq!((reply.status, reason(&reply)), (415, json!("compressed_body")));
+    let reply = send("Content-Type: text/plain\r\n", b"{}");
+    assert_eq!((reply.status, reason(&reply)), (415, json!("not_json")));
+    let reply = send("Content-Type: application/json; charset=utf-8\r\n", b"{}");
+    assert_eq!(reply.status, 400);
+    let mut client = Client::connect(at);
+    client.send_raw(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+    assert!(client.read_head().is_none_or(|reply| reply.status >= 400), "no HTTP/2");
+}
+
+#[test]
+fn slow_clients_meet_deadlines() {
+    let ms = Duration::from_millis;
+    let deadlines = Deadlines { header: ms(200), idle: ms(700), write: ms(500) };
+    let options = Options { body_timeout: ms(300), ..Options::default() };
+    let server = Server::start(&Setup { deadlines, options, ..Setup::default() });
+    let closes_within = |bytes: &[u8], low: u64, high: u64| {
+        let mut client = Client::connect(server.address);
+        client.send_raw(bytes).unwrap();
+        let start = Instant::now();
+        let mut rest = Vec::new();
+        client.reader.read_to_end(&mut rest).unwrap();
+        let took = start.elapsed();
+        assert!(took >= ms(low) && took < ms(high), "{bytes:?}: {took:?}");
+        String::from_utf8(rest).unwrap()
+    };
+    closes_within(b"GET /version HT", 180, 600);
+    closes_within(b"", 600, 1_500);
+    let kept = closes_within(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n", 600, 1_500);
+    assert!(kept.starts_with("HTTP/1.1 200"));
+    let body = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{";
+    let reply = closes_within(body, 250, 1_500);
+    assert!(reply.starts_with("HTTP/1.1 408"), "{reply}");
+    assert!(reply.contains("slow_body"));
+}
+
+#[test]
+fn a_reader_that_stops_is_cut_off_and_others_go_on() {
+    let deadlines = Deadlines { write: Duration::from_millis(600), ..Deadlines::default() };
+    let setup = Setup { deadlines, max_model_len: 60_000, blocks: 8_192, ..Setup::default() };
+    let server = Server::start(&setup);
+    let body = json!({"prompt": "a", "max_tokens": 50_000, "ignore_eos": true, "stream": true,
+        "logprobs": 5, "seed": 1});
+    let mut stuck = Client::connect(server.address);
+    stuck.send("POST", "/v1/completions", "", body.to_string().as_bytes());
+    let mut short = body.clone();
+    short["max_tokens"] = json!(50);
+    assert_eq!(post(server.address, "/v1/completions", &short).events().len(), 50);
+    server.wait_idle(Duration::from_secs(20));
+}
+
+#[test]
+fn a_slow_reader_gets_the_same_text_in_fewer_chunks() {
+    let setup = Setup { max_model_len: 30_000, blocks: 4_096, ..Setup::default() };
+    let server = Server::start(&setup);
+    let mut body = json!({"prompt": "a", "max_tokens": 20_000, "ignore_eos": true, "seed": 5,
+        "logit_bias": {"65": 3}});
+    let whole = post(server.address, "/v1/completions", &body).json();
+    body["stream"] = json!(true);
+    let mut slow = Client::connect(server.address);
+    slow.send("POST", "/v1/completions", "", body.to_string().as_bytes());
+    std::thread::sleep(Duration::from_millis(1_500));
+    let events = slow.read().unwrap().events();
+    let text: String = events.iter().map(|e| e["choices"][0]["text"].as_str().unwrap()).collect();
+    assert_eq!(text, whole["choices"][0]["text"].as_str().unwrap());
+}
+
+#[test]
+fn a_full_queue_says_when_to_come_back() {
+    let admission = AdmissionLimits { requests: 4, prefill_tokens: 1_000, bytes: 100_000 };
+    let step_time = Duration::from_millis(20);
+    let server = Server::start(&Setup { admission, step_time, ..Setup::default() });
+    let long =
+        json!({"prompt": "a", "max_tokens": 2_000, "ignore_eos": true, "stream": true, "n": 4});
+    let mut first = Client::connect(server.address);
+    first.send("POST", "/v1/completions", "", long.to_string().as_bytes());
+    assert_eq!(first.read_head().unwrap().status, 200);
+    assert_eq!(get(server.address, "/load").json()["server_load"], 4);
+    let reply = post(server.address, "/v1/completions", &json!({"prompt": "b"}));
+    assert_eq!((reply.status, reason(&reply)), (429, json!("max_num_queued_reqs")));
+    assert!(reply.header("retry-after").unwrap().parse::<u32>().unwrap() >= 1);
+    drop(first);
+    server.wait_idle(Duration::from_secs(2));
+    let many = json!({"prompt": vec![65; 1_500]});
+    let reply = post(server.address, "/v1/completions", &many);
+    assert_eq!((reply.status, reason(&reply)), (429, json!("max_num_queued_tokens")));
+    assert_eq!(post(server.address, "/v1/completions", &json!({"prompt": "b"})).status, 200);
+    server.wait_idle(Duration::from_secs(2));
+}
+
+#[test]
+fn beyond_the_connection_limit_only_probes_are_answered() {
+    let server = Server::start(&Setup { connections: 4, ..Setup::default() });
+    let held: Vec<Client> = (0..4)
+        .map(|_| {
+            let mut client = Client::connect(server.address);
+            client.send("GET", "/version", "", b"");
+            assert_eq!(client.read().unwrap().status, 200);
+            client
+        })
+        .collect();
+    assert_eq!(get(server.address, "/readyz").status, 200);
+    assert_eq!(get(server.address, "/v1/models").status, 503);
+    drop(held);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(get(server.address, "/v1/models").status, 200);
+}

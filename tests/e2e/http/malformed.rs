@@ -1,0 +1,255 @@
+//! A hundred thousand malformed requests, the same ones every time: no 5xx, no crash, no hang, and
+//! memory stays flat while good requests go on.
+
+use crate::http_client::{Client, post};
+use crate::http_host::{Server, Setup};
+use serde_json::json;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+const REQUESTS: usize = 100_000;
+/// Requests written at once on one connection.
+const BURST: usize = 100;
+
+/// A small generator: splitmix64.
+struct Dice(u64);
+
+impl Dice {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z ^ (z >> 27)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    fn pick<'a, T>(&mut self, list: &'a [T]) -> &'a T {
+        &list[self.below(list.len())]
+    }
+}
+
+const BODIES: &[&str] = &[
+    r#"{"model":"tiny","prompt":"hello there","max_tokens":4,"temperature":0.5,"stop":["a","b"],"seed":3}"#,
+    r#"{"prompt":[72,105,33],"n":2,"max_tokens":2,"logprobs":2,"echo":true,"logit_bias":{"7":1.5}}"#,
+    r#"{"messages":[{"role":"system","content":"x"},{"role":"user","content":[{"type":"text","text":"hi"}]}],"max_tokens":3,"top_p":0.9}"#,
+    r#"{"messages":[{"role":"user","content":"hello"}],"stream":true,"stream_options":{"include_usage":true},"max_tokens":3}"#,
+    r#"{"tokens":[1,2,3]}"#,
+    r#"{"prompt":"text to count","add_special_tokens":false}"#,
+];
+const PATHS: &[&str] = &[
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/tokenize",
+    "/detokenize",
+    "/v1/models",
+    "/nowhere",
+    "/v1/completions/../x",
+    "/%00",
+];
+/// Values put in place of others.
+const ODD: &[&str] = &[
+    "null",
+    "true",
+    "-1",
+    "0",
+    "1e400",
+    "-0",
+    "NaN",
+    "1.5",
+    "18446744073709551616",
+    "\"\"",
+    "[]",
+    "{}",
+    "[[]]",
+    "[null]",
+    "\"\\ud800\"",
+    "\"\\u0000\"",
+    "[1,\"a\"]",
+    "{\"a\":{}}",
+    "320",
+    "-9",
+    "\"<|im_end|>\"",
+    "99999999999999999999999999",
+    "\u{7f}",
+    "'x'",
+];
+
+/// A body that is no longer what it was.
+fn mutate(dice: &mut Dice) -> Vec<u8> {
+    let mut body = dice.pick(BODIES).as_bytes().to_vec();
+    for _ in 0..=dice.below(3) {
+        let at = dice.below(body.len().max(1));
+        match dice.below(7) {
+            0 => body.truncate(at),
+            1 => {
+                if let Some(byte) = body.get_mut(at) {
+                    *byte = dice.next() as u8;
+                }
+            }
+            2 => body.insert(at.min(body.len()), *dice.pick(b"{}[]\",:\\0-\x00\xff")),
+            3 => {
+                // One value becomes another.
+                let start = body[at.min(body.len())..].iter().position(|b| *b == b':');
+                if let Some(start) = start.map(|i| at + i + 1) {
+                    let end = body[start..].iter().position(|b| b",}]".contains(b));
+                    let end = end.map_or(body.len(), |i| start + i);
+                    body.splice(start..end, dice.pick(ODD).bytes());
+                }
+            }
+            4 => {
+                let tail = body[at.min(body.len())..].to_vec();
+                body.extend(tail);
+            }
+            5 => {
+                let len = 1 + dice.below(8);
+                body.drain(at.min(body.len())..(at + len).min(body.len()));
+            }
+            _ => body = (0..dice.below(60)).map(|_| dice.next() as u8).collect(),
+        }
+    }
+    body
+}
+
+/// One request with a whole body; the connection survives it.
+fn request(dice: &mut Dice, out: &mut Vec<u8>) {
+    let method = if dice.below(20) == 0 {
+        *dice.pick(&["GET", "PUT", "DELETE", "HEAD", "OPTIONS"])
+    } else {
+        "POST"
+    };
+    let path = if dice.below(12) == 0 { dice.pick(PATHS) } else { dice.pick(&PATHS[..4]) };
+    let extra = match dice.below(24) {
+        0 => "Content-Type: text/html\r\n",
+        1 => "Content-Encoding: br\r\n",
+        2 => "X-data-parallel-rank: -3\r\n",
+        3 => "X-Request-Id: \u{1f980}\r\n",
+        4 => "Accept: \"\r\nCookie: a;b;;=\r\n",
+        _ => "",
+    };
+    let body = mutate(dice);
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: x\r\n{extra}Content-Length: {}\r\n\r\n",
+        body.len()
+    );
+    out.extend(head.as_bytes());
+    out.extend(body);
+}
+
+/// Bytes that are hardly HTTP at all.
+fn garbage(dice: &mut Dice) -> Vec<u8> {
+    let heads: &[&[u8]] = &[
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n{}",
+        b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff1\r\n",
+        b"POST /v1/completions HTTP/9.9\r\n\r\n",
+        b"GET  / HTTP/1.1\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n bad: folded\r\n\r\n",
+        b"\r\n\r\n\r\n\x00\x01\x02",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{\"prompt\":",
+    ];
+    let mut bytes = dice.pick(heads).to_vec();
+    for _ in 0..dice.below(4) {
+        let at = dice.below(bytes.len());
+        bytes[at] = dice.next() as u8;
+    }
+    bytes
+}
+
+/// Writes everything, reads everything, and counts replies by status class.
+fn exchange(address: SocketAddr, bytes: &[u8], counts: &mut [u64; 6]) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let mut reader = stream.try_clone().unwrap();
+    let reading = std::thread::scope(|scope| {
+        let reading = scope.spawn(move || {
+            let mut text = Vec::new();
+            match reader.read_to_end(&mut text) {
+                Err(e)
+                    if matches!(
+                        e.kind(),
+                        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut
+                    ) =>
+                {
+                    panic!("hang: no end within 10 s")
+                }
+                _ => text, // A reset is an answer, too.
+            }
+        });
+        // The server may close first.
+        let _ = stream.write_all(bytes);
+        let _ = stream.shutdown(Shutdown::Write);
+        reading.join().unwrap()
+    });
+    let mut rest = &reading[..];
+    while let Some(at) = find(rest, b"HTTP/1.1 ") {
+        let class = rest.get(at + 9).map_or(0, |digit| usize::from(digit.wrapping_sub(b'0')));
+        counts[class.min(5)] += 1;
+        if class == 5 {
+            panic!("5xx: {}", String::from_utf8_lossy(&rest[at..rest.len().min(at + 600)]));
+        }
+        rest = &rest[at + 9..];
+    }
+}
+
+fn find(text: &[u8], what: &[u8]) -> Option<usize> {
+    text.windows(what.len()).position(|window| window == what)
+}
+
+fn resident_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
+
+#[test]
+fn a_hundred_thousand_malformed_requests() {
+    let server = Server::start(&Setup::default());
+    let good = json!({"prompt": "a good request", "max_tokens": 3, "seed": 1});
+    let expected = post(server.address, "/v1/completions", &good).json()["choices"].clone();
+    let mut dice = Dice(42);
+    let mut counts = [0; 6];
+    let (mut sent, mut warm) = (0, 0);
+    let mut slowest = Duration::ZERO;
+    let start = Instant::now();
+    while sent < REQUESTS {
+        let mut burst = Vec::new();
+        if dice.below(3) == 0 {
+            burst = garbage(&mut dice);
+            sent += 1;
+        } else {
+            for _ in 0..BURST {
+                request(&mut dice, &mut burst);
+            }
+            sent += BURST;
+        }
+        exchange(server.address, &burst, &mut counts);
+        if sent >= REQUESTS / 4 && warm == 0 {
+            warm = resident_kib();
+        }
+        if dice.below(40) == 0 {
+            let begun = Instant::now();
+            let reply = post(server.address, "/v1/completions", &good).json();
+            assert_eq!(reply["choices"], expected, "good traffic is served the same");
+            slowest = slowest.max(begun.elapsed());
+        }
+    }
+    server.wait_idle(Duration::from_secs(5));
+    let grown = resident_kib() as f64 / warm as f64;
+    let seconds = start.elapsed().as_secs_f64();
+    println!(
+        "{sent} requests in {seconds:.1} s; answers by class {counts:?}; resident memory x{grown:.3} \
+         since a quarter; slowest good request {slowest:?}"
+    );
+    assert!(counts[4] as usize > REQUESTS / 2, "{counts:?}");
+    assert!(grown < 1.10, "memory grew x{grown:.3}");
+    assert!(slowest < Duration::from_secs(1));
+    let mut client = Client::connect(server.address);
+    assert_eq!(client.post("/v1/completions", &good).status, 200);
+}

@@ -1,0 +1,244 @@
+//! Every refusal of the request fields: status, reason and the field at fault.
+
+use crate::http_client::{Client, Reply, get, post};
+use crate::http_host::{Server, Setup};
+use hadron::server::app::Options;
+use serde_json::{Value, json};
+
+/// (extra fields, `param`, `reason`)
+type Case = (Value, &'static str, &'static str);
+
+const VALUE: &str = "invalid_value";
+const FIELD: &str = "unsupported_field";
+
+fn shared() -> Vec<Case> {
+    let long = "x".repeat(300);
+    vec![
+        (json!({"model": 7}), "model", VALUE),
+        (json!({"max_tokens": 0}), "max_tokens", VALUE),
+        (json!({"max_tokens": -1}), "max_tokens", VALUE),
+        (json!({"max_tokens": "8"}), "max_tokens", VALUE),
+        (json!({"max_tokens": 1.5}), "max_tokens", VALUE),
+        (json!({"max_tokens": 5000}), "max_tokens", "context_length_exceeded"),
+        (json!({"max_tokens": u64::MAX}), "max_tokens", VALUE),
+        (json!({"min_tokens": 9, "max_tokens": 8}), "min_tokens", VALUE),
+        (json!({"temperature": -0.1}), "temperature", VALUE),
+        (json!({"temperature": 2.1}), "temperature", VALUE),
+        (json!({"temperature": true}), "temperature", VALUE),
+        (json!({"top_p": 0}), "top_p", VALUE),
+        (json!({"top_p": 1.01}), "top_p", VALUE),
+        (json!({"min_p": 1.5}), "min_p", VALUE),
+        (json!({"top_k": -2}), "top_k", VALUE),
+        (json!({"presence_penalty": 2.5}), "presence_penalty", VALUE),
+        (json!({"frequency_penalty": -2.5}), "frequency_penalty", VALUE),
+        (json!({"repetition_penalty": 0}), "repetition_penalty", VALUE),
+        (json!({"seed": 1e30}), "seed", VALUE),
+        (json!({"n": 0}), "n", VALUE),
+        (json!({"n": 17}), "n", VALUE),
+        (json!({"stop": 7}), "stop", VALUE),
+        (json!({"stop": ["", "a"]}), "stop[0]", VALUE),
+        (json!({"stop": vec!["a"; 17]}), "stop", VALUE),
+        (json!({"stop": [long]}), "stop[0]", VALUE),
+        (json!({"stop_token_ids": [320]}), "stop_token_ids[0]", VALUE),
+        (json!({"stop_token_ids": vec![1; 129]}), "stop_token_ids", VALUE),
+        (json!({"ignore_eos": 1}), "ignore_eos", VALUE),
+        (json!({"skip_special_tokens": "no"}), "skip_special_tokens", VALUE),
+        (json!({"logit_bias": {"320": 1}}), "logit_bias", VALUE),
+        (json!({"logit_bias": {"a": 1}}), "logit_bias", VALUE),
+        (json!({"logit_bias": {"7": "x"}}), "logit_bias.7", VALUE),
+        (json!({"logit_bias": {"7": 1, "07": 1}}), "logit_bias", VALUE),
+        (json!({"logit_bias": []}), "logit_bias", VALUE),
+        (json!({"allowed_token_ids": []}), "allowed_token_ids", VALUE),
+        (json!({"allowed_token_ids": [-1]}), "allowed_token_ids[0]", VALUE),
+        (json!({"bad_words": [""]}), "bad_words[0]", VALUE),
+        (json!({"prompt_logprobs": 21}), "prompt_logprobs", VALUE),
+        (json!({"prompt_logprobs": -1}), "prompt_logprobs", VALUE),
+        (json!({"prompt_logprobs": 1, "stream": true}), "prompt_logprobs", VALUE),
+        (json!({"stream_options": {"include_usage": true}}), "stream_options", VALUE),
+        (
+            json!({"stream": true, "stream_options": {"include_usage": 1}}),
+            "stream_options.include_usage",
+            VALUE,
+        ),
+        (json!({"stream": "yes"}), "stream", VALUE),
+        (json!({"stream_interval": 0}), "stream_interval", VALUE),
+        (json!({"truncate_prompt_tokens": 0}), "truncate_prompt_tokens", VALUE),
+        (json!({"truncate_prompt_tokens": -2}), "truncate_prompt_tokens", VALUE),
+        (json!({"truncation_side": "middle"}), "truncation_side", VALUE),
+        (json!({"cache_salt": ""}), "cache_salt", VALUE),
+        (json!({"cache_salt": "a/b"}), "cache_salt", VALUE),
+        (json!({"cache_salt": "a", "extra_key": "b"}), "extra_key", VALUE),
+        (json!({"request_id": "sp ace"}), "request_id", VALUE),
+        (json!({"priority": 1}), "priority", VALUE),
+        (json!({"data_parallel_rank": 1}), "data_parallel_rank", VALUE),
+        (json!({"return_token_ids": 1}), "return_token_ids", VALUE),
+        (json!({"use_beam_search": true}), "use_beam_search", FIELD),
+        (json!({"n": 2, "best_of": 3}), "best_of", FIELD),
+        (json!({"prompt_embeds": "AAAA"}), "prompt_embeds", FIELD),
+        (json!({"guided_json": {}}), "guided_json", FIELD),
+        (json!({"guided_whatever": 1}), "guided_whatever", FIELD),
+        (json!({"structured_outputs": {"regex": "a"}}), "structured_outputs", FIELD),
+        (json!({"regex": "a+"}), "regex", FIELD),
+        (json!({"json_schema": "{}"}), "json_schema", FIELD),
+        (json!({"ebnf": "x"}), "ebnf", FIELD),
+        (json!({"response_format": {"type": "json_object"}}), "response_format", FIELD),
+        (json!({"response_format": {}}), "response_format.type", VALUE),
+        (json!({"kv_transfer_params": {}}), "kv_transfer_params", FIELD),
+        (json!({"thinking_token_budget": 5}), "thinking_token_budget", FIELD),
+    ]
+}
+
+fn check(reply: &Reply, status: u16, param: &Value, reason: &str, what: &str) {
+    let body = reply.json();
+    assert_eq!(reply.status, status, "{what}: {body}");
+    let error = &body["error"];
+    assert_eq!(
+        (&error["param"], error["reason"].as_str()),
+        (param, Some(reason)),
+        "{what}: {body}"
+    );
+    assert_eq!(error["code"], status, "{what}");
+    assert!(error["type"].as_str().is_some_and(|kind| kind.ends_with("Error")), "{what}");
+    let message = error["message"].as_str().unwrap();
+    assert!(!message.is_empty() && !message.contains("src/") && !message.contains("panicked"));
+}
+
+fn refuse(client: &mut Client, path: &str, base: &Value, cases: Vec<Case>) {
+    for (extra, param, reason) in cases {
+        let mut body = base.clone();
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let reply = client.post(path, &body);
+        let param = Value::from(Some(param).filter(|p| !p.is_empty()));
+        check(&reply, 400, &param, reason, &extra.to_string());
+    }
+}
+
+#[test]
+fn text_completions_refuse() {
+    let server = Server::start(&Setup::default());
+    let mut client = Client::connect(server.address);
+    let base = json!({"prompt": "hello"});
+    refuse(&mut client, "/v1/completions", &base, shared());
+    let cases = vec![
+        (json!({"prompt": null}), "prompt", VALUE),
+        (json!({"prompt": ""}), "prompt", VALUE),
+        (json!({"prompt": []}), "prompt", VALUE),
+        (json!({"prompt": [""]}), "prompt[0]", VALUE),
+        (json!({"prompt": [[]]}), "prompt[0]", VALUE),
+        (json!({"prompt": {}}), "prompt", VALUE),
+        (json!({"prompt": 5}), "prompt", VALUE),
+        (json!({"prompt": [1, "a"]}), "prompt[0]", VALUE),
+        (json!({"prompt": ["a", [1]]}), "prompt", VALUE),
+        (json!({"prompt": [1, 320]}), "prompt[1]", VALUE),
+        (json!({"prompt": [1, -1]}), "prompt[1]", VALUE),
+        (json!({"prompt": [[1], [2, 999]]}), "prompt[1][1]", VALUE),
+        (json!({"prompt": vec!["a"; 257]}), "prompt", VALUE),
+        (json!({"prompt": vec!["a"; 100], "n": 3}), "n", VALUE),
+        (json!({"prompt": vec![65; 4096]}), "prompt", "context_length_exceeded"),
+        (json!({"prompt": vec![65; 4000], "n": 4, "max_tokens": 90}), "max_tokens", "never_fits"),
+        (json!({"suffix": "end"}), "suffix", FIELD),
+        (json!({"logprobs": 21}), "logprobs", VALUE),
+        (json!({"logprobs": -1}), "logprobs", VALUE),
+        (json!({"logprobs": true}), "logprobs", VALUE),
+        (json!({"echo": 1}), "echo", VALUE),
+    ];
+    refuse(&mut client, "/v1/completions", &base, cases);
+    let twice = br#"{"prompt":"a","seed":1,"seed":2}"#;
+    client.send("POST", "/v1/completions", "", twice);
+    check(&client.read().unwrap(), 400, &json!("seed"), VALUE, "twice");
+    client.send("POST", "/v1/completions", "", br#"{"prompt":"a","temperature":NaN}"#);
+    check(&client.read().unwrap(), 400, &json!("temperature"), VALUE, "NaN");
+    client.send("POST", "/v1/completions", "", b"{\"prompt\":\"\xff\xfe\"}");
+    check(&client.read().unwrap(), 400, &json!("prompt"), VALUE, "bad UTF-8");
+    client.send(
+        "POST",
+        "/v1/completions",
+        "",
+        &[b"{\"prompt\":", &b"["[..].repeat(200)[..]].concat(),
+    );
+    assert_eq!(client.read().unwrap().status, 400, "depth");
+    client.send("POST", "/v1/completions", "X-data-parallel-rank: 4\r\n", br#"{"prompt":"a"}"#);
+    check(&client.read().unwrap(), 400, &json!("data_parallel_rank"), VALUE, "rank header");
+}
+
+#[test]
+fn chat_refuses() {
+    let server = Server::start(&Setup::default());
+    let mut client = Client::connect(server.address);
+    let user = json!({"role": "user", "content": "hello"});
+    let base = json!({"messages": [user]});
+    refuse(&mut client, "/v1/chat/completions", &base, shared());
+    let image = json!({"type": "image_url", "image_url": {"url": "http://x"}});
+    let cases = vec![
+        (json!({"messages": null}), "messages", VALUE),
+        (json!({"messages": []}), "messages", VALUE),
+        (json!({"messages": "hi"}), "messages", VALUE),
+        (json!({"messages": [7]}), "messages", VALUE),
+        (json!({"messages": [user, "x"]}), "messages[1]", VALUE),
+        (json!({"messages": [{"content": "x"}]}), "messages[0].role", VALUE),
+        (json!({"messages": [{"role": "user"}]}), "messages[0].content", VALUE),
+        (json!({"messages": [{"role": "user", "content": 3}]}), "messages[0].content", VALUE),
+        (
+            json!({"messages": [{"role": "user", "content": [image]}]}),
+            "messages[0].content[0].type",
+            "unsupported_content",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
+            "messages[0].content[0].text",
+            VALUE,
+        ),
+        (json!({"messages": [{"role": "tool", "content": "x"}]}), "messages[0].role", FIELD),
+        (
+            json!({"messages": [{"role": "assistant", "tool_calls": [{}]}]}),
+            "messages[0].tool_calls",
+            FIELD,
+        ),
+        (json!({"messages": vec![user.clone(); 4097]}), "messages", VALUE),
+        (json!({"tools": [{"type": "function"}]}), "tools", FIELD),
+        (json!({"tool_choice": "required"}), "tool_choice", FIELD),
+        (json!({"logprobs": 1}), "logprobs", VALUE),
+        (json!({"top_logprobs": 2}), "top_logprobs", VALUE),
+        (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs", VALUE),
+        (
+            json!({"add_generation_prompt": true, "continue_final_message": true}),
+            "continue_final_message",
+            VALUE,
+        ),
+        (json!({"chat_template": "{{ 1 }}"}), "chat_template", FIELD),
+        (json!({"chat_template_kwargs": {"messages": 1}}), "chat_template_kwargs.messages", VALUE),
+        (json!({"chat_template_kwargs": {"a": [1]}}), "chat_template_kwargs.a", VALUE),
+        (json!({"chat_template_kwargs": {"a": "x".repeat(5000)}}), "chat_template_kwargs", VALUE),
+        (json!({"documents": [1]}), "documents", VALUE),
+        (json!({"reasoning_effort": "huge"}), "reasoning_effort", VALUE),
+    ];
+    refuse(&mut client, "/v1/chat/completions", &base, cases);
+    let fine = json!({"messages": [user], "max_tokens": 2, "tools": [], "tool_choice": "none",
+        "response_format": {"type": "text"}, "user": "me", "best_of": 1, "temperature": null});
+    let reply = client.post("/v1/chat/completions", &fine);
+    assert_eq!((reply.status, reply.header("x-hadron-ignored-fields")), (200, None));
+}
+
+#[test]
+fn routes_models_and_strictness() {
+    let options = Options { strict_fields: true, ..Options::default() };
+    let server = Server::start(&Setup { options, ..Setup::default() });
+    let at = server.address;
+    for path in ["/v1/responses", "/v1/messages", "/metrics", "/", "/v1/embeddings"] {
+        check(&get(at, path), 404, &Value::Null, "unknown_route", path);
+    }
+    check(&get(at, "/v1/completions"), 405, &Value::Null, "method_not_allowed", "GET");
+    let body = json!({"prompt": "a", "model": "gpt-4"});
+    check(&post(at, "/v1/completions", &body), 404, &json!("model"), "unknown_model", "model");
+    let body = json!({"prompt": "a", "frobnicate": 1});
+    check(&post(at, "/v1/completions", &body), 400, &json!("frobnicate"), FIELD, "strict");
+    check(
+        &post(at, "/detokenize", &json!({"tokens": [320]})),
+        400,
+        &json!("tokens[0]"),
+        VALUE,
+        "id",
+    );
+    check(&post(at, "/tokenize", &json!({})), 400, &json!("messages"), VALUE, "nothing");
+    server.wait_idle(std::time::Duration::from_secs(1));
+}
