@@ -55,24 +55,33 @@ macro_rules! element {
 element!(f32 => F32, bf16 => BF16, f16 => F16, i32 => I32, i64 => I64);
 
 impl Float for f32 {
+    #[inline(always)]
     fn load(self) -> f32 {
         self
     }
+    #[inline(always)]
     fn store(x: f32) -> Self {
         x
     }
 }
 
 impl Float for bf16 {
+    #[inline(always)]
     fn load(self) -> f32 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
     }
+    /// Nearest even, without branches, so that loops vectorise; NaN stays a quiet NaN.
+    #[inline(always)]
     fn store(x: f32) -> Self {
-        Self::from_f32(x)
+        let bits = x.to_bits();
+        let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
+        let quiet = (bits >> 16) as u16 | 0x40;
+        Self::from_bits(if x.is_nan() { quiet } else { rounded })
     }
 }
 
 impl Float for f16 {
+    #[inline(always)]
     fn load(self) -> f32 {
         self.to_f32()
     }

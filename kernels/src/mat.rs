@@ -81,6 +81,13 @@ impl<'a> Mat<'a> {
         self.stride
     }
 
+    /// First byte of row `r`.
+    pub(crate) fn row_ptr(&self, r: usize) -> *const u8 {
+        assert!(r < self.rows, "row {r} of {}", self.rows);
+        // SAFETY: inside the matrix.
+        unsafe { self.ptr.add(r * self.stride * self.dtype.bytes()) }
+    }
+
     /// Row `r` on the host.
     ///
     /// # Panics

@@ -1,13 +1,23 @@
 //! Paged attention with online softmax, for rows of any query length.
 //!
 //! Keys are visited in tiles of 64 positions that begin at multiples of 64, and partial results merge
-//! at those edges only: what a query sees depends on its own position, never on the chunk it came in
-//! or on other rows. Scores, maxima, sums and outputs are f32; probabilities are rounded to the pool's
-//! type before they meet the values.
+//! at those edges only. A query sees keys by its own position; keys behind it get probability zero,
+//! which adds nothing. So a query's result never depends on the chunk it came in or on other rows.
+//! Scores, maxima, sums and outputs are f32; probabilities are rounded to the pool's type before they
+//! meet the values, and their sum is taken after the rounding.
+//!
+//! A tile of work is up to 12 (token, query head) pairs of one KV head, which share every key they
+//! load. Threads take tiles from a counter: longer contexts first, so that they end together.
 
-mod portable;
+mod groups;
+mod softmax;
+mod tile;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use self::tile::{Scratch, Tile};
 use super::device::{CpuDevice, check_dtype, check_size, for_float};
+use super::product::{Products, TILE_ROWS};
 use super::share::Rows;
 use crate::dtype::Float;
 use crate::{Attention, Buffer, DType, DeviceError, KvLayout, MatMut};
@@ -15,6 +25,25 @@ use crate::{Attention, Buffer, DType, DeviceError, KvLayout, MatMut};
 const KERNEL: &str = "paged_attention";
 /// Positions between two merges.
 const KEY_TILE: usize = 64;
+/// Multiplications below which waking the other threads costs more than they save.
+const MIN_PRODUCTS: usize = 1 << 17;
+
+/// What all tiles of a call share.
+struct Call<'a, T> {
+    args: &'a Attention<'a>,
+    layout: &'a KvLayout,
+    pool: *const u8,
+    out: Rows<T>,
+    products: Products,
+    isa: super::Isa,
+    /// Query heads that read one KV head.
+    group: usize,
+    /// Tiles of one KV head before each row, and their total.
+    tiles_before: Vec<usize>,
+}
+
+// SAFETY: the pool is only read while it is borrowed; `out` is written tile by tile, disjointly.
+unsafe impl<T> Sync for Call<'_, T> {}
 
 impl CpuDevice {
     pub(super) fn attend(
@@ -24,35 +53,78 @@ impl CpuDevice {
         args: &Attention<'_>,
     ) -> Result<(), DeviceError> {
         check(&o, kv, layout, args)?;
-        for_float!(KERNEL, layout.dtype, T => self.attend_of::<T>(&mut o, kv, layout, args));
+        let group = args.heads / layout.kv_heads;
+        for_float!(KERNEL, layout.dtype, T => self.run_tiles(&Call::<T> {
+            args,
+            layout,
+            pool: kv.as_ptr(),
+            out: Rows::new(&mut o),
+            products: Products::new(self.isa(), layout.dtype),
+            isa: self.isa(),
+            group,
+            tiles_before: tiles_before(args, group),
+        }));
         Ok(())
     }
 
-    fn attend_of<T: Float>(
-        &self,
-        o: &mut MatMut<'_>,
-        kv: &Buffer,
-        layout: &KvLayout,
-        args: &Attention<'_>,
-    ) {
-        let out = Rows::<T>::new(o);
-        let dim = layout.head_dim;
-        self.threads().split(args.heads, 1, 2, &|heads| {
-            for r in 0..args.rows.len() {
-                let (from, to) = args.rows.tokens(r);
-                let context = args.rows.context(r);
-                for head in heads.clone() {
-                    for t in from..to {
-                        let visible = context - (to - 1 - t);
-                        // SAFETY: each head's columns belong to one thread.
-                        let y = unsafe { out.part(t, head * dim, dim) };
-                        let query = portable::Query { row: r, token: t, head, visible };
-                        portable::attend::<T>(y, kv, layout, args, &query);
-                    }
+    fn run_tiles<T: Float>(&self, call: &Call<'_, T>) {
+        let tiles = call.layout.kv_heads * call.tiles_per_head();
+        let next = AtomicUsize::new(0);
+        let take = |_| {
+            let mut scratch = Scratch::new(call.layout);
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                if index >= tiles {
+                    return;
                 }
+                call.tile(index).run(call, &mut scratch);
             }
-        });
+        };
+        if call.products_needed() < MIN_PRODUCTS {
+            take(0);
+        } else {
+            self.threads().run(&take);
+        }
     }
+}
+
+impl<T> Call<'_, T> {
+    fn tiles_per_head(&self) -> usize {
+        self.tiles_before.last().copied().unwrap_or(0)
+    }
+
+    /// Tile `index` of all: heads outermost, so that threads share the keys in cache; the last queries
+    /// of a row first.
+    fn tile(&self, index: usize) -> Tile {
+        let per_head = self.tiles_per_head();
+        let (head, place) = (index / per_head, per_head - 1 - index % per_head);
+        let row = self.tiles_before.partition_point(|&before| before <= place) - 1;
+        let (from, to) = self.args.rows.tokens(row);
+        let pairs = (to - from) * self.group;
+        let first = (place - self.tiles_before[row]) * TILE_ROWS;
+        Tile { row, head, first, pairs: TILE_ROWS.min(pairs - first) }
+    }
+
+    fn products_needed(&self) -> usize {
+        let rows = 0..self.args.rows.len();
+        let keys: usize = rows
+            .map(|r| {
+                let (from, to) = self.args.rows.tokens(r);
+                (to - from) * self.args.rows.context(r)
+            })
+            .sum();
+        keys * self.args.heads * self.layout.head_dim
+    }
+}
+
+fn tiles_before(args: &Attention<'_>, group: usize) -> Vec<usize> {
+    let mut sum = 0;
+    let rows = (0..args.rows.len()).map(|r| {
+        let (from, to) = args.rows.tokens(r);
+        sum += ((to - from) * group).div_ceil(TILE_ROWS);
+        sum
+    });
+    std::iter::once(0).chain(rows).collect()
 }
 
 fn check(

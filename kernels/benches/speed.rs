@@ -1,0 +1,248 @@
+//! Speed of the CPU kernels next to the two ceilings of the same run: arithmetic in registers and reads
+//! from memory. `cargo bench -p kernels -- [linear|attention|pool|small] [threads]`.
+//!
+//! Shapes are those of Qwen3-0.6B. Weights rotate through 300 MB, as they do in a forward pass.
+#![allow(clippy::print_stdout, reason = "a benchmark prints its results")]
+#![allow(clippy::unwrap_used, reason = "a benchmark stops at the first error")]
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use kernels::cpu::{CpuConfig, CpuDevice, Isa};
+use kernels::{
+    Attention, BatchRows, DType, Driver, HostMat, Kernels, KvLayout, Mat, MatMut, Packed, QkRope,
+    Rope, Stream, bf16,
+};
+
+const S: Stream = Stream(0);
+const HIDDEN: usize = 1024;
+
+/// Seconds of the fastest of several runs.
+fn best(runs: usize, mut f: impl FnMut()) -> f64 {
+    f();
+    let times = (0..runs).map(|_| {
+        let start = Instant::now();
+        f();
+        start.elapsed().as_secs_f64()
+    });
+    times.fold(f64::INFINITY, f64::min)
+}
+
+fn numbers(n: usize) -> Vec<bf16> {
+    let mut s = 12345u64;
+    (0..n)
+        .map(|_| {
+            s ^= s << 13;
+            s ^= s >> 7;
+            s ^= s << 17;
+            bf16::from_f32((s >> 40) as f32 / (1u64 << 24) as f32 - 0.5)
+        })
+        .collect()
+}
+
+fn packed(device: &CpuDevice, n: usize, k: usize) -> Packed {
+    let bytes: Vec<u8> = numbers(n * k).iter().flat_map(|x| x.to_le_bytes()).collect();
+    device.pack(&[HostMat::new(&bytes, DType::BF16, n, k).unwrap()], DType::BF16).unwrap()
+}
+
+/// GFLOP/s of a product whose operands stay in the first-level cache.
+fn arithmetic_ceiling(device: &CpuDevice) -> f64 {
+    let (n, k, rows) = (64 * 32, 64, 12 * 256);
+    let w = packed(device, n, k);
+    let x = numbers(rows * k);
+    let mut y = vec![bf16::ZERO; rows * n];
+    let seconds = best(9, || {
+        let out = MatMut::of(&mut y, rows, n).unwrap();
+        device.linear(&S, out, Mat::of(&x, rows, k).unwrap(), &w, None).unwrap();
+    });
+    2.0 * (rows * n * k) as f64 / seconds / 1e9
+}
+
+/// GB/s of all threads summing 512 MB.
+fn memory_ceiling(device: &CpuDevice) -> f64 {
+    let buffer = device.alloc(512 << 20).unwrap();
+    let words = buffer.bytes() / 4;
+    let all = buffer.mat(DType::F32, 1, words).unwrap();
+    let seconds = best(7, || {
+        device.threads().split(words, 1 << 20, 0, &|range| {
+            let mut lanes = [0.0f32; 64];
+            for chunk in all.row::<f32>(0)[range].as_chunks::<64>().0 {
+                for (lane, x) in lanes.iter_mut().zip(chunk) {
+                    *lane += x;
+                }
+            }
+            black_box(lanes);
+        });
+    });
+    buffer.bytes() as f64 / seconds / 1e9
+}
+
+fn linear(device: &CpuDevice) {
+    println!("linear, bf16: rows x K x N");
+    for (k, n) in [(HIDDEN, 3072), (HIDDEN, 6144), (3072, HIDDEN), (HIDDEN, 151_936)] {
+        let copies = (300_000_000 / (k * n * 2)).max(1);
+        let weights: Vec<Packed> = (0..copies).map(|_| packed(device, n, k)).collect();
+        for rows in [1, 2, 4, 8, 16, 32, 64, 128, 512] {
+            let used = if rows > 32 { copies.min(2) } else { copies };
+            if rows > 32 && n > 10_000 {
+                continue;
+            }
+            let x = numbers(rows * k);
+            let mut y = vec![bf16::ZERO; rows * n];
+            let seconds = best(7, || {
+                for w in &weights[..used] {
+                    let out = MatMut::of(&mut y, rows, n).unwrap();
+                    device.linear(&S, out, Mat::of(&x, rows, k).unwrap(), w, None).unwrap();
+                }
+            });
+            let flops = 2.0 * (rows * k * n * used) as f64 / seconds / 1e9;
+            let bytes = (k * n * 2 * used) as f64 / seconds / 1e9;
+            println!("{rows:4} x {k} x {n:6}: {flops:6.1} GFLOP/s, weights {bytes:5.1} GB/s");
+        }
+    }
+}
+
+/// One layer of attention over `rows` requests of `len` new tokens each, at the end of `context`.
+fn attention(device: &CpuDevice, rows: usize, len: usize, context: usize) {
+    let (heads, kv_heads, dim, block_tokens) = (16, 8, 128, 16);
+    let per_row = context.div_ceil(block_tokens);
+    let layout = KvLayout {
+        layers: 1,
+        blocks: rows * per_row,
+        block_tokens,
+        kv_heads,
+        head_dim: dim,
+        dtype: DType::BF16,
+    };
+    let mut pool = device.alloc(layout.bytes()).unwrap();
+    let tokens = rows * len;
+    let qkv = numbers(tokens * (heads + 2 * kv_heads) * dim);
+    let norm = vec![bf16::ONE; dim];
+    let (cos, sin) = (vec![0.6f32; context * dim / 2], vec![0.8f32; context * dim / 2]);
+    let start = (context - len) as i32;
+    let positions: Vec<i32> = (0..rows).flat_map(|_| start..context as i32).collect();
+    let table: Vec<i32> = (0..layout.blocks as i32).collect();
+    let slots: Vec<i64> = (0..rows)
+        .flat_map(|r| {
+            (start as usize..context).map(move |p| (r * per_row * block_tokens + p) as i64)
+        })
+        .collect();
+    let cu_q: Vec<i32> = (0..=rows).map(|r| (r * len) as i32).collect();
+    let context_lens = vec![context as i32; rows];
+    let mut q = vec![bf16::ZERO; tokens * heads * dim];
+    let mut o = q.clone();
+    let rope = Rope {
+        cos: Mat::of(&cos, context, dim / 2).unwrap(),
+        sin: Mat::of(&sin, context, dim / 2).unwrap(),
+    };
+    let args = QkRope {
+        qkv: Mat::of(&qkv, tokens, (heads + 2 * kv_heads) * dim).unwrap(),
+        q_norm: Some(Mat::of(&norm, 1, dim).unwrap()),
+        k_norm: Some(Mat::of(&norm, 1, dim).unwrap()),
+        eps: 1e-6,
+        rope,
+        positions: Mat::of(&positions, 1, tokens).unwrap(),
+        slots: Mat::of(&slots, 1, tokens).unwrap(),
+        heads,
+        layer: 0,
+    };
+    let write = best(20, || {
+        let out = MatMut::of(&mut q, tokens, heads * dim).unwrap();
+        device.qk_norm_rope_kv_write(&S, out, (&mut pool, &layout), &args).unwrap();
+    });
+    let args = Attention {
+        q: Mat::of(&q, tokens, heads * dim).unwrap(),
+        rows: BatchRows {
+            cu_q: Mat::of(&cu_q, 1, rows + 1).unwrap(),
+            context_lens: Mat::of(&context_lens, 1, rows).unwrap(),
+            block_tables: Mat::of(&table, rows, per_row).unwrap(),
+        },
+        heads,
+        layer: 0,
+        scale: (dim as f32).powf(-0.5),
+    };
+    let attend = best(20, || {
+        let out = MatMut::of(&mut o, tokens, heads * dim).unwrap();
+        device.paged_attention(&S, out, (&pool, &layout), &args).unwrap();
+    });
+    let pairs: usize = (0..len).map(|i| context - len + i + 1).sum::<usize>() * rows;
+    let flops = 4.0 * (pairs * heads * dim) as f64 / attend / 1e9;
+    let bytes = (rows * context * kv_heads * dim * 4) as f64 / attend / 1e9;
+    println!(
+        "{rows:3} rows of {len:3} at {context:5}: attention {:8.1} us ({flops:6.1} GFLOP/s, keys and \
+         values {bytes:5.1} GB/s), norm + rope + write {:7.1} us",
+        attend * 1e6,
+        write * 1e6,
+    );
+}
+
+fn small(device: &CpuDevice) {
+    println!("row-wise kernels, H 1024, I 3072");
+    for rows in [1, 8, 32, 512] {
+        let (x, gate_up) = (numbers(rows * HIDDEN), numbers(rows * 6144));
+        let w = numbers(HIDDEN);
+        let (mut residual, mut y) = (x.clone(), x.clone());
+        let mut act = vec![bf16::ZERO; rows * 3072];
+        let norm = best(50, || {
+            let out = MatMut::of(&mut y, rows, HIDDEN).unwrap();
+            let stream = MatMut::of(&mut residual, rows, HIDDEN).unwrap();
+            let delta = Mat::of(&x, rows, HIDDEN).unwrap();
+            let w = Mat::of(&w, 1, HIDDEN).unwrap();
+            device.add_rms_norm(&S, out, stream, delta, w, 1e-6).unwrap();
+        });
+        let silu = best(50, || {
+            let out = MatMut::of(&mut act, rows, 3072).unwrap();
+            device.silu_mul(&S, out, Mat::of(&gate_up, rows, 6144).unwrap()).unwrap();
+        });
+        println!(
+            "{rows:4} rows: add_rms_norm {:7.1} us, silu_mul {:7.1} us",
+            norm * 1e6,
+            silu * 1e6
+        );
+    }
+}
+
+fn pool(device: &CpuDevice) {
+    let regions = 10_000;
+    let seconds = best(5, || {
+        for _ in 0..regions {
+            device.threads().run(&|t| {
+                black_box(t);
+            });
+        }
+    });
+    println!("empty parallel region: {:.2} us", seconds / f64::from(regions) * 1e6);
+}
+
+fn main() {
+    let words: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    let threads = words.iter().find_map(|w| w.parse().ok()).unwrap_or(0);
+    let wanted = |name: &str| {
+        let named = words.iter().any(|w| w.parse::<usize>().is_err());
+        !named || words.iter().any(|w| w == name)
+    };
+    let device = CpuDevice::new(CpuConfig { threads, isa: Isa::detect() }).unwrap();
+    println!("{}", device.name());
+    let ceiling = || {
+        let (flops, bytes) = (arithmetic_ceiling(&device), memory_ceiling(&device));
+        println!("ceilings now: {flops:.0} GFLOP/s bf16 in cache, {bytes:.1} GB/s read");
+    };
+    ceiling();
+    if wanted("pool") {
+        pool(&device);
+    }
+    if wanted("small") {
+        small(&device);
+    }
+    if wanted("attention") {
+        for (rows, len, context) in
+            [(1, 512, 512), (1, 512, 4096), (4, 128, 128), (1, 1, 48), (1, 1, 4096), (32, 1, 48)]
+        {
+            attention(&device, rows, len, context);
+        }
+    }
+    if wanted("linear") {
+        linear(&device);
+        ceiling();
+    }
+}

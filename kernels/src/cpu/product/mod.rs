@@ -1,0 +1,107 @@
+//! The inner loop of all matrix work: a tile of up to 12 rows by 32 columns.
+//!
+//! `c[r][j] = Σ_k a[r][k] · b[k][j]`, each sum in ascending `k` in one f32 accumulator, whatever the
+//! number of rows: a row's result does not depend on the rows that share its tile. Linear layers run
+//! it over packed panels, attention over the key and value tiles of the KV pool.
+//!
+//! 12 rows of 2 × 16 lanes are 24 accumulators of the 32 registers of AVX-512; two more hold the line
+//! of `b`, and `a` is broadcast from memory.
+//!
+//! bf16 takes pairs: a step is two consecutive `k`, `b` holds `[j][k % 2]`. AVX-512-BF16 multiplies and
+//! adds a pair per instruction; the other paths widen to f32 and add the even, then the odd product.
+
+mod portable;
+#[cfg(target_arch = "x86_64")]
+mod wide;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use super::isa::Isa;
+use crate::DType;
+
+/// Most rows of a tile.
+pub(super) const TILE_ROWS: usize = 12;
+/// Columns of a tile, in two halves that may lie apart.
+pub(super) const TILE_COLUMNS: usize = 32;
+/// Columns of a half.
+pub(super) const HALF: usize = 16;
+
+/// One tile and where its operands lie.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Operands {
+    /// Row 0 of `a`.
+    pub(super) a: *const u8,
+    /// Bytes between rows of `a`.
+    pub(super) a_stride: usize,
+    /// Columns `[0, 16)` and `[16, 32)` of step 0 of `b`.
+    pub(super) b: [*const u8; 2],
+    /// Bytes between steps of `b`.
+    pub(super) b_stride: usize,
+    /// Values of `k` (f32) or pairs of them (bf16).
+    pub(super) steps: usize,
+    /// Sums `[rows][32]`.
+    pub(super) c: *mut f32,
+    /// Elements between rows of `c`.
+    pub(super) c_stride: usize,
+    /// Whether sums go on from what `c` holds.
+    pub(super) resume: bool,
+    /// What to fetch into the second-level cache meanwhile.
+    pub(super) ahead: Ahead,
+}
+
+/// Memory that will be needed soon: fetched line by line, so many lines a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ahead {
+    /// Nothing.
+    Nothing,
+    /// One 64-byte line per step.
+    OneLine(*const u8),
+    /// Two lines per step.
+    TwoLines(*const u8),
+}
+
+/// Computes one tile of a fixed number of rows.
+pub(super) type Product = unsafe fn(&Operands);
+
+/// Tile kernels of one instruction set and element type, by number of rows.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Products([Product; TILE_ROWS]);
+
+impl Products {
+    /// Kernels for operands of `dtype`, f32 or bf16.
+    pub(super) fn new(isa: Isa, dtype: DType) -> Self {
+        let pairs = dtype == DType::BF16;
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 if pairs => Self(x86::BF16),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 | Isa::Avx512Bf16 => Self(if pairs { x86::WIDE_16 } else { x86::F32_16 }),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => Self(if pairs { x86::WIDE_8 } else { x86::F32_8 }),
+            _ => Self(if pairs { portable::PAIRS } else { portable::SINGLES }),
+        }
+    }
+
+    /// Computes a tile of `rows` rows.
+    ///
+    /// # Safety
+    /// All that `operands` names can be read or written to its full extent, `c` by this thread alone,
+    /// and the processor has the instruction set of these kernels.
+    pub(super) unsafe fn run(&self, rows: usize, operands: &Operands) {
+        // SAFETY: passed on.
+        unsafe { self.0[rows - 1](operands) }
+    }
+}
+
+/// Instances of a tile kernel for 1 to 12 rows.
+macro_rules! by_rows {
+    ($kernel:ident $(, $extra:ty)*) => {
+        [
+            $kernel::<1 $(, $extra)*>, $kernel::<2 $(, $extra)*>, $kernel::<3 $(, $extra)*>,
+            $kernel::<4 $(, $extra)*>, $kernel::<5 $(, $extra)*>, $kernel::<6 $(, $extra)*>,
+            $kernel::<7 $(, $extra)*>, $kernel::<8 $(, $extra)*>, $kernel::<9 $(, $extra)*>,
+            $kernel::<10 $(, $extra)*>, $kernel::<11 $(, $extra)*>, $kernel::<12 $(, $extra)*>,
+        ]
+    };
+}
+use by_rows;

@@ -1,0 +1,202 @@
+//! Tile kernels for AVX-512-BF16, AVX-512 and AVX2.
+//!
+//! Loops over rows and registers have constant bounds and unroll; sums stay in registers.
+
+use std::arch::x86_64::{
+    __m256, __m512, __m512bh, __m512i, _MM_HINT_T1, _mm_prefetch, _mm512_dpbf16_ps,
+    _mm512_loadu_ps, _mm512_loadu_si512, _mm512_set1_epi32, _mm512_setzero_ps, _mm512_storeu_ps,
+};
+
+use super::wide::Lanes;
+use super::{Ahead, HALF, Operands, Product, TILE_ROWS, by_rows};
+
+pub(super) const BF16: [Product; TILE_ROWS] = by_rows!(bf16);
+pub(super) const F32_16: [Product; TILE_ROWS] = by_rows!(f32_16);
+pub(super) const WIDE_16: [Product; TILE_ROWS] = by_rows!(wide_16);
+pub(super) const F32_8: [Product; TILE_ROWS] = by_rows!(f32_8);
+pub(super) const WIDE_8: [Product; TILE_ROWS] = by_rows!(wide_8);
+
+const LINE: usize = 64;
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+unsafe fn bf16<const M: usize>(o: &Operands) {
+    // SAFETY: the caller vouches for the operands and the instruction set.
+    unsafe {
+        match o.ahead {
+            Ahead::Nothing => bf16_ahead::<M, 0>(o, std::ptr::null()),
+            Ahead::OneLine(next) => bf16_ahead::<M, 1>(o, next),
+            Ahead::TwoLines(next) => bf16_ahead::<M, 2>(o, next),
+        }
+    }
+}
+
+/// Paired dot products; fetches `LINES` lines of `next` a step.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+unsafe fn bf16_ahead<const M: usize, const LINES: usize>(o: &Operands, next: *const u8) {
+    // SAFETY: the caller vouches for the operands; a prefetch may point anywhere.
+    unsafe {
+        let mut sums = [[_mm512_setzero_ps(); 2]; M];
+        if o.resume {
+            for (r, [low, high]) in sums.iter_mut().enumerate() {
+                *low = _mm512_loadu_ps(o.c.add(r * o.c_stride));
+                *high = _mm512_loadu_ps(o.c.add(r * o.c_stride + HALF));
+            }
+        }
+        for step in 0..o.steps {
+            let b = o.b.map(|b| as_pairs(_mm512_loadu_si512(b.add(step * o.b_stride).cast())));
+            for line in 0..LINES {
+                _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add((step * LINES + line) * LINE).cast());
+            }
+            for (r, [low, high]) in sums.iter_mut().enumerate() {
+                let pair = o.a.add(r * o.a_stride + step * 4).cast::<i32>().read_unaligned();
+                let a = as_pairs(_mm512_set1_epi32(pair));
+                *low = _mm512_dpbf16_ps(*low, a, b[0]);
+                *high = _mm512_dpbf16_ps(*high, a, b[1]);
+            }
+        }
+        for (r, [low, high]) in sums.iter().enumerate() {
+            _mm512_storeu_ps(o.c.add(r * o.c_stride), *low);
+            _mm512_storeu_ps(o.c.add(r * o.c_stride + HALF), *high);
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn as_pairs(x: __m512i) -> __m512bh {
+    // SAFETY: both are 64 plain bytes.
+    unsafe { std::mem::transmute(x) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn f32_16<const M: usize>(o: &Operands) {
+    // SAFETY: passed on; the instruction set is enabled here.
+    unsafe { tile::<__m512, Singles, M, 2>(o, 0, 0) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn wide_16<const M: usize>(o: &Operands) {
+    // SAFETY: passed on; the instruction set is enabled here.
+    unsafe { tile::<__m512, Pairs, M, 2>(o, 0, 0) }
+}
+
+#[target_feature(enable = "avx2,fma")]
+unsafe fn f32_8<const M: usize>(o: &Operands) {
+    // SAFETY: passed on; the instruction set is enabled here.
+    unsafe { narrow::<Singles, M>(o) }
+}
+
+#[target_feature(enable = "avx2,fma")]
+unsafe fn wide_8<const M: usize>(o: &Operands) {
+    // SAFETY: passed on; the instruction set is enabled here.
+    unsafe { narrow::<Pairs, M>(o) }
+}
+
+/// AVX2 has 16 registers: 4 rows of one half (two registers) at a time.
+#[inline(always)]
+unsafe fn narrow<S: Step, const M: usize>(o: &Operands) {
+    for half in 0..2 {
+        let mut r = 0;
+        while r < M {
+            // SAFETY: rows `[r, r + 4)` or `r` are among the `M` rows; else passed on.
+            unsafe {
+                if M - r >= 4 {
+                    tile::<__m256, S, 4, 2>(o, r, half * HALF);
+                    r += 4;
+                } else {
+                    tile::<__m256, S, 1, 2>(o, r, half * HALF);
+                    r += 1;
+                }
+            }
+        }
+    }
+}
+
+/// How a step reads its operands: one f32, or a pair of bf16 widened to two.
+trait Step {
+    /// Multiplications per step.
+    const DEPTH: usize;
+    unsafe fn a(from: *const u8, step: usize) -> [f32; 2];
+    unsafe fn b<V: Lanes>(from: *const u8) -> [V; 2];
+    /// Bytes of one column of one step.
+    const COLUMN_BYTES: usize = 4;
+}
+
+struct Singles;
+struct Pairs;
+
+impl Step for Singles {
+    const DEPTH: usize = 1;
+    #[inline(always)]
+    unsafe fn a(from: *const u8, step: usize) -> [f32; 2] {
+        // SAFETY: the caller vouches for `a`.
+        [unsafe { *from.cast::<f32>().add(step) }, 0.0]
+    }
+    #[inline(always)]
+    unsafe fn b<V: Lanes>(from: *const u8) -> [V; 2] {
+        // SAFETY: the caller vouches for `b`.
+        unsafe { [V::load(from.cast()), V::zero()] }
+    }
+}
+
+impl Step for Pairs {
+    const DEPTH: usize = 2;
+    #[inline(always)]
+    unsafe fn a(from: *const u8, step: usize) -> [f32; 2] {
+        // SAFETY: the caller vouches for `a`.
+        let pair = unsafe { from.cast::<u32>().add(step).read_unaligned() };
+        [f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000)]
+    }
+    #[inline(always)]
+    unsafe fn b<V: Lanes>(from: *const u8) -> [V; 2] {
+        // SAFETY: the caller vouches for `b`.
+        unsafe { V::load_pairs(from) }
+    }
+}
+
+/// Rows `[row, row + M)`, `R` registers of columns from `column` on.
+#[inline(always)]
+unsafe fn tile<V: Lanes, S: Step, const M: usize, const R: usize>(
+    o: &Operands,
+    row: usize,
+    column: usize,
+) {
+    // SAFETY: the caller vouches for the operands and the instruction set.
+    unsafe {
+        let mut sums = [[V::zero(); R]; M];
+        let place = |i: usize| column + i * V::LANES;
+        let c = |r: usize, i: usize| o.c.add((row + r) * o.c_stride + place(i));
+        if o.resume {
+            for (r, sums) in sums.iter_mut().enumerate() {
+                for (i, sum) in sums.iter_mut().enumerate() {
+                    *sum = V::load(c(r, i));
+                }
+            }
+        }
+        let mut from = [o.b[0]; R];
+        for (i, from) in from.iter_mut().enumerate() {
+            *from = o.b[place(i) / HALF].add(place(i) % HALF * S::COLUMN_BYTES);
+        }
+        for step in 0..o.steps {
+            let mut b = [[V::zero(); 2]; R];
+            for (b, from) in b.iter_mut().zip(&from) {
+                *b = S::b::<V>(from.add(step * o.b_stride));
+            }
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let a = S::a(o.a.add((row + r) * o.a_stride), step);
+                for (depth, &a) in a.iter().enumerate().take(S::DEPTH) {
+                    let a = V::splat(a);
+                    for (sum, b) in sums.iter_mut().zip(&b) {
+                        *sum = sum.mul_add(a, b[depth]);
+                    }
+                }
+            }
+        }
+        for (r, sums) in sums.iter().enumerate() {
+            for (i, sum) in sums.iter().enumerate() {
+                sum.store(c(r, i));
+            }
+        }
+    }
+}

@@ -1,0 +1,436 @@
+//! The KV write and paged attention: mixed rows, random blocks, every ratio of heads, all block sizes.
+
+use kernels::{
+    Attention, BatchRows, Buffer, DeviceError, Driver, Kernels, KvLayout, Mat, MatMut, QkRope,
+    Rope, Stream, bf16,
+    cpu::{CpuDevice, Isa},
+};
+
+use crate::support::{Numbers, Real, cast, device, devices, error, tolerance};
+
+const S: Stream = Stream(0);
+/// Positions of the rotation tables.
+const POSITIONS: usize = 512;
+
+/// A small attention: shapes, weights, and requests with keys for every position.
+struct Case {
+    heads: usize,
+    layout: KvLayout,
+    rotary: usize,
+    /// Per request: projections of every token `[len][(N + 2 K) D]` and its block table.
+    requests: Vec<(Vec<f32>, Vec<i32>)>,
+    norms: Option<(Vec<f32>, Vec<f32>)>,
+    /// Cosines and sines `[POSITIONS][rotary / 2]`.
+    rope: (Vec<f32>, Vec<f32>),
+}
+
+const EPS: f32 = 1e-6;
+
+impl Case {
+    fn new<T: Real>(
+        seed: u64,
+        (heads, kv_heads, head_dim): (usize, usize, usize),
+        block_tokens: usize,
+        lens: &[usize],
+    ) -> Self {
+        let mut numbers = Numbers::new(seed);
+        let width = (heads + 2 * kv_heads) * head_dim;
+        let needed: usize = lens.iter().map(|len| len.div_ceil(block_tokens)).sum();
+        let layout = KvLayout {
+            layers: 2,
+            blocks: needed + 3,
+            block_tokens,
+            kv_heads,
+            head_dim,
+            dtype: T::DTYPE,
+        };
+        let mut free: Vec<i32> = (0..layout.blocks as i32).collect();
+        let requests = lens
+            .iter()
+            .map(|&len| {
+                let qkv = numbers.floats(len * width);
+                let mut take = || free.swap_remove(numbers.below(free.len()));
+                (qkv, (0..len.div_ceil(block_tokens)).map(|_| take()).collect())
+            })
+            .collect();
+        let norms = seed.is_multiple_of(2).then(|| {
+            let mut weight = || numbers.floats(head_dim).iter().map(|w| 1.0 + w / 4.0).collect();
+            (weight(), weight())
+        });
+        let rotary = if seed.is_multiple_of(3) { head_dim / 2 } else { head_dim };
+        Self { heads, layout, rotary, requests, norms, rope: rope(rotary) }
+    }
+
+    fn width(&self) -> usize {
+        (self.heads + 2 * self.layout.kv_heads) * self.layout.head_dim
+    }
+
+    fn slot(&self, request: usize, position: usize) -> i64 {
+        let bs = self.layout.block_tokens;
+        i64::from(self.requests[request].1[position / bs]) * bs as i64 + (position % bs) as i64
+    }
+
+    /// Head `head` of a token after norm and rotation, in f64; rounded where the kernel rounds.
+    fn turned<T: Real>(&self, request: usize, position: usize, head: usize) -> Vec<f64> {
+        let dim = self.layout.head_dim;
+        let raw = &self.requests[request].0[position * self.width() + head * dim..][..dim];
+        let mut x: Vec<f64> = raw.iter().map(|x| f64::from(*x)).collect();
+        if let Some((q, k)) = &self.norms {
+            let w = if head < self.heads { q } else { k };
+            let mean = x.iter().map(|x| x * x).sum::<f64>() / dim as f64;
+            let scale = 1.0 / (mean + f64::from(EPS)).sqrt();
+            for (x, w) in x.iter_mut().zip(w) {
+                let unit = T::of((*x * scale) as f32).value();
+                *x = f64::from(T::of(T::of(*w).value() * unit).value());
+            }
+        }
+        let (cos, sin) = &self.rope;
+        let half = self.rotary / 2;
+        for i in 0..half {
+            let (c, s) = (cos[position * half + i], sin[position * half + i]);
+            let (low, high) = (x[i], x[i + half]);
+            x[i] = low * f64::from(c) - high * f64::from(s);
+            x[i + half] = high * f64::from(c) + low * f64::from(s);
+        }
+        x.iter().map(|x| f64::from(T::of(*x as f32).value())).collect()
+    }
+
+    /// Keys of a request after norm and rotation, `[KV head][position]`.
+    fn keys<T: Real>(&self, request: usize) -> Vec<Vec<Vec<f64>>> {
+        let len = self.requests[request].0.len() / self.width();
+        let key = |head, p| self.turned::<T>(request, p, self.heads + head);
+        (0..self.layout.kv_heads).map(|head| (0..len).map(|p| key(head, p)).collect()).collect()
+    }
+
+    /// The formula, for one token.
+    fn expected<T: Real>(
+        &self,
+        request: usize,
+        position: usize,
+        keys: &[Vec<Vec<f64>>],
+    ) -> Vec<f64> {
+        let (dim, group) = (self.layout.head_dim, self.heads / self.layout.kv_heads);
+        let mut out = Vec::new();
+        for head in 0..self.heads {
+            let value_head = self.heads + self.layout.kv_heads + head / group;
+            let q = self.turned::<T>(request, position, head);
+            let scores: Vec<f64> = keys[head / group][..=position]
+                .iter()
+                .map(|k| q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() * f64::from(self.scale()))
+                .collect();
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            let mut o = vec![0.0; dim];
+            for (p, w) in weights.iter().enumerate() {
+                let at = p * self.width() + value_head * dim;
+                for (o, v) in o.iter_mut().zip(&self.requests[request].0[at..]) {
+                    *o += w / sum * f64::from(*v);
+                }
+            }
+            out.extend(o);
+        }
+        out
+    }
+
+    fn scale(&self) -> f32 {
+        (self.layout.head_dim as f32).powf(-0.5)
+    }
+
+    fn pool(&self, device: &CpuDevice) -> Buffer {
+        device.alloc(self.layout.bytes()).unwrap()
+    }
+
+    /// Runs chunks `(request, from, to)` as one step of layer 1; returns `[T, N D]`.
+    fn step<T: Real>(
+        &self,
+        device: &CpuDevice,
+        pool: &mut Buffer,
+        chunks: &[(usize, usize, usize)],
+    ) -> Vec<T> {
+        let (mut qkv, mut positions, mut slots) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut cu_q, mut context_lens, mut tables) = (vec![0], Vec::new(), Vec::new());
+        let widest = self.requests.iter().map(|r| r.1.len()).max().unwrap();
+        for &(request, from, to) in chunks {
+            let (projections, table) = &self.requests[request];
+            qkv.extend(cast::<T>(&projections[from * self.width()..to * self.width()]));
+            positions.extend(from as i32..to as i32);
+            slots.extend((from..to).map(|p| self.slot(request, p)));
+            cu_q.push(positions.len() as i32);
+            context_lens.push(to as i32);
+            let used = to.div_ceil(self.layout.block_tokens);
+            tables.extend_from_slice(&table[..used]);
+            tables.extend(std::iter::repeat_n(-7, widest - used)); // Never read.
+        }
+        let tokens = positions.len();
+        let dim = self.layout.head_dim;
+        let (cos, sin) = &self.rope;
+        let norms = self.norms.as_ref().map(|(q, k)| (cast::<T>(q), cast::<T>(k)));
+        let mut q = vec![T::of(0.0); tokens * self.heads * dim];
+        let args = QkRope {
+            qkv: Mat::of(&qkv, tokens, self.width()).unwrap(),
+            q_norm: norms.as_ref().map(|(q, _)| Mat::of(q, 1, dim).unwrap()),
+            k_norm: norms.as_ref().map(|(_, k)| Mat::of(k, 1, dim).unwrap()),
+            eps: EPS,
+            rope: Rope {
+                cos: Mat::of(cos, POSITIONS, self.rotary / 2).unwrap(),
+                sin: Mat::of(sin, POSITIONS, self.rotary / 2).unwrap(),
+            },
+            positions: Mat::of(&positions, 1, tokens).unwrap(),
+            slots: Mat::of(&slots, 1, tokens).unwrap(),
+            heads: self.heads,
+            layer: 1,
+        };
+        let out = MatMut::of(&mut q, tokens, self.heads * dim).unwrap();
+        device.qk_norm_rope_kv_write(&S, out, (pool, &self.layout), &args).unwrap();
+        let rows = chunks.len();
+        let args = Attention {
+            q: Mat::of(&q, tokens, self.heads * dim).unwrap(),
+            rows: BatchRows {
+                cu_q: Mat::of(&cu_q, 1, rows + 1).unwrap(),
+                context_lens: Mat::of(&context_lens, 1, rows).unwrap(),
+                block_tables: Mat::of(&tables, rows, widest).unwrap(),
+            },
+            heads: self.heads,
+            layer: 1,
+            scale: self.scale(),
+        };
+        let mut o = vec![T::of(0.0); tokens * self.heads * dim];
+        let out = MatMut::of(&mut o, tokens, self.heads * dim).unwrap();
+        device.paged_attention(&S, out, (pool, &self.layout), &args).unwrap();
+        o
+    }
+
+    fn whole(&self) -> Vec<(usize, usize, usize)> {
+        let bs = self.layout.block_tokens;
+        let len = |i: usize| self.requests[i].0.len() / self.width();
+        let chunks: Vec<_> = (0..self.requests.len()).map(|i| (i, 0, len(i))).collect();
+        assert!(chunks.iter().all(|c| c.2.div_ceil(bs) == self.requests[c.0].1.len()));
+        chunks
+    }
+}
+
+/// Cosines and sines by position for `rotary` channels, base 10,000.
+fn rope(rotary: usize) -> (Vec<f32>, Vec<f32>) {
+    let half = rotary / 2;
+    let angle = |i: usize| (i / half) as f64 * 1e4f64.powf(-((i % half) as f64) / half as f64);
+    let table = |f: fn(f64) -> f64| (0..POSITIONS * half).map(|i| f(angle(i)) as f32).collect();
+    (table(f64::cos), table(f64::sin))
+}
+
+fn check<T: Real>(case: &Case, what: &str) {
+    let chunks = case.whole();
+    let expected: Vec<f64> = chunks
+        .iter()
+        .flat_map(|&(i, from, to)| {
+            let keys = case.keys::<T>(i);
+            (from..to).flat_map(move |p| case.expected::<T>(i, p, &keys))
+        })
+        .collect();
+    for device in devices(2) {
+        let got = case.step::<T>(&device, &mut case.pool(&device), &chunks);
+        let worst = error(&got, &expected);
+        assert!(worst < tolerance::<T>(), "{what} {:?} {:?}: {worst:e}", T::DTYPE, device.isa());
+    }
+}
+
+#[test]
+fn agrees_with_the_formula() {
+    let shapes = [
+        ((4, 2, 16), 16, &[1usize, 17, 70][..]),
+        ((2, 2, 64), 16, &[33, 2]),
+        ((8, 1, 64), 32, &[40, 5]),
+        ((16, 1, 32), 16, &[13]),
+        ((4, 2, 128), 16, &[66]),
+        ((2, 1, 256), 16, &[20]),
+        ((6, 2, 80), 48, &[50, 3]),
+        ((4, 4, 48), 4, &[9, 66]),
+        ((3, 1, 16), 2, &[7]),
+        ((2, 1, 32), 6, &[31]),
+    ];
+    for (seed, (heads, block_tokens, lens)) in shapes.into_iter().enumerate() {
+        let what = format!("{heads:?} blocks of {block_tokens}");
+        check::<f32>(&Case::new::<f32>(seed as u64, heads, block_tokens, lens), &what);
+        check::<bf16>(&Case::new::<bf16>(seed as u64, heads, block_tokens, lens), &what);
+    }
+}
+
+/// Whole prefill, chunks, decode, and mixed batches give the same bits for every token.
+fn check_invariance<T: Real>(heads: (usize, usize, usize), block_tokens: usize, isa: Isa) {
+    let lens = [150usize, 37, 65];
+    let case = Case::new::<T>(4, heads, block_tokens, &lens);
+    let reference = device(1, isa);
+    let mut expected = Vec::new();
+    for chunk in case.whole() {
+        let mut pool = case.pool(&reference);
+        expected.push(case.step::<T>(&reference, &mut pool, &[chunk]));
+    }
+    let width = heads.0 * heads.2;
+    let token = |i: usize, p: usize| &expected[i][p * width..(p + 1) * width];
+    for threads in [1, 2, 3] {
+        let device = device(threads, isa);
+        for chunk_len in [1, 7, 16, 64, 1000] {
+            let mut pool = case.pool(&device);
+            let mut done = [0; 3];
+            while done.iter().zip(&lens).any(|(d, l)| d < l) {
+                let next = (0..3).filter(|&i| done[i] < lens[i]);
+                let chunks: Vec<_> =
+                    next.map(|i| (i, done[i], lens[i].min(done[i] + chunk_len))).collect();
+                let got = case.step::<T>(&device, &mut pool, &chunks);
+                let tokens =
+                    chunks.iter().flat_map(|&(i, from, to)| (from..to).map(move |p| (i, p)));
+                for ((i, p), got) in tokens.zip(got.chunks_exact(width)) {
+                    assert_eq!(got, token(i, p), "token {p} of {i}, chunks of {chunk_len}");
+                }
+                for (i, _, to) in chunks {
+                    done[i] = to;
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_token_does_not_depend_on_chunks_batch_or_threads() {
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+        check_invariance::<f32>((4, 2, 64), 16, isa);
+        check_invariance::<bf16>((4, 2, 64), 16, isa);
+        check_invariance::<bf16>((3, 1, 32), 6, isa);
+    }
+}
+
+/// A former owner's infinities in the same block must not leak into a request.
+#[test]
+fn stale_blocks_do_not_poison() {
+    for device in devices(2) {
+        let case = Case::new::<bf16>(2, (4, 2, 64), 16, &[21]);
+        let clean = case.step::<bf16>(&device, &mut case.pool(&device), &[(0, 0, 21)]);
+        let mut pool = case.pool(&device);
+        let poison: Vec<u8> = std::iter::repeat_n(bf16::NAN.to_le_bytes(), case.layout.bytes() / 2)
+            .flatten()
+            .collect();
+        device.upload(&mut pool, 0, &poison).unwrap();
+        assert_eq!(case.step::<bf16>(&device, &mut pool, &[(0, 0, 21)]), clean);
+    }
+}
+
+/// Slot −1 stores nothing, every other slot of the pool keeps its bytes, and the last slot is usable.
+fn check_slots<T: Real>() {
+    let device = device(2, Isa::detect());
+    let layout = KvLayout {
+        layers: 2,
+        blocks: 3,
+        block_tokens: 16,
+        kv_heads: 2,
+        head_dim: 16,
+        dtype: T::DTYPE,
+    };
+    let (heads, tokens, width) = (2, 4, 6 * 16);
+    let qkv = cast::<T>(&Numbers::new(3).floats(tokens * width));
+    let (cos, sin) = (vec![1.0f32; 8 * 8], vec![0.0f32; 8 * 8]);
+    let run = |pool: &mut Buffer, slots: &[i64]| {
+        let mut q = vec![T::of(0.0); tokens * heads * 16];
+        let args = QkRope {
+            qkv: Mat::of(&qkv, tokens, width).unwrap(),
+            q_norm: None,
+            k_norm: None,
+            eps: EPS,
+            rope: Rope { cos: Mat::of(&cos, 8, 8).unwrap(), sin: Mat::of(&sin, 8, 8).unwrap() },
+            positions: Mat::of(&[0, 1, 2, 3], 1, 4).unwrap(),
+            slots: Mat::of(slots, 1, slots.len()).unwrap(),
+            heads,
+            layer: 1,
+        };
+        let out = MatMut::of(&mut q, tokens, heads * 16).unwrap();
+        device.qk_norm_rope_kv_write(&S, out, (pool, &layout), &args)
+    };
+    let mut pool = device.alloc(layout.bytes()).unwrap();
+    let marks = cast::<T>(&Numbers::new(9).floats(layout.bytes() / T::DTYPE.bytes()));
+    let bytes =
+        |x: &[T]| -> Vec<u8> { x.iter().flat_map(|x| x.value().to_bits().to_le_bytes()).collect() };
+    let mut raw = vec![0; layout.bytes()];
+    let before = {
+        let narrow: Vec<u8> = match T::DTYPE {
+            kernels::DType::BF16 => {
+                marks.iter().flat_map(|x| bf16::from_f32(x.value()).to_le_bytes()).collect()
+            }
+            _ => bytes(&marks),
+        };
+        device.upload(&mut pool, 0, &narrow).unwrap();
+        narrow
+    };
+    run(&mut pool, &[-1, -1, -1, -1]).unwrap();
+    device.download(&S, &pool, 0, &mut raw).unwrap();
+    assert_eq!(raw, before, "slot -1 stores nothing");
+
+    let last = layout.slots() as i64 - 1;
+    let slots = [last, -1, 5, 16];
+    run(&mut pool, &slots).unwrap();
+    device.download(&S, &pool, 0, &mut raw).unwrap();
+    let mut expected = before;
+    for (t, &slot) in slots.iter().enumerate().filter(|(_, slot)| **slot >= 0) {
+        let (block, row) = (slot as usize / 16, slot as usize % 16);
+        for head in 0..2 {
+            for d in 0..16 {
+                let key = layout.key_tile(1, block, head) + layout.key(row, d);
+                let value = layout.value_tile(1, block, head) + layout.value(row, d);
+                let at = |head: usize| qkv[t * width + head * 16 + d];
+                for (place, x) in [(key, at(2 + head)), (value, at(4 + head))] {
+                    let size = T::DTYPE.bytes();
+                    let x: Vec<u8> = match T::DTYPE {
+                        kernels::DType::BF16 => bf16::from_f32(x.value()).to_le_bytes().to_vec(),
+                        _ => x.value().to_le_bytes().to_vec(),
+                    };
+                    expected[place * size..][..size].copy_from_slice(&x);
+                }
+            }
+        }
+    }
+    assert_eq!(raw, expected, "only the named slots change");
+    let beyond = run(&mut pool, &[last + 1, -1, -1, -1]);
+    assert!(matches!(beyond, Err(DeviceError::Index { .. })));
+}
+
+#[test]
+fn only_named_slots_are_written() {
+    check_slots::<f32>();
+    check_slots::<bf16>();
+}
+
+#[test]
+fn lying_tables_are_refused() {
+    let device = device(1, Isa::Portable);
+    let layout = KvLayout {
+        layers: 1,
+        blocks: 2,
+        block_tokens: 16,
+        kv_heads: 1,
+        head_dim: 16,
+        dtype: kernels::DType::F32,
+    };
+    let pool = device.alloc(layout.bytes()).unwrap();
+    let q = [0.0f32; 3 * 16];
+    let run = |cu_q: &[i32], context: &[i32], table: &[i32]| {
+        let mut o = [0.0f32; 3 * 16];
+        let args = Attention {
+            q: Mat::of(&q, 3, 16).unwrap(),
+            rows: BatchRows {
+                cu_q: Mat::of(cu_q, 1, cu_q.len()).unwrap(),
+                context_lens: Mat::of(context, 1, context.len()).unwrap(),
+                block_tables: Mat::of(table, 1, table.len()).unwrap(),
+            },
+            heads: 1,
+            layer: 0,
+            scale: 1.0,
+        };
+        let out = MatMut::of(&mut o, 3, 16).unwrap();
+        device.paged_attention(&S, out, (&pool, &layout), &args)
+    };
+    assert!(run(&[0, 3], &[20], &[1, 0]).is_ok());
+    assert!(run(&[0, 3], &[20], &[1, 2]).is_err(), "block outside the pool");
+    assert!(run(&[0, 3], &[20], &[1, -1]).is_err(), "negative block");
+    assert!(run(&[0, 3], &[20], &[1]).is_err(), "table too short");
+    assert!(run(&[0, 3], &[2], &[1]).is_err(), "context shorter than the chunk");
+    assert!(run(&[0, 2], &[20], &[1, 0]).is_err(), "tokens without a row");
+    assert!(run(&[0, 4], &[20], &[1, 0]).is_err(), "row without its tokens");
+}

@@ -1,0 +1,138 @@
+//! `linear` over odd shapes, and its independence of batch, threads and tile.
+
+use kernels::{DType, Kernels, Mat, MatMut, Packed, Stream, bf16};
+
+use crate::support::{Numbers, Real, bytes_of, cast, devices, error, host, tolerance};
+
+const S: Stream = Stream(0);
+
+fn run<T: Real>(
+    device: &dyn Kernels,
+    x: &[T],
+    w: &Packed,
+    bias: Option<&[f32]>,
+    rows: usize,
+) -> Vec<T> {
+    let mut y = vec![T::of(0.0); rows * w.n()];
+    let bias = bias.map(|b| Mat::of(b, 1, b.len()).unwrap());
+    let out = MatMut::of(&mut y, rows, w.n()).unwrap();
+    device.linear(&S, out, Mat::of(x, rows, w.k()).unwrap(), w, bias).unwrap();
+    y
+}
+
+fn check<T: Real>(rows: usize, n: usize, k: usize) {
+    let mut numbers = Numbers::new((rows * 7919 + n * 31 + k) as u64);
+    let (x, w) = (numbers.floats(rows * k), numbers.floats(n * k));
+    let bias = numbers.floats(n);
+    let expected: Vec<f64> = (0..rows * n)
+        .map(|i| {
+            let (r, c) = (i / n, i % n);
+            let products = (0..k).map(|j| f64::from(x[r * k + j]) * f64::from(w[c * k + j]));
+            products.sum::<f64>() + f64::from(bias[c])
+        })
+        .collect();
+    let (bytes, x) = (bytes_of(&w), cast::<T>(&x));
+    for device in devices(2) {
+        let parts = [host(&bytes, n, k)];
+        let packed = device.pack(&parts, T::DTYPE).unwrap();
+        let y = run(&device, &x, &packed, Some(&bias), rows);
+        let worst = error(&y, &expected);
+        let isa = device.isa();
+        assert!(worst < tolerance::<T>(), "{rows}x{n}x{k} {isa:?} {:?}: {worst:e}", T::DTYPE);
+    }
+}
+
+#[test]
+fn agrees_with_the_formula() {
+    for (rows, n, k) in [
+        (1, 1, 2),
+        (1, 33, 10),
+        (2, 31, 64),
+        (3, 64, 130),
+        (5, 100, 96),
+        (7, 65, 34),
+        (11, 32, 256),
+        (12, 97, 62),
+        (13, 40, 1024),
+        (16, 96, 66),
+        (25, 200, 18),
+        (31, 129, 300),
+        (50, 33, 514),
+    ] {
+        check::<f32>(rows, n, k);
+        check::<bf16>(rows, n, k);
+    }
+    check::<f32>(4, 35, 7); // f32 inputs need not be even.
+}
+
+/// A row's bits are the same alone, in any batch, at any place, on any number of threads.
+fn check_invariance<T: Real>() {
+    let (n, k, most) = (70, 130, 30);
+    let mut numbers = Numbers::new(11);
+    let (x, w) = (cast::<T>(&numbers.floats(most * k)), bytes_of(&numbers.floats(n * k)));
+    let mut reference: Vec<Vec<T>> = Vec::new();
+    for threads in 1..=3 {
+        for (i, device) in devices(threads).iter().enumerate() {
+            let packed = device.pack(&[host(&w, n, k)], T::DTYPE).unwrap();
+            let alone: Vec<T> = (0..most)
+                .flat_map(|r| run(device, &x[r * k..(r + 1) * k], &packed, None, 1))
+                .collect();
+            for rows in 1..=most {
+                let y = run(device, &x[..rows * k], &packed, None, rows);
+                assert_eq!(y, alone[..rows * n], "{rows} rows, {:?}", device.isa());
+                let tail = run(device, &x[(most - rows) * k..], &packed, None, rows);
+                assert_eq!(tail, alone[(most - rows) * n..]);
+            }
+            match reference.get(i) {
+                Some(first) => assert_eq!(&alone, first, "{threads} threads"),
+                None => reference.push(alone),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_does_not_depend_on_its_batch() {
+    check_invariance::<f32>();
+    check_invariance::<bf16>();
+}
+
+#[test]
+fn logits_are_not_rounded_and_routers_widen() {
+    let (rows, n, k) = (3, 40, 64);
+    let mut numbers = Numbers::new(5);
+    let (x, w) = (cast::<bf16>(&numbers.floats(rows * k)), numbers.floats(n * k));
+    let bytes = bytes_of(&w);
+    let expected: Vec<f64> = (0..rows * n)
+        .map(|i| {
+            let products =
+                (0..k).map(|j| f64::from(x[i / n * k + j].to_f32()) * f64::from(w[i % n * k + j]));
+            products.sum()
+        })
+        .collect();
+    for device in devices(1) {
+        for dtype in [DType::F32, DType::BF16] {
+            let packed = device.pack(&[host(&bytes, n, k)], dtype).unwrap();
+            let mut y = vec![0.0f32; rows * n];
+            let out = MatMut::of(&mut y, rows, n).unwrap();
+            device.linear(&S, out, Mat::of(&x, rows, k).unwrap(), &packed, None).unwrap();
+            assert!(error(&y, &expected) < 3e-6, "{dtype:?} on {:?}", device.isa());
+        }
+    }
+}
+
+#[test]
+fn contradicting_shapes_are_refused() {
+    let device = &devices(1)[0];
+    let bytes = bytes_of(&[0.0; 12]);
+    let w = device.pack(&[host(&bytes, 3, 4)], DType::F32).unwrap();
+    let x = [0.0f32; 8];
+    let mut y = [0.0f32; 6];
+    let mut go = |rows, cols, n| {
+        let x = Mat::of(&x[..rows * cols], rows, cols).unwrap();
+        device.linear(&S, MatMut::of(&mut y[..rows * n], rows, n).unwrap(), x, &w, None)
+    };
+    assert!(go(2, 4, 3).is_ok());
+    assert!(go(2, 3, 3).is_err());
+    assert!(go(2, 4, 2).is_err());
+}

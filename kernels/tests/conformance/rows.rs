@@ -1,0 +1,232 @@
+//! Row-wise kernels: embedding, norms, activations, sums, gathers, routing and experts.
+
+use kernels::{DType, Experts, Kernels, Mat, MatMut, Routes, Stream, bf16};
+
+use crate::support::{Numbers, Real, bytes_of, cast, devices, error, host, tolerance};
+
+const S: Stream = Stream(0);
+
+fn norms<T: Real>() {
+    for (rows, cols) in [(1, 1), (2, 17), (5, 96), (3, 1000)] {
+        let mut numbers = Numbers::new(cols as u64);
+        let x = cast::<T>(&numbers.floats(rows * cols));
+        let delta = cast::<T>(&numbers.floats(rows * cols));
+        let w = cast::<T>(&numbers.floats(cols));
+        let normed = |x: &[T]| -> Vec<f64> {
+            x.chunks(cols)
+                .flat_map(|row| {
+                    let squares: f64 = row.iter().map(|x| f64::from(x.value()).powi(2)).sum();
+                    let scale = 1.0 / (squares / cols as f64 + 1e-5).sqrt();
+                    let unit = move |x: &T| T::of((f64::from(x.value()) * scale) as f32).value();
+                    row.iter().zip(&w).map(move |(x, w)| f64::from(unit(x) * w.value()))
+                })
+                .collect()
+        };
+        let summed: Vec<T> =
+            x.iter().zip(&delta).map(|(a, b)| T::of(a.value() + b.value())).collect();
+        for device in devices(2) {
+            let weight = Mat::of(&w, 1, cols).unwrap();
+            let mut y = vec![T::of(0.0); rows * cols];
+            let out = MatMut::of(&mut y, rows, cols).unwrap();
+            device.rms_norm(&S, out, Mat::of(&x, rows, cols).unwrap(), weight, 1e-5).unwrap();
+            assert!(error(&y, &normed(&x)) < tolerance::<T>());
+            let mut residual = x.clone();
+            let out = MatMut::of(&mut y, rows, cols).unwrap();
+            let stream = MatMut::of(&mut residual, rows, cols).unwrap();
+            let delta = Mat::of(&delta, rows, cols).unwrap();
+            device.add_rms_norm(&S, out, stream, delta, weight, 1e-5).unwrap();
+            assert_eq!(residual, summed);
+            assert!(error(&y, &normed(&summed)) < tolerance::<T>());
+        }
+    }
+}
+
+fn activations<T: Real>() {
+    for (rows, cols) in [(1, 1), (3, 33), (2, 9000)] {
+        let mut numbers = Numbers::new(cols as u64 + 7);
+        let x: Vec<f32> = numbers.floats(rows * 2 * cols).iter().map(|x| x * 8.0).collect();
+        let x = cast::<T>(&x);
+        let b = cast::<T>(&numbers.floats(rows * cols));
+        let expected: Vec<f64> = (0..rows * cols)
+            .map(|i| {
+                let row = &x[i / cols * 2 * cols..];
+                let gate = f64::from(row[i % cols].value());
+                gate / (1.0 + (-gate).exp()) * f64::from(row[cols + i % cols].value())
+            })
+            .collect();
+        for device in devices(2) {
+            let mut y = vec![T::of(0.0); rows * cols];
+            let out = MatMut::of(&mut y, rows, cols).unwrap();
+            device.silu_mul(&S, out, Mat::of(&x, rows, 2 * cols).unwrap()).unwrap();
+            assert!(error(&y, &expected) < tolerance::<T>());
+            let mut sum = vec![T::of(0.0); rows * cols];
+            let out = MatMut::of(&mut sum, rows, cols).unwrap();
+            let (left, right) = (Mat::of(&y, rows, cols), Mat::of(&b, rows, cols));
+            device.add(&S, out, left.unwrap(), right.unwrap()).unwrap();
+            for ((s, a), b) in sum.iter().zip(&y).zip(&b) {
+                assert_eq!(*s, T::of(a.value() + b.value()));
+            }
+        }
+    }
+}
+
+fn lookups<T: Real>() {
+    let (vocabulary, hidden) = (70, 34);
+    let table = Numbers::new(1).floats(vocabulary * hidden);
+    let ids = [0i32, 69, 33, 5, 5, 70, -1, 31, 32];
+    for device in devices(2) {
+        for first in [0, 3] {
+            let expected: Vec<T> = ids
+                .iter()
+                .flat_map(|&id| {
+                    let row = usize::try_from(id - first as i32).ok().filter(|r| *r < vocabulary);
+                    let at = |d: usize| row.map_or(0.0, |r| table[r * hidden + d]);
+                    (0..hidden).map(move |d| T::of(at(d))).collect::<Vec<_>>()
+                })
+                .collect();
+            let ids = Mat::of(&ids, 1, ids.len()).unwrap();
+            let mut y = vec![T::of(7.0); expected.len()];
+            let plain = cast::<T>(&table);
+            let plain = Mat::of(&plain, vocabulary, hidden).unwrap();
+            let out = MatMut::of(&mut y, ids.cols(), hidden).unwrap();
+            device.embed(&S, out, ids, plain, first).unwrap();
+            assert_eq!(y, expected);
+            let bytes = bytes_of(&table);
+            let packed = device.pack(&[host(&bytes, vocabulary, hidden)], T::DTYPE).unwrap();
+            y.fill(T::of(7.0));
+            let out = MatMut::of(&mut y, ids.cols(), hidden).unwrap();
+            device.embed_packed(&S, out, ids, &packed, first).unwrap();
+            assert_eq!(y, expected, "the packed table holds the same rows");
+        }
+    }
+}
+
+#[test]
+fn norms_agree_with_the_formula() {
+    norms::<f32>();
+    norms::<bf16>();
+}
+
+#[test]
+fn activations_and_sums_agree_with_the_formula() {
+    activations::<f32>();
+    activations::<bf16>();
+}
+
+#[test]
+fn lookups_copy_rows() {
+    lookups::<f32>();
+    lookups::<bf16>();
+}
+
+#[test]
+fn gathers_copy_rows_and_refuse_others() {
+    let x: Vec<f32> = (0..12).map(|i| i as f32).collect();
+    let mut y = [0.0f32; 9];
+    for device in devices(1) {
+        let mut go = |rows: &[i32; 3]| {
+            let out = MatMut::of(&mut y, 3, 3).unwrap();
+            device.gather_rows(&S, out, Mat::of(&x, 4, 3).unwrap(), Mat::of(rows, 1, 3).unwrap())
+        };
+        assert!(go(&[0, 4, 1]).is_err());
+        assert!(go(&[0, -1, 1]).is_err());
+        go(&[3, 0, 3]).unwrap();
+        assert_eq!(y, [9.0, 10.0, 11.0, 0.0, 1.0, 2.0, 9.0, 10.0, 11.0]);
+    }
+}
+
+#[test]
+fn routing_takes_the_lower_index_among_equals() {
+    let logits = [1.0f32, 3.0, 3.0, 2.0, /**/ 0.0, 0.0, 0.0, 0.0];
+    for device in devices(1) {
+        for normalise in [false, true] {
+            let (mut experts, mut weights) = ([0i32; 6], [0.0f32; 6]);
+            let out = MatMut::of(&mut experts, 2, 3).unwrap();
+            let out_weights = MatMut::of(&mut weights, 2, 3).unwrap();
+            let logits = Mat::of(&logits, 2, 4).unwrap();
+            device.moe_route_softmax(&S, out, out_weights, logits, normalise).unwrap();
+            assert_eq!(experts, [1, 2, 3, 0, 1, 2]);
+            let sum: f32 = weights[3..].iter().sum();
+            assert!((sum - if normalise { 1.0 } else { 0.75 }).abs() < 1e-6);
+            assert!(weights[0] == weights[1] && weights[1] > weights[2]);
+        }
+    }
+}
+
+/// Experts against the formula, and a token's result against the same token alone.
+fn experts<T: Real>() {
+    let (tokens, hidden, inner, count, k) = (9usize, 34usize, 22usize, 5usize, 2usize);
+    let mut numbers = Numbers::new(21);
+    let x = numbers.floats(tokens * hidden);
+    let gate_up: Vec<Vec<f32>> = (0..count).map(|_| numbers.floats(2 * inner * hidden)).collect();
+    let down: Vec<Vec<f32>> = (0..count).map(|_| numbers.floats(hidden * inner)).collect();
+    let chosen: Vec<i32> = (0..tokens)
+        .flat_map(|_| {
+            let first = numbers.below(count);
+            [first as i32, ((first + 1 + numbers.below(count - 1)) % count) as i32]
+        })
+        .collect();
+    let weights: Vec<f32> = numbers.floats(tokens * k).iter().map(|w| w.abs()).collect();
+    let first = 1; // Expert 0 lives on another rank.
+    let mut expected = vec![0.0f64; tokens * hidden];
+    for (i, (&e, &weight)) in chosen.iter().zip(&weights).enumerate() {
+        let (t, Some(e)) = (i / k, usize::try_from(e).ok().filter(|e| *e >= first)) else {
+            continue;
+        };
+        let dot = |w: &[f32], row: usize, x: &[f32]| -> f64 {
+            let w = &w[row * x.len()..];
+            x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum()
+        };
+        let row = &x[t * hidden..][..hidden];
+        let round = |x: f64| f64::from(T::of(x as f32).value());
+        let act: Vec<f32> = (0..inner)
+            .map(|j| {
+                let (gate, up) =
+                    (round(dot(&gate_up[e], j, row)), round(dot(&gate_up[e], inner + j, row)));
+                T::of((gate / (1.0 + (-gate).exp()) * up) as f32).value()
+            })
+            .collect();
+        for h in 0..hidden {
+            expected[t * hidden + h] += f64::from(weight) * dot(&down[e], h, &act);
+        }
+    }
+    let x = cast::<T>(&x);
+    for device in devices(2) {
+        let pack = |w: &[f32], rows: usize, cols: usize| {
+            let bytes = bytes_of(w);
+            device.pack(&[host(&bytes, rows, cols)], T::DTYPE).unwrap()
+        };
+        let on_rank = first..count;
+        let gate_up: Vec<_> =
+            on_rank.clone().map(|e| pack(&gate_up[e], 2 * inner, hidden)).collect();
+        let down: Vec<_> = on_rank.map(|e| pack(&down[e], hidden, inner)).collect();
+        let experts = Experts { first, gate_up: &gate_up, down: &down };
+        let run = |tokens: usize, x: &[T], chosen: &[i32], weights: &[f32]| {
+            let mut y = vec![T::of(0.0); tokens * hidden];
+            let routes = Routes {
+                experts: Mat::of(chosen, tokens, k).unwrap(),
+                weights: Mat::of(weights, tokens, k).unwrap(),
+            };
+            let out = MatMut::of(&mut y, tokens, hidden).unwrap();
+            let x = Mat::of(x, tokens, hidden).unwrap();
+            device.moe_mlp(&S, out, x, &routes, &experts).unwrap();
+            y
+        };
+        let y = run(tokens, &x, &chosen, &weights);
+        let worst = error(&y, &expected);
+        assert!(worst < 2.0 * tolerance::<T>(), "{worst:e}");
+        for t in 0..tokens {
+            let own = t * k..(t + 1) * k;
+            let row = &x[t * hidden..(t + 1) * hidden];
+            let alone = run(1, row, &chosen[own.clone()], &weights[own]);
+            assert_eq!(alone, y[t * hidden..(t + 1) * hidden]);
+        }
+    }
+}
+
+#[test]
+fn experts_agree_with_the_formula_and_with_themselves_alone() {
+    experts::<f32>();
+    experts::<bf16>();
+    assert_eq!(DType::BF16.bytes(), 2);
+}

@@ -1,0 +1,92 @@
+//! Devices to test, reproducible numbers, and host matrices.
+
+use kernels::cpu::{CpuConfig, CpuDevice, Isa};
+use kernels::{DType, HostMat, bf16};
+
+/// One device per available instruction set.
+pub(crate) fn devices(threads: usize) -> Vec<CpuDevice> {
+    let isas = Isa::ALL.into_iter().filter(|isa| isa.available());
+    isas.map(|isa| CpuDevice::new(CpuConfig { threads, isa }).unwrap()).collect()
+}
+
+/// The device of one instruction set.
+pub(crate) fn device(threads: usize, isa: Isa) -> CpuDevice {
+    CpuDevice::new(CpuConfig { threads, isa }).unwrap()
+}
+
+/// Numbers in (−1, 1) that depend on the seed alone; exact in bf16.
+pub(crate) struct Numbers(u64);
+
+impl Numbers {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub(crate) fn bits(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32
+    }
+
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        (self.bits() % n as u64) as usize
+    }
+
+    pub(crate) fn float(&mut self) -> f32 {
+        bf16::from_f32((self.bits() % 255) as f32 / 128.0 - 1.0).to_f32()
+    }
+
+    pub(crate) fn floats(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.float()).collect()
+    }
+}
+
+/// An element type of the model, for generic tests.
+pub(crate) trait Real: kernels::Element + PartialEq + std::fmt::Debug {
+    fn of(x: f32) -> Self;
+    fn value(self) -> f32;
+}
+
+impl Real for f32 {
+    fn of(x: f32) -> Self {
+        x
+    }
+    fn value(self) -> f32 {
+        self
+    }
+}
+
+impl Real for bf16 {
+    fn of(x: f32) -> Self {
+        Self::from_f32(x)
+    }
+    fn value(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+pub(crate) fn cast<T: Real>(x: &[f32]) -> Vec<T> {
+    x.iter().map(|x| T::of(*x)).collect()
+}
+
+pub(crate) fn bytes_of(x: &[f32]) -> Vec<u8> {
+    x.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+pub(crate) fn host(bytes: &[u8], rows: usize, cols: usize) -> HostMat<'_> {
+    HostMat::new(bytes, DType::F32, rows, cols).unwrap()
+}
+
+/// Largest difference, relative to the size of the expected values.
+pub(crate) fn error<T: Real>(got: &[T], expected: &[f64]) -> f64 {
+    assert_eq!(got.len(), expected.len());
+    let size = expected.iter().fold(1e-3f64, |m, x| m.max(x.abs()));
+    let worst = got.iter().zip(expected).map(|(g, e)| (f64::from(g.value()) - e).abs());
+    worst.fold(0.0, |m: f64, e| if e.is_nan() { f64::INFINITY } else { m.max(e) }) / size
+}
+
+/// What rounding to the model type and f32 sums may cost.
+pub(crate) fn tolerance<T: Real>() -> f64 {
+    if T::DTYPE == DType::BF16 { 6e-3 } else { 3e-6 }
+}
