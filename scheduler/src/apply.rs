@@ -107,7 +107,7 @@ fn fault(row: &FlightRow, result: &RowOutput, vocab_size: u32) -> Option<ErrorCo
 /// Commits emitted tokens up to the one that ends the request; cuts the rest off `emitted` too.
 fn append(request: &mut Request, emitted: &mut Tokens) -> Option<Finish> {
     for (i, &token) in emitted.iter().enumerate() {
-        request.tokens.push(token);
+        request.commit(token);
         let stop = request.stops.reason(token).map(Finish::Stop);
         let full = || (request.tokens.len() as u32 >= request.limit).then_some(Finish::Length);
         let finish = stop.or_else(full);

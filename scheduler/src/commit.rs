@@ -8,7 +8,7 @@ use crate::publish::publish;
 use crate::request::{Admitted, PREEMPTIONS_MAX, Request};
 use crate::state::{Flight, FlightRow, State};
 use kvcache::{Bug, KvCache};
-use protocol::{BlockId, Input, Row, SeatInit, TableUpdate};
+use protocol::{BlockId, Input, Row, SeatInit, TableUpdate, Tokens};
 
 /// Carries out `plan` but for its rows, which `launch` writes.
 pub(crate) fn commit(state: &mut State, kv: &mut KvCache, plan: &Plan, now_ms: u64) {
@@ -147,7 +147,9 @@ pub(crate) fn launch(state: &mut State, kv: &mut KvCache, planned: &[PlannedRow]
 fn write_row(request: &mut Request, plan: &PlannedRow, sample_at_prompt_end: bool) -> Row {
     let (start, end) = (plan.start as usize, (plan.start + plan.len) as usize);
     assert_eq!(plan.start, request.computed, "{:?} was planned from elsewhere", request.id);
-    let input = if end <= request.tokens.len() {
+    let input = if start + 1 == request.tokens.len() {
+        Input::Tokens(Tokens::one(request.last))
+    } else if end <= request.tokens.len() {
         Input::Tokens(request.tokens[start..end].into())
     } else {
         assert_eq!(plan.len, 1, "only the last known token can still be on the device");

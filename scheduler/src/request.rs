@@ -13,6 +13,9 @@ use std::sync::Arc;
 /// Preemptions after which a request becomes guarded and is never a victim again.
 pub(crate) const PREEMPTIONS_MAX: u32 = 4;
 
+/// Output tokens that a request has room for from the start; longer outputs grow by doubling.
+const TOKENS_AHEAD: u32 = 1_024;
+
 /// A request of one replica, waiting or running.
 #[derive(Debug)]
 pub(crate) struct Request {
@@ -23,6 +26,8 @@ pub(crate) struct Request {
     pub(crate) seat: Option<Seat>,
     /// Committed tokens only: prompt, then output.
     pub(crate) tokens: Vec<Token>,
+    /// The last committed token, beside the cursors: a decode row needs nothing else of `tokens`.
+    pub(crate) last: Token,
     pub(crate) prompt_len: u32,
     /// Length at which the request ends: prompt plus `max_tokens`, at most the model's length.
     pub(crate) limit: u32,
@@ -109,6 +114,8 @@ impl Stops {
 impl Request {
     pub(crate) fn new(submit: Submit, arrival: u64, now_ms: u64, config: &EngineConfig) -> Self {
         let prompt_len = submit.tokens.len() as u32;
+        let mut tokens = submit.tokens;
+        tokens.reserve_exact(submit.max_tokens.min(TOKENS_AHEAD) as usize);
         let limit = prompt_len.saturating_add(submit.max_tokens).min(config.limits.max_model_len);
         let extra_token = u32::from(config.planted.has(Bug::LengthLimitOffByOne));
         let asked = Asked {
@@ -116,7 +123,7 @@ impl Request {
             key: submit.key,
             extra: submit.extra,
             pinned: submit.replica.is_some(),
-            charge: submit.tokens.len() as u64,
+            charge: tokens.len() as u64,
             submitted_ms: now_ms,
             admitted: None,
         };
@@ -124,7 +131,8 @@ impl Request {
             id: submit.id,
             epoch: 0,
             seat: None,
-            tokens: submit.tokens,
+            last: tokens.last().copied().unwrap_or_default(),
+            tokens,
             prompt_len,
             limit: limit + extra_token,
             computed: 0,
@@ -149,6 +157,13 @@ impl Request {
             announced: false,
             asked: Box::new(asked),
         }
+    }
+
+    /// Commits a produced token.
+    #[inline]
+    pub(crate) fn commit(&mut self, token: Token) {
+        self.tokens.push(token);
+        self.last = token;
     }
 
     /// Committed tokens plus those promised by rows in flight.

@@ -143,7 +143,7 @@ impl State {
             request.sent = sent;
         }
         if self.planted.has(Bug::PreemptKeepsInFlight) && promised > 0 {
-            request.tokens.push(0);
+            request.commit(0);
         }
         if kv.is_caching() {
             let extra = request.asked.extra.as_deref();
@@ -228,6 +228,7 @@ impl State {
                 }
             }
             let counted = (request.rows_in_flight, request.promised, request.slack);
+            assert_eq!(request.tokens.last(), Some(&request.last));
             assert_eq!(counted, (rows, promised, slack), "rows in flight of {:?}", request.id);
         }
     }
