@@ -167,3 +167,35 @@ fn bf16_is_close_and_as_invariant(fixture: &Fixture) {
     let close = found.mean <= gate[0] && found.p99 <= gate[1] && found.regret <= gate[2];
     assert!(close, "{found:?} against {gate:?}");
 }
+
+/// Sizes that fill no vector and no panel, and heads of every width: no fixture, but the same bits
+/// whole and in chunks, and nothing that is not a number.
+#[test]
+fn unusual_sizes_run_and_stay_invariant() {
+    // (hidden, query heads, KV heads, head size, MLP width, vocabulary)
+    let shapes = [
+        (2, 1, 1, 16, 2, 3),
+        (34, 3, 1, 48, 6, 33),
+        (66, 6, 2, 80, 130, 257),
+        (98, 7, 7, 96, 62, 1000),
+        (160, 16, 1, 16, 34, 65),
+        (256, 2, 1, 256, 18, 31),
+    ];
+    for (hidden, heads, kv_heads, head_dim, intermediate, vocab) in shapes {
+        let config = serde_json::json!({
+            "architectures": ["Qwen3ForCausalLM"], "hidden_size": hidden, "num_hidden_layers": 2,
+            "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
+            "intermediate_size": intermediate, "vocab_size": vocab, "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 512
+        });
+        let tokens: Vec<i32> = (0..40).map(|i| i * 7 % vocab).collect();
+        for dtype in [DType::F32, DType::BF16] {
+            let mut replay = Replay::of(&config.to_string(), 3, dtype);
+            let whole = Row::new(&mut replay, &tokens);
+            let expected = replay.run(&[&whole]);
+            assert!(expected.iter().flatten().all(|x| x.is_finite()), "{config} {dtype:?}");
+            let row = Row::new(&mut replay, &tokens);
+            assert!(chunks(&mut replay, &row, 3) == expected, "{config} {dtype:?}");
+        }
+    }
+}

@@ -59,9 +59,14 @@ impl Replay {
 
     /// Makes the same weights in place.
     pub(crate) fn synth(fixture: &Fixture, dtype: DType) -> Self {
+        Self::of(&fixture.config, fixture.seed, dtype)
+    }
+
+    /// Any configuration with weights made in place.
+    pub(crate) fn of(config: &str, seed: u64, dtype: DType) -> Self {
         let nowhere = Path::new("config.json");
-        let config = Config::from_json(nowhere, &fixture.config).unwrap();
-        Self::new(nowhere, &config, dtype, LoadFormat::Synth { seed: fixture.seed })
+        let config = Config::from_json(nowhere, config).unwrap();
+        Self::new(nowhere, &config, dtype, LoadFormat::Synth { seed })
     }
 
     fn new(dir: &Path, config: &Config, dtype: DType, format: LoadFormat) -> Self {

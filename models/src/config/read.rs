@@ -13,6 +13,9 @@ const LAYER_LIMIT: u64 = 1 << 12;
 const EXPERT_LIMIT: u64 = 1 << 14;
 const POSITION_LIMIT: u64 = 1 << 30;
 
+/// Channels of a head that the layout of the KV pool keeps together.
+const HEAD_UNIT: usize = 16;
+
 pub(super) fn config(fields: &Fields, generation: GenerationConfig) -> Result<Config, ConfigError> {
     let architecture = architecture(fields)?;
     refuse_unsupported(fields, architecture)?;
@@ -129,8 +132,8 @@ fn heads(fields: &Fields, hidden: usize) -> Result<(usize, usize, usize), Config
         return Err(fields.contradiction("num_attention_heads", detail));
     }
     let head_dim = stated.unwrap_or(hidden / heads);
-    if !head_dim.is_multiple_of(2) {
-        let detail = format!("{head_dim} channels cannot be rotated in pairs");
+    if !head_dim.is_multiple_of(HEAD_UNIT) {
+        let detail = format!("{head_dim} channels per head; kernels take multiples of {HEAD_UNIT}");
         return Err(fields.contradiction("head_dim", detail));
     }
     Ok((heads, kv_heads, head_dim))

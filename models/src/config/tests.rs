@@ -209,7 +209,9 @@ fn wrong_values_are_refused_by_name() {
     );
     refuse(
         json!({"head_dim": 63}),
-        expect!["config.json: field `head_dim`: 63 channels cannot be rotated in pairs"],
+        expect![
+            "config.json: field `head_dim`: 63 channels per head; kernels take multiples of 16"
+        ],
     );
     refuse(
         json!({"rope_scaling": [1]}),
