@@ -3,6 +3,8 @@
 
 mod events;
 mod pool;
+#[cfg(test)]
+mod tests;
 
 use std::time::Duration;
 
