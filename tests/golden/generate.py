@@ -165,7 +165,7 @@ MOE = {
 STEP2 = {
     "norm_topk_prob": True,
     "decoder_sparse_step": 2,
-    "num_experts": 4,
+    "num_experts": 16,
     "num_experts_per_tok": 2,
 }
 NEW_ROPE = {"rope_type": "linear", "factor": 4.0, "rope_theta": 500000.0}

@@ -55,6 +55,7 @@ cases! {
     qwen3_yarn => "qwen3-yarn",
     qwen3_moe_normalised_dense1 => "qwen3_moe-normalised-dense1",
     qwen3_moe_plain_tied => "qwen3_moe-plain-tied",
+    qwen3_moe_step2_d64_gqa8 => "qwen3_moe-step2-d64-gqa8",
 }
 
 #[test]
