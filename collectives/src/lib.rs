@@ -4,6 +4,8 @@
 //! everything is a no-op, so no layer ever branches on its size. How bytes travel between ranks is a
 //! [`Collective`], chosen when the group is made. Nothing here knows what the numbers mean.
 
+#![forbid(unsafe_code)]
+
 mod error;
 mod group;
 

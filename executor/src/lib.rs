@@ -3,6 +3,8 @@
 //! [`run`] speaks to a scheduler over a link, [`Executor`] is the same without one. An executor does
 //! what a batch says: it knows no policy, no refcount, no hash, no model by name and no text.
 
+#![forbid(unsafe_code)]
+
 mod config;
 mod error;
 mod executor;

@@ -3,6 +3,8 @@
 //! Owns which block is vacant, cached or in use, who holds it, and under which hash it can be found.
 //! Knows no request's text, no time and no device: blocks are numbers, contents are token ids.
 
+#![forbid(unsafe_code)]
+
 mod cache;
 mod config;
 mod hash;

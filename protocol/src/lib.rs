@@ -3,6 +3,8 @@
 //! Plain data only. A type belongs here if it is serialised between the scheduler and an executor,
 //! or between the scheduler and a KV-event subscriber; it knows no policy and no device.
 
+#![forbid(unsafe_code)]
+
 mod batch;
 mod executor;
 mod ids;

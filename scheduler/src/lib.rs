@@ -3,6 +3,8 @@
 //! `Engine::tick(now, inbox) -> effects` is the whole surface: no I/O, clock, thread, randomness or
 //! hash-map order takes part in a decision, so a recorded inbox replays to the same effects.
 
+#![forbid(unsafe_code)]
+
 mod apply;
 mod commit;
 mod config;
