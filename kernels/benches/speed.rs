@@ -47,7 +47,7 @@ fn packed(device: &CpuDevice, n: usize, k: usize) -> Packed {
 
 /// GFLOP/s of a product whose operands stay in the first-level cache.
 fn arithmetic_ceiling(device: &CpuDevice) -> f64 {
-    let (n, k, rows) = (64 * 32, 64, 12 * 256);
+    let (n, k, rows) = (64 * 32, 256, 12 * 256);
     let w = packed(device, n, k);
     let x = numbers(rows * k);
     let mut y = vec![bf16::ZERO; rows * n];

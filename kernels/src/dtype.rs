@@ -42,6 +42,10 @@ pub unsafe trait Element: Copy + Send + Sync + 'static {
 pub(crate) trait Float: Element {
     fn load(self) -> f32;
     fn store(x: f32) -> Self;
+    /// Converts a value that is known to be exact in this type.
+    fn truncate(x: f32) -> Self {
+        Self::store(x)
+    }
 }
 
 macro_rules! element {
@@ -77,6 +81,10 @@ impl Float for bf16 {
         let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
         let quiet = (bits >> 16) as u16 | 0x40;
         Self::from_bits(if x.is_nan() { quiet } else { rounded })
+    }
+    #[inline(always)]
+    fn truncate(x: f32) -> Self {
+        Self::from_bits((x.to_bits() >> 16) as u16)
     }
 }
 

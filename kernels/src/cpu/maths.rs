@@ -40,25 +40,72 @@ pub(super) fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-x))
 }
 
-/// Sum of `f(x[i])`: 16 running sums by index modulo 16, then a fixed tree. Vectorises.
+/// Lanes of running sums and maxima.
+const LANES: usize = 16;
+/// Elements mapped at a time: loops over flat blocks vectorise, whatever the element type.
+const BLOCK: usize = 8 * LANES;
+
+/// Sum of `f(x[i])`: 16 running sums by index modulo 16, then a fixed tree.
 #[inline(always)]
 pub(super) fn sum_by<T: Copy>(x: &[T], f: impl Fn(T) -> f32) -> f32 {
-    let mut lanes = [0.0f32; 16];
-    let (whole, rest) = x.as_chunks::<16>();
-    for chunk in whole {
-        for (lane, &x) in lanes.iter_mut().zip(chunk) {
-            *lane += f(x);
+    let mut lanes = [0.0; LANES];
+    let (whole, rest) = x.as_chunks::<BLOCK>();
+    for block in whole {
+        let mut mapped = [0.0; BLOCK];
+        for (m, x) in mapped.iter_mut().zip(block) {
+            *m = f(*x);
+        }
+        add_lanes(&mut lanes, &mapped);
+    }
+    let mut mapped = [0.0; BLOCK];
+    for (m, x) in mapped.iter_mut().zip(rest) {
+        *m = f(*x);
+    }
+    add_lanes(&mut lanes, &mapped[..rest.len().next_multiple_of(LANES)]);
+    fold(lanes, |a, b| a + b)
+}
+
+/// Sum of f32, in the order of [`sum_by`].
+#[inline(always)]
+pub(super) fn sum(x: &[f32; 64]) -> f32 {
+    let mut lanes = [0.0; LANES];
+    add_lanes(&mut lanes, x);
+    fold(lanes, |a, b| a + b)
+}
+
+/// Largest of some f32; NaN is passed over.
+#[inline(always)]
+pub(super) fn largest(x: &[f32; 64]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for chunk in x.as_chunks::<LANES>().0 {
+        for i in 0..LANES {
+            lanes[i] = larger(chunk[i], lanes[i]);
         }
     }
-    for (lane, &x) in lanes.iter_mut().zip(rest) {
-        *lane += f(x);
-    }
-    for half in [8, 4, 2, 1] {
-        for i in 0..half {
-            lanes[i] += lanes[i + half];
+    fold(lanes, larger)
+}
+
+/// `a` unless `b` is as large or `a` is NaN: one instruction.
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if a > b { a } else { b }
+}
+
+#[inline(always)]
+fn add_lanes(lanes: &mut [f32; LANES], x: &[f32]) {
+    for chunk in x.as_chunks::<LANES>().0 {
+        for i in 0..LANES {
+            lanes[i] += chunk[i];
         }
     }
-    lanes[0]
+}
+
+/// Folds halves onto each other: values, not memory, so that they stay in registers.
+#[inline(always)]
+fn fold(x: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
+    let x: [f32; 8] = std::array::from_fn(|i| f(x[i], x[i + 8]));
+    let x: [f32; 4] = std::array::from_fn(|i| f(x[i], x[i + 4]));
+    f(f(x[0], x[2]), f(x[1], x[3]))
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use crate::DeviceError;
 /// Looks at the region number before a worker sleeps: about 100 µs, longer than the gaps of a step.
 const SPINS_BEFORE_SLEEP: u32 = 4_000;
 /// Looks at the count of busy workers before the caller yields its core to them.
-const SPINS_BEFORE_YIELD: u32 = 20_000;
+const SPINS_BEFORE_YIELD: u32 = 4_000;
 
 type Job = *const (dyn Fn(usize) + Sync);
 

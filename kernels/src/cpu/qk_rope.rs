@@ -12,9 +12,6 @@ use crate::dtype::Float;
 use crate::{Buffer, DType, DeviceError, KvLayout, Mat, MatMut, QkRope};
 
 const KERNEL: &str = "qk_norm_rope_kv_write";
-/// Largest head that the scratch of a turn holds.
-const MAX_HEAD: usize = 512;
-
 /// Normalises and rotates one head of one token.
 struct Turn<'a, T> {
     y: &'a mut [T],
@@ -28,29 +25,21 @@ struct Turn<'a, T> {
 impl<T: Float> RowKernel for Turn<'_, T> {
     #[inline(always)]
     fn run(self) {
-        let mut head = [0.0f32; MAX_HEAD];
-        let head = &mut head[..self.x.len()];
         if let Some(w) = self.norm {
             let scale = inverse_rms(self.x, self.eps);
-            for ((h, x), w) in head.iter_mut().zip(self.x).zip(w) {
-                *h = T::store(w.load() * T::store(x.load() * scale).load()).load();
+            for ((y, x), w) in self.y.iter_mut().zip(self.x).zip(w) {
+                let unit = T::store(x.load() * scale);
+                *y = T::store(w.load() * unit.load());
             }
         } else {
-            for (h, x) in head.iter_mut().zip(self.x) {
-                *h = x.load();
-            }
+            self.y.copy_from_slice(self.x);
         }
         let half = self.cos.len();
-        let (turned, kept) = head.split_at(2 * half);
-        let (low, high) = turned.split_at(half);
-        let (y_turned, y_kept) = self.y.split_at_mut(2 * half);
-        let (y_low, y_high) = y_turned.split_at_mut(half);
-        for i in 0..half {
-            y_low[i] = T::store(low[i] * self.cos[i] - high[i] * self.sin[i]);
-            y_high[i] = T::store(high[i] * self.cos[i] + low[i] * self.sin[i]);
-        }
-        for (y, x) in y_kept.iter_mut().zip(kept) {
-            *y = T::store(*x);
+        let (low, rest) = self.y.split_at_mut(half);
+        for (((low, high), cos), sin) in low.iter_mut().zip(rest).zip(self.cos).zip(self.sin) {
+            let (a, b) = (low.load(), high.load());
+            *low = T::store(a * cos - b * sin);
+            *high = T::store(b * cos + a * sin);
         }
     }
 }
@@ -80,23 +69,46 @@ impl CpuDevice {
             Step { args, layout, pool: SendPtr(kv.as_mut_ptr().cast::<T>()), isa: self.isa() };
         let out = Rows::<T>::new(q);
         let few = tokens * args.qkv.cols() < super::elementwise::MIN_ELEMENTS;
-        let min_heads = if few { usize::MAX } else { 0 };
-        self.threads().split(heads, 1, min_heads, &|range| {
-            for head in range {
-                for t in 0..tokens {
+        let job = |range: std::ops::Range<usize>| {
+            let mut key = vec![T::store(0.0); layout.head_dim];
+            for t in 0..tokens {
+                for head in range.clone() {
                     if head < args.heads {
                         let dim = layout.head_dim;
                         // SAFETY: each head's columns belong to one thread.
                         let y = unsafe { out.part(t, head * dim, dim) };
                         step.turn(y, t, head, args.q_norm);
                     } else if head < args.heads + layout.kv_heads {
-                        step.store_key(t, head - args.heads);
+                        step.turn(&mut key, t, head, args.k_norm);
+                        step.store_key(&key, t, head - args.heads);
                     } else {
                         step.store_value(t, head - args.heads - layout.kv_heads);
                     }
                 }
             }
-        });
+        };
+        self.threads().split(heads, 1, if few { usize::MAX } else { 0 }, &job);
+    }
+}
+
+/// Writes one value row into the pair of rows it lies in: bf16 rows alternate element by element, f32
+/// rows follow each other. The other row keeps its elements.
+struct StoreValue<'a, T> {
+    rows: &'a mut [T],
+    x: &'a [T],
+    odd: bool,
+}
+
+impl<T: Float> RowKernel for StoreValue<'_, T> {
+    #[inline(always)]
+    fn run(self) {
+        if T::DTYPE != DType::BF16 {
+            let (even, odd) = self.rows.split_at_mut(self.x.len());
+            return if self.odd { odd } else { even }.copy_from_slice(self.x);
+        }
+        for (pair, x) in self.rows.as_chunks_mut::<2>().0.iter_mut().zip(self.x) {
+            *pair = if self.odd { [pair[0], *x] } else { [*x, pair[1]] };
+        }
     }
 }
 
@@ -129,27 +141,31 @@ impl<T: Float> Step<'_, T> {
         );
     }
 
-    fn store_key(&self, t: usize, head: usize) {
-        let mut key = [T::store(0.0); MAX_HEAD];
-        let key = &mut key[..self.layout.head_dim];
-        self.turn(key, t, self.args.heads + head, self.args.k_norm);
+    fn store_key(&self, key: &[T], t: usize, head: usize) {
         let Some((block, row)) = self.slot(t) else { return };
-        let tile = self.layout.key_tile(self.args.layer, block, head);
-        for (d, x) in key.iter().enumerate() {
+        let layout = self.layout;
+        let tile = layout.key_tile(self.args.layer, block, head);
+        // Channels that lie together: pairs of bf16, single f32.
+        let together = 4 / T::DTYPE.bytes();
+        for (i, part) in key.chunks_exact(together).enumerate() {
+            let at = tile + layout.key(row, i * together);
             // SAFETY: slots and layer were checked, so the tile lies in the pool; this thread alone
             // writes this head.
-            unsafe { self.pool.get().add(tile + self.layout.key(row, d)).write(*x) }
+            unsafe {
+                self.pool.get().add(at).copy_from_nonoverlapping(part.as_ptr(), together);
+            }
         }
     }
 
     fn store_value(&self, t: usize, head: usize) {
         let Some((block, row)) = self.slot(t) else { return };
-        let tile = self.layout.value_tile(self.args.layer, block, head);
-        let value = self.head(t, self.args.heads + self.layout.kv_heads + head);
-        for (d, x) in value.iter().enumerate() {
-            // SAFETY: as for keys.
-            unsafe { self.pool.get().add(tile + self.layout.value(row, d)).write(*x) }
-        }
+        let layout = self.layout;
+        let tile = layout.value_tile(self.args.layer, block, head);
+        let x = self.head(t, self.args.heads + layout.kv_heads + head);
+        let (start, dim) = (tile + layout.value(row - row % 2, 0), layout.head_dim);
+        // SAFETY: as for keys; a pair of rows, `2 D` elements, lies in one tile.
+        let rows = unsafe { std::slice::from_raw_parts_mut(self.pool.get().add(start), 2 * dim) };
+        dispatch(self.isa, StoreValue { rows, x, odd: row % 2 == 1 });
     }
 
     /// Block and row of token `t`; `None` for slot −1.
@@ -184,14 +200,7 @@ fn check(
         size("norm weight", norm.cols(), dim)?;
         check_dtype(KERNEL, "norm weight", norm.dtype(), layout.dtype)?;
     }
-    if dim > MAX_HEAD || 2 * args.rope.cos.cols() > dim {
-        return Err(DeviceError::Shape {
-            kernel: KERNEL,
-            what: "head",
-            got: dim,
-            expected: MAX_HEAD,
-        });
-    }
+    size("rotary channels", (2 * args.rope.cos.cols()).max(dim), dim)?;
     let index = |what, index: i64, limit: usize| {
         if index < limit as i64 {
             return Ok(());

@@ -11,6 +11,8 @@
 
 mod groups;
 mod softmax;
+#[cfg(target_arch = "x86_64")]
+mod softmax_x86;
 mod tile;
 
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,7 +1,8 @@
 //! Online softmax of one key tile: scores to probabilities, running maximum and sum.
 
-use super::super::maths::{exp, sum_by};
-use super::super::row_kernel::RowKernel;
+use super::super::isa::Isa;
+use super::super::maths::{exp, largest, sum};
+use super::super::row_kernel::{RowKernel, dispatch};
 use super::KEY_TILE;
 use crate::dtype::Float;
 
@@ -16,59 +17,62 @@ impl Running {
     pub(super) const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
 }
 
-/// One query, one key tile.
-pub(super) struct OneTile<'a, T> {
-    pub(super) scores: &'a [f32; KEY_TILE],
+/// One key tile of all queries of a tile of work.
+pub(super) struct KeyTile<'a, T> {
+    pub(super) scores: &'a [[f32; KEY_TILE]],
     /// Probabilities under the new maximum; zero for keys the query does not see.
-    pub(super) probabilities: &'a mut [T; KEY_TILE],
-    pub(super) running: &'a mut Running,
-    /// Output so far, rescaled to the new maximum.
+    pub(super) probabilities: &'a mut [[T; KEY_TILE]],
+    pub(super) running: &'a mut [Running],
+    /// Outputs so far, `out_stride` apart, rescaled to the new maximum.
     pub(super) out: &'a mut [f32],
-    /// Keys of the tile at or before the query.
-    pub(super) visible: usize,
+    pub(super) out_stride: usize,
+    /// Keys of the tile at or before each query.
+    pub(super) visible: &'a [usize],
     pub(super) scale: f32,
 }
 
-impl<T: Float> RowKernel for OneTile<'_, T> {
+impl<T: Float> RowKernel for KeyTile<'_, T> {
     #[inline(always)]
     fn run(self) {
-        if self.visible == 0 {
-            *self.probabilities = [T::store(0.0); KEY_TILE];
-            return;
-        }
-        let mut scores = [f32::NEG_INFINITY; KEY_TILE];
-        for (j, (masked, score)) in scores.iter_mut().zip(self.scores).enumerate() {
-            *masked = if j < self.visible { score * self.scale } else { f32::NEG_INFINITY };
-        }
-        let max = largest(&scores).max(self.running.max);
-        for (p, score) in self.probabilities.iter_mut().zip(&scores) {
-            *p = T::store(exp(score - max));
-        }
-        let keep = exp(self.running.max - max);
-        let sum = sum_by(self.probabilities, Float::load);
-        *self.running = Running { max, sum: self.running.sum * keep + sum };
-        if keep != 1.0 {
-            for o in self.out {
-                *o *= keep;
+        let outs = self.out.chunks_exact_mut(self.out_stride);
+        let rows = self.scores.iter().zip(self.probabilities).zip(self.running).zip(outs);
+        for ((((scores, probabilities), running), out), &visible) in rows.zip(self.visible) {
+            if visible == 0 {
+                *probabilities = [T::store(0.0); KEY_TILE];
+                continue;
+            }
+            let mut masked = [0.0f32; KEY_TILE];
+            for j in 0..KEY_TILE {
+                let score = scores[j] * self.scale;
+                masked[j] = if j < visible { score } else { f32::NEG_INFINITY };
+            }
+            let max = largest(&masked).max(running.max);
+            let mut weights = [0.0f32; KEY_TILE];
+            for j in 0..KEY_TILE {
+                weights[j] = T::store(exp(masked[j] - max)).load();
+            }
+            for j in 0..KEY_TILE {
+                probabilities[j] = T::truncate(weights[j]);
+            }
+            let keep = exp(running.max - max);
+            *running = Running { max, sum: running.sum * keep + sum(&weights) };
+            if keep != 1.0 {
+                for o in out {
+                    *o *= keep;
+                }
             }
         }
     }
 }
 
-#[inline(always)]
-fn largest(x: &[f32; KEY_TILE]) -> f32 {
-    let mut lanes = [f32::NEG_INFINITY; 16];
-    for chunk in x.as_chunks::<16>().0 {
-        for (lane, x) in lanes.iter_mut().zip(chunk) {
-            *lane = if *x > *lane { *x } else { *lane };
-        }
+/// Runs one key tile on the best code for `isa`.
+pub(super) fn weigh<T: Float>(isa: Isa, tile: KeyTile<'_, T>) {
+    match isa {
+        // SAFETY: the device checked its instruction set.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 | Isa::Avx512Bf16 => unsafe { super::softmax_x86::run(tile) },
+        _ => dispatch(isa, tile),
     }
-    for half in [8, 4, 2, 1] {
-        for i in 0..half {
-            lanes[i] = if lanes[i + half] > lanes[i] { lanes[i + half] } else { lanes[i] };
-        }
-    }
-    lanes[0]
 }
 
 /// `y = out / sum`.

@@ -3,7 +3,7 @@
 use super::super::product::{Ahead, HALF, Operands, TILE_COLUMNS, TILE_ROWS};
 use super::super::row_kernel::dispatch;
 use super::groups::{Blocks, Group, group_words, per_step};
-use super::softmax::{Finish, OneTile, Running};
+use super::softmax::{Finish, KeyTile, Running, weigh};
 use super::{Call, KEY_TILE};
 use crate::KvLayout;
 use crate::dtype::Float;
@@ -97,7 +97,7 @@ impl Tile {
             let (token, head) = self.pair(call, i);
             q.copy_from_slice(&call.args.q.row(token)[head * dim..][..dim]);
         }
-        s.out.fill(0.0);
+        s.out[..self.pairs * out_stride(dim)].fill(0.0);
         s.running = [Running::EMPTY; TILE_ROWS];
     }
 
@@ -139,13 +139,22 @@ impl Tile {
 
     /// Scores to probabilities.
     fn weigh<T: Float>(&self, call: &Call<'_, T>, s: &mut Scratch<T>, start: usize) {
-        let outs = s.out.chunks_exact_mut(out_stride(call.layout.head_dim));
-        let rows = s.scores.iter().zip(&mut s.probabilities).zip(&mut s.running).zip(outs);
-        for (i, (((scores, probabilities), running), out)) in rows.enumerate().take(self.pairs) {
-            let visible = self.visible(call, i).saturating_sub(start).min(KEY_TILE);
-            let scale = call.args.scale;
-            dispatch(call.isa, OneTile { scores, probabilities, running, out, visible, scale });
+        let mut visible = [0; TILE_ROWS];
+        for (i, visible) in visible.iter_mut().enumerate().take(self.pairs) {
+            *visible = self.visible(call, i).saturating_sub(start).min(KEY_TILE);
         }
+        weigh(
+            call.isa,
+            KeyTile {
+                scores: &s.scores[..self.pairs],
+                probabilities: &mut s.probabilities,
+                running: &mut s.running,
+                out: &mut s.out,
+                out_stride: out_stride(call.layout.head_dim),
+                visible: &visible,
+                scale: call.args.scale,
+            },
+        );
     }
 
     /// `out += probabilities · values` for keys `[start, start + keys)`.
