@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 
 use super::units::{ByteSize, Seconds, tokens};
-use super::{ConfigError, refused};
+use super::{ConfigError, Dtype, refused};
 
 /// How the model is computed and scheduled.
 #[derive(Debug, Clone, Args)]
@@ -213,12 +213,18 @@ impl EngineArgs {
     }
 
     /// Refuses what this release cannot honour.
-    pub(super) fn check(&self) -> Result<(), ConfigError> {
+    pub(super) fn check(&self, dtype: Dtype) -> Result<(), ConfigError> {
         if matches!(self.device, DeviceKind::Rocm | DeviceKind::Cuda) {
             return refused("--device: this release computes on the CPU only");
         }
         if self.kv_cache_dtype == CacheDtype::Fp8 {
             return refused("--kv-cache-dtype fp8: the CPU's KV cache has the activations' type");
+        }
+        if self.kv_cache_dtype == CacheDtype::Bf16 && dtype != Dtype::Bfloat16 {
+            return refused(
+                "--kv-cache-dtype bf16: the CPU's KV cache has the activations' type; \
+                 say --dtype bfloat16",
+            );
         }
         if self.spec_method != "none" {
             return refused(format!(

@@ -28,6 +28,7 @@ pub(super) const INERT: &[Inert] = &[
     inert("uvicorn-log-level", true, "there is no uvicorn"),
     inert("disable-uvicorn-access-log", false, "there is no uvicorn"),
     inert("timeout-keep-alive", true, "idle connections close after 60 s"),
+    inert("reasoning-field", true, "this release leaves output as it is"),
     inert("level", true, "there are no compilation levels"),
 ];
 
@@ -83,6 +84,7 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign("metrics-sglang", "this release exports no metrics"),
     foreign("kv-cache-metrics", "this release exports no metrics"),
     foreign("custom-histogram-buckets", "this release exports no metrics"),
+    foreign("no-mmap", "tensor files are always mapped"),
     foreign("swap-space", "preempted requests are recomputed, not swapped"),
     foreign("cpu-offload-gb", "weights stay where they are loaded"),
     foreign("guided-decoding-backend", "this release does not constrain output"),

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde_json::{Map, Value};
 
 use super::units::{Seconds, json_object};
@@ -54,9 +54,6 @@ pub struct ReplyArgs {
     /// Reasoning syntax of the model
     #[arg(long, default_value = "auto", value_name = "NAME")]
     reasoning_parser: String,
-    /// Which field reasoning appears in
-    #[arg(long, default_value = "both")]
-    pub reasoning_field: ReasoningField,
     /// Most logprobs a request may ask for; -1 = the vocabulary
     #[arg(long, default_value_t = 20, allow_negative_numbers = true, value_name = "COUNT")]
     pub max_logprobs: i64,
@@ -79,18 +76,6 @@ pub struct ReplyArgs {
     /// `owned_by` of the model card; gateways read it as the dialect
     #[arg(long, default_value = "vllm", value_name = "NAME")]
     pub owned_by: String,
-}
-
-/// Which field reasoning appears in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ReasoningField {
-    /// Both fields, the same text
-    Both,
-    /// `reasoning`
-    Reasoning,
-    /// `reasoning_content`
-    #[value(name = "reasoning_content", alias = "reasoning-content")]
-    ReasoningContent,
 }
 
 impl HttpArgs {

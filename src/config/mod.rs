@@ -29,7 +29,7 @@ pub use engine::{
 };
 pub use environment::Environment;
 pub use eval::{ClientArgs, EqualArgs, EvalCommand, GoldenArgs, LogprobsArgs, TasksArgs};
-pub use http::{HttpArgs, ReasoningField, ReplyArgs};
+pub use http::{HttpArgs, ReplyArgs};
 pub use model::{Dtype, LoadFormat, ModelArgs};
 pub use reference::{reference, reference_path};
 pub use units::{ByteSize, Seconds};
@@ -152,7 +152,7 @@ pub fn parse(argv: Vec<OsString>, environment: Environment) -> Result<Invocation
     let mut command = cli.command;
     if let Command::Serve(args) = &mut command {
         args.model.settle()?;
-        args.engine.check()?;
+        args.engine.check(args.model.dtype)?;
         args.parallel.check()?;
         args.reply.check()?;
         args.http.check(&environment)?;

@@ -40,10 +40,6 @@ pub struct ModelArgs {
     /// Where downloads are kept [default: the hub's cache folder]
     #[arg(long, value_name = "DIR")]
     pub download_dir: Option<std::path::PathBuf>,
-    /// Map the tensor files; --no-mmap reads them
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
-          default_value_t = true, action = clap::ArgAction::Set, value_name = "BOOL")]
-    pub mmap: bool,
 }
 
 /// Type of weights and activations.

@@ -89,6 +89,8 @@ fn what_cannot_be_honoured_is_refused_with_the_reason() {
         ("M -tp 2", "one executor"),
         ("M --device cuda", "CPU only"),
         ("M --dtype half", "bfloat16 or float32"),
+        ("M --kv-cache-dtype bf16", "--dtype bfloat16"),
+        ("M --no_mmap", "always mapped"),
         ("M --spec-method mtp", "does not speculate"),
         ("M --tool-call-parser hermes", "--tool-call-parser hermes"),
         ("M --model N", "two models"),
