@@ -1,0 +1,150 @@
+//! Speed of steps alone: Qwen3-0.6B shape in bf16, weights from a hash, no scheduler and no server.
+//!
+//! `cargo bench -p executor --bench forward -- [THREADS]` prints tokens per second next to the floors of
+//! two cores of the reference machine: 469 GFLOP/s of bf16 products, 37 GB/s of memory. Prefill is one
+//! row; a decode step has one token per row, contexts below 50.
+#![allow(clippy::print_stdout, reason = "the table is the result")]
+#![allow(clippy::unwrap_used, reason = "a bench that cannot go on stops")]
+
+use executor::{Dtype, Executor, ExecutorConfig, KvSize};
+use models::{Config, LoadFormat};
+use protocol::{
+    Batch, BlockId, Bucket, Epoch, Input, Rank, RequestId, Row, Sampling, Seat, SeatInit, StepId,
+    StepTiming, TableUpdate, Token,
+};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+const QWEN3_0_6B: &str = r#"{
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151936,
+    "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072, "hidden_act": "silu",
+    "rms_norm_eps": 1e-6, "rope_theta": 1000000, "max_position_embeddings": 40960,
+    "tie_word_embeddings": true, "attention_bias": false, "torch_dtype": "bfloat16"
+}"#;
+
+const BLOCK: u32 = 16;
+const TABLE: u32 = 512 / BLOCK;
+const PROMPT: u32 = 8;
+
+fn main() {
+    let threads = std::env::args().skip(1).find_map(|arg| arg.parse().ok());
+    let config = ExecutorConfig {
+        dir: PathBuf::new(),
+        model: Config::from_json(Path::new("config.json"), QWEN3_0_6B).unwrap(),
+        source: LoadFormat::Synth { seed: 0 },
+        dtype: Dtype::Bfloat16,
+        threads,
+        block_tokens: BLOCK,
+        max_model_len: 512,
+        max_num_seqs: 32,
+        tokens_per_step: 512,
+        kv: KvSize::Blocks(32 * TABLE),
+        epoch: Epoch(0),
+        rank: Rank(0),
+    };
+    let started = Instant::now();
+    let mut executor = Executor::load(config, &mut |_| {}).unwrap();
+    println!("{executor:?}, loaded in {:.1} s", started.elapsed().as_secs_f64());
+    let started = Instant::now();
+    executor.warm_up(&mut |_| {}).unwrap();
+    println!("warm-up {:.1} s", started.elapsed().as_secs_f64());
+    executor.size_kv(32 * TABLE).unwrap();
+    let mut bench = Bench { executor, step: StepId(0) };
+    println!("| step | ms p50 | inputs | forward | sample | tok/s | floor | of floor |");
+    println!("|---|---|---|---|---|---|---|---|");
+    let prefills = (0..3).map(|_| bench.prefill(512)).collect();
+    report("prefill 512", 512.0, 470.0, prefills);
+    for (rows, floor) in [(1, 31.0), (8, 222.0), (16, 295.0), (32, 333.0)] {
+        report(&format!("decode {rows}"), f64::from(rows), floor, bench.decode(rows, &greedy()));
+    }
+    let drawn = Sampling { temperature: 1.0, ..greedy() };
+    report("decode 32, temperature 1", 32.0, 333.0, bench.decode(32, &drawn));
+    let nucleus = Sampling { top_p: 0.9, ..drawn };
+    report("decode 32, top-p 0.9", 32.0, 333.0, bench.decode(32, &nucleus));
+}
+
+fn greedy() -> Sampling {
+    Sampling::greedy()
+}
+
+/// A line of the table about the median step.
+fn report(name: &str, tokens: f64, floor: f64, mut steps: Vec<(u64, StepTiming)>) {
+    steps.sort_by_key(|(ns, _)| *ns);
+    let (ns, timing) = steps[steps.len() / 2];
+    let ms = |ns: u64| ns as f64 * 1e-6;
+    let speed = tokens / (ns as f64 * 1e-9);
+    println!(
+        "| {name} | {:.2} | {:.2} | {:.2} | {:.2} | {speed:.1} | {floor} | {:.2} |",
+        ms(ns),
+        ms(timing.inputs_ns),
+        ms(timing.forward_ns),
+        ms(timing.sample_ns),
+        speed / floor,
+    );
+}
+
+struct Bench {
+    executor: Executor,
+    step: StepId,
+}
+
+impl Bench {
+    /// Runs a step; nanoseconds in all and per part.
+    fn step(&mut self, rows: Vec<Row>) -> (u64, StepTiming, Vec<Token>) {
+        self.step = self.step.next();
+        let bucket = Bucket::Eager { tokens: rows.iter().map(|row| row.len).sum() };
+        let batch = Batch { step: self.step, epoch: Epoch(0), bucket, moe_tokens: 0, rows };
+        let started = Instant::now();
+        let output = self.executor.step(&batch).unwrap();
+        let ns = started.elapsed().as_nanos() as u64;
+        (ns, output.timing, output.rows.iter().map(|row| row.emitted[0]).collect())
+    }
+
+    fn prefill(&mut self, len: u32) -> (u64, StepTiming) {
+        let row = first_row(0, len, &greedy());
+        let (ns, timing, _) = self.step(vec![row]);
+        (ns, timing)
+    }
+
+    /// Steps of `rows` requests from a short prompt to a context just below 50.
+    fn decode(&mut self, rows: u32, sampling: &Sampling) -> Vec<(u64, StepTiming)> {
+        let first = (0..rows).map(|seat| first_row(seat, PROMPT, sampling)).collect();
+        let (_, _, mut tokens) = self.step(first);
+        let mut steps = Vec::new();
+        for start in PROMPT..49 {
+            let next = (0..).zip(&tokens).map(|(seat, token)| Row {
+                start,
+                len: 1,
+                input: Input::Tokens(vec![*token].into()),
+                tables: Vec::new(),
+                init: None,
+                ..first_row(seat, 1, sampling)
+            });
+            let (ns, timing, sampled) = self.step(next.collect());
+            tokens = sampled;
+            steps.push((ns, timing));
+        }
+        steps
+    }
+}
+
+/// The row that brings a request to its seat, with a table for 512 tokens.
+fn first_row(seat: u32, len: u32, sampling: &Sampling) -> Row {
+    let blocks = (seat * TABLE..(seat + 1) * TABLE).map(BlockId).collect();
+    let key = u64::from(seat);
+    let init = SeatInit { sampling: sampling.clone(), key, prompt_len: len, history: Vec::new() };
+    Row {
+        request: RequestId(key),
+        epoch: 1,
+        seat: Seat(seat),
+        start: 0,
+        len,
+        drafts: 0,
+        samples: true,
+        input: Input::Tokens((0..len).map(|i| (seat * 977 + i * 131) % 151_936).collect()),
+        tables: vec![TableUpdate { group: 0, from: 0, blocks }],
+        next: None,
+        init: Some(Box::new(init)),
+    }
+}
