@@ -5,7 +5,7 @@ use crate::batch_checks::check_lockstep;
 use crate::broken::{Checked, ensure};
 use crate::client::{Client, Stage};
 use crate::show;
-use crate::world::World;
+use crate::world::{Site, World};
 use protocol::{Batch, Replica};
 use scheduler::{Effect, Finish, StepStats, StopReason, TokenEvent};
 
@@ -146,6 +146,25 @@ impl World {
             let waits = |client: &&Client| client.stage == Stage::Live && !client.started;
             let waiting = self.clients.iter().filter(waits).count();
             ensure!("I18", waiting <= cap, "{waiting} requests wait, the cap is {cap}");
+        }
+        Ok(())
+    }
+
+    /// F39: the queue of a lost replica moves to those that are left, pinned requests excepted.
+    pub(crate) fn check_moved(&self, lost: &[usize]) -> Checked {
+        let kv = &self.setup.engine.kv;
+        let refuge = |site: &Site| site.lost_at_ms.is_none() && site.blocks == kv.blocks;
+        if self.setup.engine.lockstep || !self.sites.iter().any(refuge) {
+            return Ok(());
+        }
+        for &index in lost {
+            let pinned = |client: &&Client| {
+                let here = client.submit.replica.is_some_and(|r| usize::from(r.0) == index);
+                client.stage == Stage::Live && here
+            };
+            let pinned = self.clients.iter().filter(pinned).count() as u32;
+            let waiting = self.sites[index].stats.waiting;
+            ensure!("F39", waiting <= pinned, "{waiting} wait for lost {index}, {pinned} pinned");
         }
         Ok(())
     }

@@ -160,6 +160,7 @@ impl Client {
         let (id, delivered, excuses) = (self.id().0, self.delivered, self.excuses);
         let right = match finish {
             Finish::Stop(StopReason::Text) => excuses.abort == Some(AbortCause::StopText),
+            Finish::Abort(AbortCause::StopText) => false,
             Finish::Abort(cause) => excuses.abort == Some(*cause),
             Finish::Stop(reason) => self.last == Some(*reason),
             Finish::Length => self.last.is_none() && delivered == self.submit.max_tokens,

@@ -183,7 +183,7 @@ impl Faults {
             stall: rate(&[2, 20]),
             pause: rate(&[20, 200]),
             jump: rate(&[0, 0, 0, 1]),
-            shrink: rate(&[300]),
+            shrink: rate(&[300, 1000]),
             clear: rate(&[1, 10]),
         }
     }

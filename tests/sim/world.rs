@@ -208,6 +208,9 @@ impl World {
             Happening::Heal => {
                 self.setup.faults = Faults::none();
                 self.trace.note(self.now_ms, "heal", &[]);
+                if self.chance.hits(100) {
+                    self.drain();
+                }
             }
         }
         Ok(())
@@ -256,6 +259,15 @@ impl World {
         }
     }
 
+    /// I20: the server shuts down and takes back what is still live; nothing may run behind that.
+    fn drain(&mut self) {
+        for index in 0..self.clients.len() {
+            if self.clients[index].stage == Stage::Live {
+                self.abort(index, AbortCause::Drain);
+            }
+        }
+    }
+
     /// The executor runs the step that was due, and with bad luck never runs another one.
     fn step_done(&mut self, replica: usize) -> Checked {
         let faults = self.setup.faults.clone();
@@ -300,10 +312,15 @@ impl World {
             let garbled = rate > 0 && draw(row) >= 1000 - u64::from(rate);
             if garbled && output.error.is_none() {
                 client.excuses.bad_output = true;
-                // An id too many, or one that does not exist.
+                // An id that does not exist, an id too many, or more drafts accepted than there were.
                 let id = self.setup.engine.limits.vocab_size;
                 match output.emitted.first_mut() {
-                    Some(first) if luck.is_multiple_of(2) => *first = id,
+                    Some(first) if luck % 3 == 0 => *first = id,
+                    Some(_) if luck % 3 == 1 => {
+                        let made_up = row.drafts + 1 - output.accepted;
+                        output.accepted += made_up;
+                        output.emitted.extend((0..made_up).map(|_| 0));
+                    }
                     _ => output.emitted.push(0),
                 }
                 ran.filled.retain(|(row, _)| *row != index);
@@ -414,8 +431,14 @@ impl World {
             self.start_executor(replica);
         }
         self.absorb(&mut effects)?;
-        effects.clear();
+        if self.chance.hits(100) {
+            self.engine.tick(self.now_ms, &mut Vec::new(), &mut effects);
+            let sends = effects.iter().any(|effect| matches!(effect, Effect::Send { .. }));
+            ensure!("I12", !sends, "a tick left work undone, the next one sends {effects:?}");
+            effects.clear();
+        }
         self.effects = effects;
+        self.check_moved(&lost)?;
         for replica in self.group_of(&lost) {
             self.sites[replica].mirror.lose();
         }
