@@ -247,11 +247,18 @@ impl Engine {
         for lost in self.group_of(replica) {
             self.domains[lost].lose(self.now_ms, keep_index);
         }
-        if !self.config.lockstep {
-            let waiting: Vec<Slot> = self.domains[replica].state.waiting.slots().collect();
-            for slot in waiting {
-                self.move_on(replica, slot);
-            }
+        self.move_queue(replica);
+    }
+
+    /// Sends what waits for a lost replica to those that are left, as far as they can hold it. Ranks
+    /// of a lockstep group have nobody to move to.
+    fn move_queue(&mut self, from: usize) {
+        if self.config.lockstep || self.domains[from].is_ready() {
+            return;
+        }
+        let waiting: Vec<Slot> = self.domains[from].state.waiting.slots().collect();
+        for slot in waiting {
+            self.move_on(from, slot);
         }
     }
 
@@ -280,7 +287,8 @@ impl Engine {
         kv.blocks_for(limit) <= kv.counts().pool
     }
 
-    /// A lost replica is back. What no longer fits its pool moves on or ends.
+    /// A lost replica is back. What no longer fits its pool moves on or ends; the queues of replicas
+    /// that are still lost may come to it.
     fn ready(
         &mut self,
         replica: Replica,
@@ -303,6 +311,9 @@ impl Engine {
             if self.config.lockstep || !self.move_on(index, slot) {
                 self.end(id, Finish::Error(ErrorCode::EngineUnavailable));
             }
+        }
+        for lost in 0..self.domains.len() {
+            self.move_queue(lost);
         }
     }
 
