@@ -151,19 +151,20 @@ impl World {
     }
 
     /// F39: the queue of a lost replica moves to those that are left, pinned requests excepted.
-    pub(crate) fn check_moved(&self, lost: &[usize]) -> Checked {
+    pub(crate) fn check_moved(&self) -> Checked {
         let kv = &self.setup.engine.kv;
         let refuge = |site: &Site| site.lost_at_ms.is_none() && site.blocks == kv.blocks;
         if self.setup.engine.lockstep || !self.sites.iter().any(refuge) {
             return Ok(());
         }
-        for &index in lost {
+        let lost = self.sites.iter().enumerate().filter(|(_, site)| site.lost_at_ms.is_some());
+        for (index, site) in lost {
             let pinned = |client: &&Client| {
                 let here = client.submit.replica.is_some_and(|r| usize::from(r.0) == index);
                 client.stage == Stage::Live && here
             };
             let pinned = self.clients.iter().filter(pinned).count() as u32;
-            let waiting = self.sites[index].stats.waiting;
+            let waiting = site.stats.waiting;
             ensure!("F39", waiting <= pinned, "{waiting} wait for lost {index}, {pinned} pinned");
         }
         Ok(())

@@ -126,6 +126,10 @@ fn check_chunks(batch: &Batch, setup: &Setup) -> Checked {
         }
         has_prefill |= row.len > 1 || !row.samples || row.init.is_some();
     }
+    let decodes = batch.rows.iter().any(|row| matches!(row.input, Input::SampledAt(_)));
+    let mixes = decodes && has_prefill;
+    let step = batch.step.0;
+    ensure!("A6", !mixes || setup.engine.limits.mixed, "step {step} mixes decodes and prefill");
     Ok(())
 }
 

@@ -438,7 +438,7 @@ impl World {
             effects.clear();
         }
         self.effects = effects;
-        self.check_moved(&lost)?;
+        self.check_moved()?;
         for replica in self.group_of(&lost) {
             self.sites[replica].mirror.lose();
         }
