@@ -2,8 +2,9 @@
 //! executors and clients, one seeded source of chance, invariants after every tick.
 //!
 //! A failure is a seed: `just sim SEED` replays it with a readable trace. Files: `setup` and
-//! `requests` draw a world, `world` moves its clock, `executor` runs steps on the hash model,
-//! `absorb` and `finish` check what comes out (`batch_checks`, `client`, `mirror` by invariant).
+//! `requests` draw a world, `world` moves its clock, `people` and `devices` live in it, `absorb` takes
+//! in what the engine decides and `finish` the end. Checks, named by invariant: `batch_checks`,
+//! `service_checks`, `client`, `mirror`.
 
 #[path = "../support/hash_model.rs"]
 mod hash_model;
@@ -16,13 +17,16 @@ mod canary;
 mod chance;
 mod client;
 mod device_tests;
+mod devices;
 mod executor;
 mod finish;
 mod happening;
 mod inside;
 mod mirror;
+mod people;
 mod regressions;
 mod requests;
+mod service_checks;
 mod setup;
 mod show;
 mod suite;

@@ -4,19 +4,17 @@
 //! within a bound of steps every request must end and the engine must be idle (`finish.rs`).
 
 use crate::batch_checks::Told;
-use crate::broken::{Broken, Checked, ensure};
+use crate::broken::{Checked, ensure};
 use crate::chance::Chance;
 use crate::client::{Client, Stage};
-use crate::executor::{Executor, Ran};
-use crate::happening::{Agenda, Happening, Reply};
-use crate::hash_model::text::avalanche;
+use crate::executor::Executor;
+use crate::happening::{Agenda, Happening};
 use crate::inside::is_vacant;
 use crate::mirror::Mirror;
-use crate::requests;
 use crate::setup::{Faults, Setup};
 use crate::trace::Trace;
-use protocol::{BlockId, Replica, RequestId, Row, RowError};
-use scheduler::{AbortCause, Control, Effect, Engine, Event, Planted, StepStats};
+use protocol::{BlockId, Replica};
+use scheduler::{Control, Effect, Engine, Event, Planted, StepStats};
 
 /// One replica, as the world knows it.
 #[derive(Debug, Default)]
@@ -83,9 +81,9 @@ pub(crate) struct World {
     /// Whether a replica is lost in this tick.
     pub(crate) losing: bool,
     pub(crate) effects: Vec<Effect>,
-    inbox: Vec<Event>,
+    pub(crate) inbox: Vec<Event>,
     control: u64,
-    crashes_left: u32,
+    pub(crate) crashes_left: u32,
 }
 
 impl World {
@@ -140,32 +138,6 @@ impl World {
         self.finish()
     }
 
-    /// Draws the clients, when they come and when some of them leave.
-    fn people(&mut self) {
-        let asked = requests::draw(&self.setup, &mut self.chance);
-        let mut last_ms = 0;
-        for (index, (at_ms, submit)) in asked.into_iter().enumerate() {
-            self.clients.push(Client::new(submit, &self.setup));
-            self.agenda.add(at_ms, Happening::Arrive(index));
-            last_ms = at_ms;
-            while self.chance.hits(self.setup.faults.abort) {
-                let cause = self.chance.pick(&[
-                    AbortCause::StopText,
-                    AbortCause::ClientGone,
-                    AbortCause::SlowReader,
-                    AbortCause::Deadline,
-                ]);
-                let after_ms = self.chance.scaled(0, 2000);
-                // One in a hundred overtakes its own request.
-                let early = u64::from(self.chance.hits(10));
-                let at_ms = (at_ms + u64::from(after_ms)).saturating_sub(early * 2000);
-                self.agenda.add(at_ms, Happening::Abort(index, cause));
-            }
-        }
-        let rest_ms = self.chance.below(500);
-        self.agenda.add(last_ms + rest_ms, Happening::Heal);
-    }
-
     /// Fresh executors for a replica, of the generation the engine expects.
     pub(crate) fn start_executor(&mut self, replica: usize) {
         let epoch = self.engine.epoch(Replica(replica as u16));
@@ -214,202 +186,6 @@ impl World {
             }
         }
         Ok(())
-    }
-
-    /// New executors may find less memory than the old ones: what no longer fits may fail.
-    fn blocks_of_new_executors(&mut self) -> u32 {
-        let blocks = self.setup.engine.kv.blocks;
-        if !self.chance.hits(self.setup.faults.shrink) {
-            return blocks;
-        }
-        let blocks = self.chance.between(1, blocks);
-        let size = self.setup.block_tokens();
-        for client in &mut self.clients {
-            client.excuses.unavailable |= client.limit().div_ceil(size) > blocks;
-        }
-        blocks
-    }
-
-    fn arrive(&mut self, index: usize) {
-        let client = &mut self.clients[index];
-        client.stage = Stage::Live;
-        let mut submit = client.submit.clone();
-        // The keys come from the submitting thread; some submitters leave that to the engine.
-        if !self.chance.hits(200) {
-            submit.keys = self.engine.hasher().hash(&submit.tokens, submit.extra.as_deref());
-        }
-        self.tally.requests += 1;
-        let (prompt, max_tokens) = (submit.tokens.len() as u64, u64::from(submit.max_tokens));
-        self.trace.note(self.now_ms, "submit", &[submit.id.0, prompt, max_tokens]);
-        self.inbox.push(Event::Submit(Box::new(submit)));
-    }
-
-    fn abort(&mut self, index: usize, cause: AbortCause) {
-        let client = &mut self.clients[index];
-        if client.stage == Stage::Live && client.excuses.abort.is_none() {
-            client.excuses.abort = Some(cause);
-            self.tally.aborts += 1;
-        }
-        let request = client.id();
-        self.trace.note(self.now_ms, "abort", &[request.0]);
-        self.inbox.push(Event::Abort { request, cause });
-        if self.chance.hits(100) {
-            // Nobody has this id.
-            self.inbox.push(Event::Abort { request: RequestId(1 << 40), cause });
-        }
-    }
-
-    /// I20: the server shuts down and takes back what is still live; nothing may run behind that.
-    fn drain(&mut self) {
-        for index in 0..self.clients.len() {
-            if self.clients[index].stage == Stage::Live {
-                self.abort(index, AbortCause::Drain);
-            }
-        }
-    }
-
-    /// The executor runs the step that was due, and with bad luck never runs another one.
-    fn step_done(&mut self, replica: usize) -> Checked {
-        let faults = self.setup.faults.clone();
-        let Some(ran) = self.execute(replica, faults.row)? else {
-            self.kick(replica);
-            return Ok(());
-        };
-        let delay_ms = self.link_delay_ms();
-        let Some(executor) = &mut self.sites[replica].executor else { return Ok(()) };
-        executor.last_reply_ms = executor.last_reply_ms.max(self.now_ms + delay_ms);
-        let at_ms = executor.last_reply_ms;
-        if self.chance.hits(faults.duplicate) {
-            let output = ran.output.clone();
-            let later_ms = at_ms + self.chance.below(200);
-            let reply = Reply { output, filled: Vec::new(), repeated: true };
-            self.agenda.add(later_ms + 1, Happening::Reply { replica, reply });
-        }
-        let reply = Reply { output: ran.output, filled: ran.filled, repeated: false };
-        self.agenda.add(at_ms, Happening::Reply { replica, reply });
-        if self.crashes_left > 0 && self.chance.hits(faults.crash) {
-            self.crash(replica)?;
-        } else {
-            self.kick(replica);
-        }
-        Ok(())
-    }
-
-    /// Runs the batch at the head of a replica's queue; some rows may fail.
-    fn execute(&mut self, replica: usize, rate: u32) -> Result<Option<Ran>, Broken> {
-        let luck = if rate > 0 { self.chance.bits() } else { 0 };
-        let draw = move |row: &Row| avalanche(luck ^ row.request.0) % 1000;
-        let fails =
-            move |row: &Row| (draw(row) < u64::from(rate)).then_some(RowError::NonFiniteLogits);
-        let Some(executor) = &mut self.sites[replica].executor else { return Ok(None) };
-        let ran = executor
-            .run(fails)
-            .map_err(|violation| Broken { invariant: "I7", text: violation.0 })?;
-        let Some(mut ran) = ran else { return Ok(None) };
-        for (index, row) in ran.rows.iter().enumerate() {
-            let client = &mut self.clients[row.request.0 as usize - 1];
-            let output = &mut ran.output.rows[index];
-            let garbled = rate > 0 && draw(row) >= 1000 - u64::from(rate);
-            if garbled && output.error.is_none() {
-                client.excuses.bad_output = true;
-                // An id that does not exist, an id too many, or more drafts accepted than there were.
-                let id = self.setup.engine.limits.vocab_size;
-                match output.emitted.first_mut() {
-                    Some(first) if luck % 3 == 0 => *first = id,
-                    Some(_) if luck % 3 == 1 => {
-                        let made_up = row.drafts + 1 - output.accepted;
-                        output.accepted += made_up;
-                        output.emitted.extend((0..made_up).map(|_| 0));
-                    }
-                    _ => output.emitted.push(0),
-                }
-                ran.filled.retain(|(row, _)| *row != index);
-            }
-            client.excuses.row_failed |= output.error.is_some();
-            if garbled || output.error.is_some() {
-                self.tally.failed_rows += 1;
-                self.trace.note(self.now_ms, "row fails", &[row.request.0, u64::from(row.start)]);
-            }
-        }
-        Ok(Some(ran))
-    }
-
-    /// Starts the next step of a replica, if its executors are idle and one waits.
-    pub(crate) fn kick(&mut self, replica: usize) {
-        let (step_ms, stall) = (self.setup.load.step_ms, self.setup.faults.stall);
-        let now_ms = self.now_ms;
-        let site = &mut self.sites[replica];
-        let Some(executor) = &mut site.executor else { return };
-        let Some(start_ms) = executor.next_start_ms(now_ms) else { return };
-        executor.busy = true;
-        let mut end_ms = start_ms + self.chance.below(u64::from(step_ms) + 1);
-        if self.chance.hits(stall) {
-            end_ms += self.chance.below(3000);
-        }
-        let incarnation = site.incarnation;
-        self.agenda.add(end_ms, Happening::StepDone { replica, incarnation });
-    }
-
-    /// A replica's executors die, in lockstep those of all ranks.
-    fn crash(&mut self, replica: usize) -> Checked {
-        self.crashes_left -= 1;
-        self.tally.crashes += 1;
-        let group =
-            if self.setup.engine.lockstep { 0..self.sites.len() } else { replica..replica + 1 };
-        let seen_ms = self.now_ms + self.chance.below(50);
-        let back_ms = seen_ms + 1 + self.chance.below(700);
-        self.trace.note(self.now_ms, "crash", &[replica as u64]);
-        self.agenda.add(seen_ms, Happening::Lost { replica });
-        if self.chance.hits(200) {
-            // Two ranks of the replica report it.
-            self.agenda.add(seen_ms + self.chance.below(2), Happening::Lost { replica });
-        }
-        for replica in group {
-            let late_ms = self.chance.below(30);
-            self.agenda.add(back_ms + late_ms, Happening::Ready { replica });
-            self.sites[replica].incarnation += 1;
-            self.leave_replies_behind(replica)?;
-            self.sites[replica].executor = None;
-        }
-        if self.setup.engine.limits.loss_timeout_ms < 1000 {
-            for after_ms in (0..2000).step_by(50) {
-                self.agenda.add(seen_ms + after_ms, Happening::Wake);
-            }
-        }
-        Ok(())
-    }
-
-    /// Replies to what a dying executor had in its queue may still arrive, whenever they like.
-    fn leave_replies_behind(&mut self, replica: usize) -> Checked {
-        let rate = self.setup.faults.stale;
-        while self.sites[replica].executor.as_ref().is_some_and(Executor::has_work) {
-            let ran = self.execute(replica, 0)?;
-            let Some(Ran { output, .. }) = ran.filter(|_| self.chance.hits(rate)) else { continue };
-            // Behind the news of the death: before it, it would be an ordinary reply.
-            let at_ms = self.now_ms + 51 + self.chance.below(1500);
-            let reply = Reply { output, filled: Vec::new(), repeated: false };
-            self.agenda.add(at_ms, Happening::Reply { replica, reply });
-        }
-        Ok(())
-    }
-
-    /// An output reaches the engine.
-    fn reply(&mut self, replica: usize, reply: Reply) {
-        let lost_now = self.group_of(&comings_and_goings(&self.inbox).0).contains(&replica);
-        let site = &mut self.sites[replica];
-        let epoch = self.engine.epoch(Replica(replica as u16));
-        let stale = reply.repeated || lost_now || reply.output.epoch != epoch;
-        if stale {
-            site.stale_outputs += 1;
-            self.tally.stale += 1;
-        } else {
-            site.told.in_flight = site.told.in_flight.saturating_sub(1);
-            reply.filled.iter().for_each(|&(_, context)| site.mirror.computed(context));
-        }
-        let numbers = [replica as u64, reply.output.step.0, reply.output.epoch.0, u64::from(stale)];
-        self.trace.note(self.now_ms, "output", &numbers);
-        let replica = Replica(replica as u16);
-        self.inbox.push(Event::Output { replica, output: reply.output });
     }
 
     fn tick(&mut self) -> Checked {
@@ -478,7 +254,7 @@ impl World {
         }
     }
 
-    fn group_of(&self, lost: &[usize]) -> Vec<usize> {
+    pub(crate) fn group_of(&self, lost: &[usize]) -> Vec<usize> {
         if self.setup.engine.lockstep && !lost.is_empty() {
             return (0..self.sites.len()).collect();
         }
@@ -502,11 +278,6 @@ impl World {
                 executor.free(freed);
             }
         }
-    }
-
-    /// A one-way delay of a link.
-    pub(crate) fn link_delay_ms(&mut self) -> u64 {
-        self.chance.below(u64::from(self.setup.load.link_ms) + 1)
     }
 
     /// Steps within which everything must be over: each token is forwarded at most once per
@@ -543,7 +314,7 @@ fn aborted_live(inbox: &[Event], clients: &[Client]) -> Vec<usize> {
 }
 
 /// Replicas whose loss and whose return are in the inbox.
-fn comings_and_goings(inbox: &[Event]) -> (Vec<usize>, Vec<usize>) {
+pub(crate) fn comings_and_goings(inbox: &[Event]) -> (Vec<usize>, Vec<usize>) {
     let lost = inbox.iter().filter_map(|event| match event {
         Event::Lost { replica } => Some(usize::from(replica.0)),
         _ => None,

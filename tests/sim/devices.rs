@@ -1,0 +1,178 @@
+//! The simulated executors of a world and what befalls them: steps, replies, failures, deaths.
+
+use crate::broken::{Broken, Checked};
+use crate::executor::{Executor, Ran};
+use crate::happening::{Happening, Reply};
+use crate::hash_model::text::avalanche;
+use crate::world::{World, comings_and_goings};
+use protocol::{Replica, Row, RowError, RowOutput, Token};
+use scheduler::Event;
+
+impl World {
+    /// The executor runs the step that was due, and with bad luck never runs another one.
+    pub(crate) fn step_done(&mut self, replica: usize) -> Checked {
+        let faults = self.setup.faults.clone();
+        let Some(ran) = self.execute(replica, faults.row)? else {
+            self.kick(replica);
+            return Ok(());
+        };
+        let delay_ms = self.link_delay_ms();
+        let Some(executor) = &mut self.sites[replica].executor else { return Ok(()) };
+        executor.last_reply_ms = executor.last_reply_ms.max(self.now_ms + delay_ms);
+        let at_ms = executor.last_reply_ms;
+        if self.chance.hits(faults.duplicate) {
+            let output = ran.output.clone();
+            let later_ms = at_ms + self.chance.below(200);
+            let reply = Reply { output, filled: Vec::new(), repeated: true };
+            self.agenda.add(later_ms + 1, Happening::Reply { replica, reply });
+        }
+        let reply = Reply { output: ran.output, filled: ran.filled, repeated: false };
+        self.agenda.add(at_ms, Happening::Reply { replica, reply });
+        if self.crashes_left > 0 && self.chance.hits(faults.crash) {
+            self.crash(replica)?;
+        } else {
+            self.kick(replica);
+        }
+        Ok(())
+    }
+
+    /// Runs the batch at the head of a replica's queue; some rows may fail.
+    pub(crate) fn execute(&mut self, replica: usize, rate: u32) -> Result<Option<Ran>, Broken> {
+        let luck = if rate > 0 { self.chance.bits() } else { 0 };
+        let draw = move |row: &Row| avalanche(luck ^ row.request.0) % 1000;
+        let fails =
+            move |row: &Row| (draw(row) < u64::from(rate)).then_some(RowError::NonFiniteLogits);
+        let Some(executor) = &mut self.sites[replica].executor else { return Ok(None) };
+        let ran = executor
+            .run(fails)
+            .map_err(|violation| Broken { invariant: "I7", text: violation.0 })?;
+        let Some(mut ran) = ran else { return Ok(None) };
+        for (index, row) in ran.rows.iter().enumerate() {
+            let client = &mut self.clients[row.request.0 as usize - 1];
+            let output = &mut ran.output.rows[index];
+            let garbled = rate > 0 && draw(row) >= 1000 - u64::from(rate);
+            if garbled && output.error.is_none() {
+                client.excuses.bad_output = true;
+                garble(row, output, luck, self.setup.engine.limits.vocab_size);
+                ran.filled.retain(|(row, _)| *row != index);
+            }
+            client.excuses.row_failed |= output.error.is_some();
+            if garbled || output.error.is_some() {
+                self.tally.failed_rows += 1;
+                self.trace.note(self.now_ms, "row fails", &[row.request.0, u64::from(row.start)]);
+            }
+        }
+        Ok(Some(ran))
+    }
+
+    /// Starts the next step of a replica, if its executors are idle and one waits.
+    pub(crate) fn kick(&mut self, replica: usize) {
+        let (step_ms, stall) = (self.setup.load.step_ms, self.setup.faults.stall);
+        let now_ms = self.now_ms;
+        let site = &mut self.sites[replica];
+        let Some(executor) = &mut site.executor else { return };
+        let Some(start_ms) = executor.next_start_ms(now_ms) else { return };
+        executor.busy = true;
+        let mut end_ms = start_ms + self.chance.below(u64::from(step_ms) + 1);
+        if self.chance.hits(stall) {
+            end_ms += self.chance.below(3000);
+        }
+        let incarnation = site.incarnation;
+        self.agenda.add(end_ms, Happening::StepDone { replica, incarnation });
+    }
+
+    /// A replica's executors die, in lockstep those of all ranks.
+    pub(crate) fn crash(&mut self, replica: usize) -> Checked {
+        self.crashes_left -= 1;
+        self.tally.crashes += 1;
+        let group =
+            if self.setup.engine.lockstep { 0..self.sites.len() } else { replica..replica + 1 };
+        let seen_ms = self.now_ms + self.chance.below(50);
+        let back_ms = seen_ms + 1 + self.chance.below(700);
+        self.trace.note(self.now_ms, "crash", &[replica as u64]);
+        self.agenda.add(seen_ms, Happening::Lost { replica });
+        if self.chance.hits(200) {
+            // Two ranks of the replica report it.
+            self.agenda.add(seen_ms + self.chance.below(2), Happening::Lost { replica });
+        }
+        for replica in group {
+            let late_ms = self.chance.below(30);
+            self.agenda.add(back_ms + late_ms, Happening::Ready { replica });
+            self.sites[replica].incarnation += 1;
+            self.leave_replies_behind(replica)?;
+            self.sites[replica].executor = None;
+        }
+        if self.setup.engine.limits.loss_timeout_ms < 1000 {
+            for after_ms in (0..2000).step_by(50) {
+                self.agenda.add(seen_ms + after_ms, Happening::Wake);
+            }
+        }
+        Ok(())
+    }
+
+    /// Replies to what a dying executor had in its queue may still arrive, whenever they like.
+    pub(crate) fn leave_replies_behind(&mut self, replica: usize) -> Checked {
+        let rate = self.setup.faults.stale;
+        while self.sites[replica].executor.as_ref().is_some_and(Executor::has_work) {
+            let ran = self.execute(replica, 0)?;
+            let Some(Ran { output, .. }) = ran.filter(|_| self.chance.hits(rate)) else { continue };
+            // Behind the news of the death: before it, it would be an ordinary reply.
+            let at_ms = self.now_ms + 51 + self.chance.below(1500);
+            let reply = Reply { output, filled: Vec::new(), repeated: false };
+            self.agenda.add(at_ms, Happening::Reply { replica, reply });
+        }
+        Ok(())
+    }
+
+    /// An output reaches the engine.
+    pub(crate) fn reply(&mut self, replica: usize, reply: Reply) {
+        let lost_now = self.group_of(&comings_and_goings(&self.inbox).0).contains(&replica);
+        let site = &mut self.sites[replica];
+        let epoch = self.engine.epoch(Replica(replica as u16));
+        let stale = reply.repeated || lost_now || reply.output.epoch != epoch;
+        if stale {
+            site.stale_outputs += 1;
+            self.tally.stale += 1;
+        } else {
+            site.told.in_flight = site.told.in_flight.saturating_sub(1);
+            reply.filled.iter().for_each(|&(_, context)| site.mirror.computed(context));
+        }
+        let numbers = [replica as u64, reply.output.step.0, reply.output.epoch.0, u64::from(stale)];
+        self.trace.note(self.now_ms, "output", &numbers);
+        let replica = Replica(replica as u16);
+        self.inbox.push(Event::Output { replica, output: reply.output });
+    }
+
+    /// New executors may find less memory than the old ones: what no longer fits may fail.
+    pub(crate) fn blocks_of_new_executors(&mut self) -> u32 {
+        let blocks = self.setup.engine.kv.blocks;
+        if !self.chance.hits(self.setup.faults.shrink) {
+            return blocks;
+        }
+        let blocks = self.chance.between(1, blocks);
+        let size = self.setup.block_tokens();
+        for client in &mut self.clients {
+            client.excuses.unavailable |= client.limit().div_ceil(size) > blocks;
+        }
+        blocks
+    }
+
+    /// A one-way delay of a link.
+    pub(crate) fn link_delay_ms(&mut self) -> u64 {
+        self.chance.below(u64::from(self.setup.load.link_ms) + 1)
+    }
+}
+
+/// Makes a result impossible: an id that does not exist, an id too many, or more drafts accepted
+/// than there were.
+fn garble(row: &Row, output: &mut RowOutput, luck: u64, vocab_size: Token) {
+    match output.emitted.first_mut() {
+        Some(first) if luck % 3 == 0 => *first = vocab_size,
+        Some(_) if luck % 3 == 1 => {
+            let made_up = row.drafts + 1 - output.accepted;
+            output.accepted += made_up;
+            output.emitted.extend((0..made_up).map(|_| 0));
+        }
+        _ => output.emitted.push(0),
+    }
+}
