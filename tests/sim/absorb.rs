@@ -57,6 +57,7 @@ impl World {
         let finish = event.finish.as_ref().map_or(0, |_| 1);
         let numbers = [event.request.0, event.tokens.len() as u64, finish];
         self.trace.note(self.now_ms, "tokens", &numbers);
+        self.trace.mix(event.tokens.iter().map(|&token| token.into()));
         self.trace.line(|| show::news(event));
         self.tally.tokens += event.tokens.len() as u64;
         self.tally.refused += u64::from(matches!(event.finish, Some(Finish::Refused(_))));
@@ -76,7 +77,10 @@ impl World {
         self.trace.note(self.now_ms, "batch", &numbers);
         for row in &batch.rows {
             let (request, seat) = (row.request.0, row.seat.0);
-            self.trace.note(self.now_ms, "row", &[request, seat.into(), row.start.into()]);
+            let numbers = [request, seat.into(), row.start.into(), row.len.into()];
+            self.trace.note(self.now_ms, "row", &numbers);
+            let blocks = row.tables.iter().flat_map(|update| &update.blocks);
+            self.trace.mix(blocks.map(|block| block.0.into()));
             self.trace.line(|| show::row(row));
         }
         let site = &mut self.sites[index];

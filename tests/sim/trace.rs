@@ -23,6 +23,11 @@ impl Trace {
         self.line(|| format!("{now_ms:>8} ms  {what:<10} {numbers:?}"));
     }
 
+    /// Adds numbers to the hash alone.
+    pub(crate) fn mix(&mut self, numbers: impl Iterator<Item = u64>) {
+        self.hash = numbers.fold(self.hash, fold);
+    }
+
     /// Adds a readable line that the hash need not know.
     pub(crate) fn line(&mut self, text: impl FnOnce() -> String) {
         if let Some(lines) = &mut self.lines {
