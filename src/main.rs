@@ -1,60 +1,44 @@
 //! Entry point: parses the command line and runs one role.
 
-use std::io::IsTerminal as _;
+use hadron::config::{self, Command, Invocation};
+use hadron::{bench, eval, launcher, synth};
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
-
-use hadron::config::{self, Command, ConfigError, Invocation};
 use tracing_subscriber::EnvFilter;
 
+/// What the log holds without `RUST_LOG`.
+const LOG_FILTER: &str = "info";
+
 fn main() -> ExitCode {
-    let invocation = match config::from_process() {
+    let Invocation { command, environment, notes } = match config::from_process() {
         Ok(invocation) => invocation,
-        Err(error) => return explain(&error),
-    };
-    start_log(invocation.environment.log.as_deref());
-    for note in &invocation.notes {
-        tracing::info!("{note}");
-    }
-    match run(invocation) {
-        Ok(code) => code,
         Err(error) => {
-            say(&mut std::io::stderr(), &format!("error: {error:#}\n"));
-            ExitCode::FAILURE
+            let code = error.exit_code();
+            // Help is an answer, everything else a complaint.
+            let _ = match code {
+                0 => write!(std::io::stdout(), "{error}"),
+                _ => writeln!(std::io::stderr(), "{error}"),
+            };
+            return ExitCode::from(code);
         }
-    }
-}
-
-fn run(invocation: Invocation) -> anyhow::Result<ExitCode> {
-    let environment = invocation.environment;
-    match invocation.command {
-        Command::Serve(_) => anyhow::bail!("serve: this build has no server"),
-        Command::Bench(command) => hadron::bench::run(command, &environment),
-        Command::Eval(command) => hadron::eval::run(command, &environment),
-        Command::Synth(args) => hadron::synth::run(&args),
-    }
-}
-
-/// Help goes to stdout, everything else to stderr.
-fn explain(error: &ConfigError) -> ExitCode {
-    match error {
-        ConfigError::Help(text) => say(&mut std::io::stdout(), text),
-        ConfigError::Usage(text) => say(&mut std::io::stderr(), text),
-        ConfigError::Refused(text) => say(&mut std::io::stderr(), &format!("error: {text}\n")),
-    }
-    ExitCode::from(error.exit_code())
-}
-
-fn say(out: &mut dyn std::io::Write, text: &str) {
-    // Nobody is left to tell if this fails.
-    let _ignored = out.write_all(text.as_bytes());
-}
-
-fn start_log(filter: Option<&str>) {
-    let filter = EnvFilter::try_new(filter.unwrap_or("info"));
+    };
+    let filter = EnvFilter::new(environment.log.as_deref().unwrap_or(LOG_FILTER));
     tracing_subscriber::fmt()
-        .with_env_filter(filter.unwrap_or_else(|_| EnvFilter::new("info")))
+        .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
         .init();
+    for note in notes {
+        tracing::info!("{note}");
+    }
+    let outcome = match command {
+        Command::Serve(args) => launcher::serve::run(&args, &environment),
+        Command::Bench(command) => bench::run(command, &environment),
+        Command::Eval(command) => eval::run(command, &environment),
+        Command::Synth(args) => synth::run(&args),
+    };
+    outcome.unwrap_or_else(|error| {
+        let _ = writeln!(std::io::stderr(), "hadron: {error:#}");
+        ExitCode::FAILURE
+    })
 }

@@ -3,6 +3,8 @@
 pub mod demo;
 pub mod engine_thread;
 pub mod host;
+pub mod model_files;
+pub mod serve;
 pub mod settings;
 pub mod shutdown;
 pub mod signals;

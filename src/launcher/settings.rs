@@ -1,12 +1,17 @@
 //! From the command line to the plain structs of their users.
 
-use crate::config::{Admission, EngineArgs, Placement, ReplyArgs, SchedulingPolicy, ServeArgs};
+use super::model_files::ModelFiles;
+use crate::config::{
+    Admission, Dtype, EngineArgs, LoadFormat, Placement, ReplyArgs, SchedulingPolicy, ServeArgs,
+};
 use crate::engine_client::AdmissionLimits;
 use crate::server::app::Options;
 use crate::server::openai::params::{Bounds, Defaults};
 use anyhow::{Result, bail};
 use axum::http::StatusCode;
+use executor::{ExecutorConfig, KvSize};
 use models::config::GenerationConfig;
+use protocol::{Epoch, Rank};
 use scheduler::{Limits, Routing};
 use std::fs;
 
@@ -120,4 +125,35 @@ pub fn connections_max() -> u32 {
     let soft = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u32>().ok());
     let most = soft.map_or(CONNECTIONS_DEFAULT, |n| n.saturating_sub(DESCRIPTORS_RESERVED));
     most.clamp(16, 1 << 20)
+}
+
+/// What the executor is told.
+pub fn executor(args: &ServeArgs, files: &ModelFiles) -> ExecutorConfig {
+    let engine = &args.engine;
+    ExecutorConfig {
+        dir: files.dir.clone(),
+        model: files.config.clone(),
+        source: match args.model.load_format {
+            LoadFormat::Auto | LoadFormat::Safetensors => models::LoadFormat::Safetensors,
+            LoadFormat::Synth => models::LoadFormat::Synth { seed: engine.seed },
+        },
+        dtype: match args.model.dtype {
+            Dtype::Auto => executor::Dtype::Auto,
+            // The command line has refused half precision.
+            Dtype::Bfloat16 | Dtype::Float16 => executor::Dtype::Bfloat16,
+            Dtype::Float32 => executor::Dtype::Float32,
+        },
+        threads: engine.threads,
+        block_tokens: engine.block_size,
+        max_model_len: files.max_model_len,
+        max_num_seqs: engine.max_num_seqs,
+        tokens_per_step: engine.tokens_per_step(),
+        kv: match (engine.num_gpu_blocks_override, engine.kv_cache_memory_bytes) {
+            (Some(blocks), _) => KvSize::Blocks(blocks),
+            (None, Some(bytes)) => KvSize::Bytes(bytes.0),
+            (None, None) => KvSize::Auto,
+        },
+        epoch: Epoch(0),
+        rank: Rank(0),
+    }
 }

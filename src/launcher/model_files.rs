@@ -1,0 +1,107 @@
+//! The model as files: where they are, what they say, and the text parts read from them.
+
+use super::{demo, settings};
+use crate::config::{Environment, LoadFormat, ServeArgs};
+use crate::hub::{self, Wanted};
+use crate::text::{ChatTemplate, Tokenizer};
+use anyhow::{Context, Result};
+use models::Config;
+use serde_json::{Map, Value};
+use std::fs;
+use std::hash::{DefaultHasher, Hasher};
+use std::path::{Path, PathBuf};
+
+/// A model folder whose configuration has been read.
+pub struct ModelFiles {
+    /// As the user named it.
+    pub name: String,
+    /// The folder.
+    pub dir: PathBuf,
+    /// Folder of the tokenizer.
+    pub text_dir: PathBuf,
+    /// What the model computes.
+    pub config: Config,
+    /// Longest prompt plus output: asked for, else the model's.
+    pub max_model_len: u32,
+    /// Removes an unpacked demo.
+    _unpacked: Option<demo::Unpacked>,
+}
+
+/// What turns text into ids and back.
+pub struct Text {
+    /// Of the model.
+    pub tokenizer: Tokenizer,
+    /// If the model has one.
+    pub template: Option<ChatTemplate>,
+}
+
+impl ModelFiles {
+    /// Finds the files, fetching or unpacking them where needed, and reads `config.json`.
+    pub fn resolve(args: &ServeArgs, environment: &Environment) -> Result<Self> {
+        let model = &args.model;
+        let fetch = |name: &str, wanted| {
+            let (revision, cache) = (model.revision.as_deref(), model.download_dir.as_deref());
+            hub::resolve(name, revision, wanted, environment, cache)
+        };
+        let (name, dir, unpacked) = match &model.model {
+            Some(name) => {
+                let synth = model.load_format == LoadFormat::Synth;
+                let wanted = if synth { Wanted::Description } else { Wanted::Model };
+                (name.clone(), fetch(name, wanted)?, None)
+            }
+            None => {
+                let unpacked = demo::Unpacked::new().context("cannot unpack the demo model")?;
+                (demo::NAME.to_owned(), unpacked.dir().to_owned(), Some(unpacked))
+            }
+        };
+        let text_dir = match &model.tokenizer {
+            Some(name) => fetch(name, Wanted::Tokenizer)?,
+            None => dir.clone(),
+        };
+        let config = read_config(&dir, model.hf_overrides.as_ref())?;
+        let longest = u32::try_from(config.max_positions).unwrap_or(u32::MAX);
+        let max_model_len = model.max_model_len.unwrap_or(longest);
+        Ok(Self { name, dir, text_dir, config, max_model_len, _unpacked: unpacked })
+    }
+
+    /// Reads the tokenizer and compiles the chat template.
+    pub fn load_text(&self, args: &ServeArgs) -> Result<Text> {
+        let tokenizer = Tokenizer::load(&self.text_dir)?;
+        let output_bytes_max = 4 * settings::body_bytes_max(self.max_model_len);
+        let chosen = args.reply.chat_template.as_deref();
+        let template = ChatTemplate::load(&self.text_dir, chosen, &tokenizer, output_bytes_max)?;
+        Ok(Text { tokenizer, template })
+    }
+
+    /// Names the API answers to; at least one.
+    pub fn served_names(&self, args: &ServeArgs) -> Vec<String> {
+        match args.model.served_model_name.as_slice() {
+            [] => vec![self.name.clone()],
+            names => names.to_vec(),
+        }
+    }
+
+    /// `hadron-<version>-<model hash8>`, the same for the same version and configuration.
+    pub fn fingerprint(&self) -> Result<String> {
+        let path = self.dir.join("config.json");
+        let config = fs::read(&path).with_context(|| path.display().to_string())?;
+        let mut hasher = DefaultHasher::new();
+        hasher.write(&config);
+        let hash = hasher.finish() as u32;
+        Ok(format!("hadron-{}-{hash:08x}", env!("CARGO_PKG_VERSION")))
+    }
+}
+
+/// Reads `config.json`, with some of its members replaced.
+fn read_config(dir: &Path, overrides: Option<&Map<String, Value>>) -> Result<Config> {
+    let config = Config::from_dir(dir)?;
+    let Some(overrides) = overrides else { return Ok(config) };
+    let path = dir.join("config.json");
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let mut members: Map<String, Value> =
+        serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+    members.extend(overrides.clone());
+    let merged = Config::from_json(&path, &Value::Object(members).to_string())?;
+    // Sampling defaults come from another file, which nothing overrides.
+    Ok(Config { generation: config.generation, eos: config.eos, ..merged })
+}

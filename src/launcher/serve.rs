@@ -1,0 +1,229 @@
+//! `hadron serve`: one process, one model, one embedded executor.
+//!
+//! Order: the socket opens first (probes tell the truth from then on, a port in use ends it at
+//! once), then the model's files, then text and executor, then the engine. Whatever fails before
+//! ready ends the process with exit code 1 and its cause.
+
+use super::engine_thread::{Notice, StepDeadline};
+use super::host::Host;
+use super::model_files::ModelFiles;
+use super::start_up::{ExecutorLink, StartError, Up, bring_up};
+use super::{settings, shutdown, signals};
+use crate::config::{Environment, ServeArgs};
+use crate::progress::{Progress, Unit};
+use crate::server::app::{App, ModelCard, Serving};
+use crate::server::connection::Deadlines;
+use crate::server::health::Health;
+use crate::server::listen::{Connections, bind};
+use crate::server::openai::exchange::unix_time;
+use crate::server::routes::router;
+use anyhow::{Context, Result, anyhow, bail};
+use protocol::{Memory, Phase};
+use scheduler::{Engine, EngineConfig, EngineError, KvConfig};
+use std::hash::{BuildHasher, RandomState};
+use std::io::Write;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use tokio::runtime::{Builder, Runtime};
+
+/// Threads that serve sockets; the executor computes on the rest.
+const HTTP_THREADS: usize = 2;
+/// Messages in flight on the link to the executor.
+const LINK_CAPACITY: usize = 8;
+
+/// Serves until told to stop. Returns the process's exit code.
+pub fn run(args: &ServeArgs, environment: &Environment) -> Result<ExitCode> {
+    settings::check(args)?;
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(HTTP_THREADS)
+        .thread_name("http")
+        .enable_all()
+        .build()
+        .context("cannot start the HTTP threads")?;
+    let code = serve(args, environment, &runtime);
+    runtime.shutdown_background(); // Whatever still runs there ends with the process.
+    code
+}
+
+fn serve(args: &ServeArgs, environment: &Environment, runtime: &Runtime) -> Result<ExitCode> {
+    let health = Arc::new(Health::default());
+    let app = Arc::new(App::new(settings::options(args), health));
+    let connections = Connections::new(settings::connections_max());
+    let address = listen(args, runtime, &app, &connections)?;
+
+    let files = ModelFiles::resolve(args, environment)?;
+    let (sender, notices) = channel();
+    {
+        let _inside = runtime.enter();
+        signals::forward(sender.clone()).context("cannot watch for signals")?;
+    }
+    let link = start_executor(args, &files)?;
+    let text = files.load_text(args)?;
+    let up = match wait_for(&link, &notices, args) {
+        Ok(up) => up,
+        Err(StartError::Signal(_)) => return Ok(ExitCode::SUCCESS),
+        Err(error) => return Err(anyhow!(error).context(files.name.clone())),
+    };
+    let (engine, max_model_len) = engine(args, &files, &up.memory, up.ready.blocks)?;
+    let deadline = StepDeadline {
+        fixed: args.engine.step_deadline.map(|seconds| seconds.0),
+        ns_per_token: up.memory.ns_per_token,
+    };
+    let admission = settings::admission(&args.engine, args.parallel.data_parallel_size);
+    let health = Arc::clone(&app.health);
+    let host =
+        Host::start(engine, link, admission, deadline, health, sender, runtime.handle())
+            .context("cannot start the scheduler's thread")?;
+
+    let block_tokens = up.memory.spec.block_tokens;
+    let vocab_size = files.config.vocab as u32;
+    let has_template = text.template.is_some();
+    app.set_serving(Serving {
+        client: host.client.clone(),
+        tokenizer: Arc::new(text.tokenizer),
+        template: text.template,
+        card: ModelCard {
+            names: files.served_names(args),
+            root: files.name.clone(),
+            created: unix_time(),
+            fingerprint: files.fingerprint()?,
+        },
+        bounds: settings::bounds(args, max_model_len, vocab_size),
+        defaults: settings::defaults(&args.reply, &files.config.generation),
+        template_defaults: args.reply.default_chat_template_kwargs.clone().unwrap_or_default(),
+        body_bytes_max: settings::body_bytes_max(max_model_len),
+        block_tokens: if args.engine.enable_prefix_caching { block_tokens } else { 0 },
+        pool_tokens: u64::from(up.ready.blocks) * u64::from(block_tokens),
+    });
+    let pool_tokens = u64::from(up.ready.blocks) * u64::from(block_tokens);
+    greet(&files.served_names(args)[0], address, max_model_len, pool_tokens, has_template);
+    drop(files); // Weights are in memory: an unpacked demo needs no folder any more.
+    let timeout = args.http.shutdown_timeout.0;
+    Ok(shutdown::wait(&app, host, &connections, &notices, timeout, runtime.handle()))
+}
+
+/// Opens the socket and answers on it from now on.
+fn listen(
+    args: &ServeArgs,
+    runtime: &Runtime,
+    app: &Arc<App>,
+    connections: &Connections,
+) -> Result<SocketAddr> {
+    let (host, port) = (args.http.host.as_str(), args.http.port);
+    let mut addresses = (host, port)
+        .to_socket_addrs()
+        .with_context(|| format!("--host {host}: not an address of this machine"))?;
+    let address = addresses.next().ok_or_else(|| anyhow!("--host {host}: no address"))?;
+    let _inside = runtime.enter();
+    let listener = bind(address).with_context(|| format!("cannot listen on {address}"))?;
+    let address = listener.local_addr().context("the socket has no address")?;
+    if !address.ip().is_loopback() {
+        tracing::warn!(%address, "anyone who can reach this address can use the model");
+    }
+    let (accepting, routes) = (connections.clone(), router(Arc::clone(app)));
+    runtime.spawn(async move { accepting.accept(listener, routes, Deadlines::default()).await });
+    Ok(address)
+}
+
+/// Starts the embedded executor on a thread of its own.
+fn start_executor(args: &ServeArgs, files: &ModelFiles) -> Result<ExecutorLink> {
+    let config = settings::executor(args, files);
+    let (ours, theirs) = protocol::link::pair(LINK_CAPACITY);
+    std::thread::Builder::new()
+        .name("executor".to_owned())
+        .spawn(move || executor::run(config, theirs))
+        .context("cannot start the executor's thread")?;
+    let (to, from) = ours.split();
+    Ok(ExecutorLink { to, from })
+}
+
+/// Waits until the executor is ready and shows how far it is.
+fn wait_for(
+    link: &ExecutorLink,
+    notices: &Receiver<Notice>,
+    args: &ServeArgs,
+) -> Result<Up, StartError> {
+    let mut shown: Option<(Phase, Progress)> = None;
+    let show = |phase, done, total| {
+        if shown.as_ref().is_none_or(|(of, _)| *of != phase)
+            && let Some((_, over)) = shown.replace((phase, new_progress(phase, total)))
+        {
+            over.finish();
+        }
+        if let Some((_, progress)) = &shown {
+            progress.set(done, total);
+        }
+    };
+    let timeout = args.engine.startup_timeout.0;
+    let up = bring_up(link, notices, timeout, |memory| memory.blocks, show);
+    if let Some((_, progress)) = shown.filter(|_| up.is_ok()) {
+        progress.finish();
+    }
+    up
+}
+
+fn new_progress(phase: Phase, total: u64) -> Progress {
+    match phase {
+        Phase::Load => Progress::new("load weights", total, Unit::Bytes),
+        Phase::WarmUp => Progress::new("warm up", total, Unit::Items),
+    }
+}
+
+/// The scheduler, and the longest request it takes: what was asked for, or what the cache holds.
+fn engine(
+    args: &ServeArgs,
+    files: &ModelFiles,
+    memory: &Memory,
+    blocks: u32,
+) -> Result<(Engine, u32)> {
+    let random = RandomState::new();
+    let mut kv = KvConfig::new(
+        memory.spec.clone(),
+        blocks,
+        [random.hash_one(0), random.hash_one(1)],
+    );
+    kv.caching = args.engine.enable_prefix_caching;
+    kv.events = false; // Nobody subscribes.
+    let build = |max_model_len: u32| {
+        let limits = settings::limits(&args.engine, max_model_len, files.config.vocab as u32);
+        let mut config = EngineConfig::new(limits, kv.clone());
+        config.routing = settings::routing(args.parallel.dp_load_balance);
+        Engine::new(config)
+    };
+    let asked = files.max_model_len;
+    match build(asked) {
+        Ok(engine) => Ok((engine, asked)),
+        Err(EngineError::PoolTooSmall { fits, .. }) if args.model.max_model_len.is_none() => {
+            let fits = u32::try_from(fits).unwrap_or(u32::MAX).min(asked);
+            tracing::warn!(
+                max_model_len = fits,
+                of_model = asked,
+                "the KV cache holds less than the model's longest request; \
+                 --kv-cache-memory-bytes makes it larger"
+            );
+            Ok((build(fits)?, fits))
+        }
+        Err(error) => bail!(error),
+    }
+}
+
+/// Says that all is well, and what to type next.
+fn greet(name: &str, address: SocketAddr, max_model_len: u32, pool_tokens: u64, chat: bool) {
+    let (path, body) = if chat {
+        let content = "What is 12 plus 30?";
+        let body = format!(r#"{{"messages":[{{"role":"user","content":"{content}"}}]}}"#);
+        ("/v1/chat/completions", body)
+    } else {
+        ("/v1/completions", r#"{"prompt":"Once upon a time"}"#.to_owned())
+    };
+    // A closed stderr is no reason not to serve.
+    let _ = writeln!(
+        std::io::stderr(),
+        "hadron {} serves {name} on http://{address} (up to {max_model_len} tokens a request, \
+         {pool_tokens} in the KV cache)\ntry:\n  curl http://{address}{path} \
+         -H 'Content-Type: application/json' -d '{body}'",
+        env!("CARGO_PKG_VERSION"),
+    );
+}
