@@ -153,7 +153,7 @@ pub fn executor(args: &ServeArgs, files: &ModelFiles) -> ExecutorConfig {
             (None, Some(bytes)) => KvSize::Bytes(bytes.0),
             (None, None) => KvSize::Auto,
         },
-        epoch: Epoch(0),
+        epoch: Epoch(1), // The first generation of the engine's executor groups.
         rank: Rank(0),
     }
 }
