@@ -166,9 +166,9 @@ impl World {
 /// Makes a result impossible: an id that does not exist, an id too many, or more drafts accepted
 /// than there were.
 fn garble(row: &Row, output: &mut RowOutput, luck: u64, vocab_size: Token) {
-    match output.emitted.first_mut() {
-        Some(first) if luck % 3 == 0 => *first = vocab_size,
-        Some(_) if luck % 3 == 1 => {
+    match (luck % 3, output.emitted.first_mut()) {
+        (0, Some(first)) => *first = vocab_size,
+        (1, Some(_)) => {
             let made_up = row.drafts + 1 - output.accepted;
             output.accepted += made_up;
             output.emitted.extend((0..made_up).map(|_| 0));
