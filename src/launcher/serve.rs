@@ -73,9 +73,8 @@ fn serve(args: &ServeArgs, environment: &Environment, runtime: &Runtime) -> Resu
     };
     let admission = settings::admission(&args.engine, args.parallel.data_parallel_size);
     let health = Arc::clone(&app.health);
-    let host =
-        Host::start(engine, link, admission, deadline, health, sender, runtime.handle())
-            .context("cannot start the scheduler's thread")?;
+    let host = Host::start(engine, link, admission, deadline, health, sender, runtime.handle())
+        .context("cannot start the scheduler's thread")?;
 
     let block_tokens = up.memory.spec.block_tokens;
     let vocab_size = files.config.vocab as u32;
@@ -179,11 +178,8 @@ fn engine(
     blocks: u32,
 ) -> Result<(Engine, u32)> {
     let random = RandomState::new();
-    let mut kv = KvConfig::new(
-        memory.spec.clone(),
-        blocks,
-        [random.hash_one(0), random.hash_one(1)],
-    );
+    let mut kv =
+        KvConfig::new(memory.spec.clone(), blocks, [random.hash_one(0), random.hash_one(1)]);
     kv.caching = args.engine.enable_prefix_caching;
     kv.events = false; // Nobody subscribes.
     let build = |max_model_len: u32| {

@@ -70,9 +70,15 @@ pub fn admission(engine: &EngineArgs, replicas: u16) -> AdmissionLimits {
 
 /// Bounds of steps and queues.
 pub fn limits(engine: &EngineArgs, max_model_len: u32, vocab_size: u32) -> Limits {
+    let tokens_per_step = engine.tokens_per_step();
+    // Decodes alone must not fill a step. Only who asked for another budget hears of it.
+    let seats = match engine.max_num_batched_tokens {
+        None => engine.max_num_seqs.min(tokens_per_step - 1),
+        Some(_) => engine.max_num_seqs,
+    };
     Limits {
-        tokens_per_step: engine.tokens_per_step(),
-        requests_running: engine.max_num_seqs,
+        tokens_per_step,
+        requests_running: seats,
         tokens_per_chunk: engine.tokens_per_chunk(),
         // Admission counts running requests too, so the queue itself never refuses.
         requests_waiting: engine.requests_in_flight_max(1),

@@ -4,7 +4,7 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use super::hash_model::{HashModel, Reading, Shape};
-use super::small_tokenizer;
+use super::small_tokenizer::{self, Alphabet};
 use hadron::engine_client::{AdmissionLimits, EngineClient};
 use hadron::launcher::engine_thread::{Notice, StepDeadline};
 use hadron::launcher::host::Host;
@@ -44,6 +44,7 @@ pub(crate) struct Setup {
     pub(crate) connections: u32,
     pub(crate) workers: usize,
     pub(crate) body_bytes_max: usize,
+    pub(crate) alphabet: Alphabet,
 }
 
 impl Default for Setup {
@@ -66,6 +67,7 @@ impl Default for Setup {
             connections: 1_024,
             workers: 2,
             body_bytes_max: 8 << 20,
+            alphabet: Alphabet::Bytes,
         }
     }
 }
@@ -112,7 +114,7 @@ impl Server {
     /// Brings the model up behind a server that already listens.
     pub(crate) fn bring_up(&mut self, setup: &Setup) {
         let folder = tempfile::tempdir().unwrap();
-        small_tokenizer::write(folder.path());
+        small_tokenizer::write(folder.path(), setup.alphabet);
         let tokenizer = Tokenizer::load(folder.path()).unwrap();
         let template = ChatTemplate::load(folder.path(), None, &tokenizer, 32 << 20).unwrap();
         let (ours, theirs) = pair(8);

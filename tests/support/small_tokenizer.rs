@@ -11,15 +11,28 @@ pub(crate) const EOS: u32 = VOCAB - 1;
 const TEMPLATE: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n\
     {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
+/// Which bytes have a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Alphabet {
+    /// All, so that any text can be written and single tokens may be no text at all.
+    Bytes,
+    /// Printable ASCII, so that every token is text.
+    Ascii,
+}
+
 /// Writes `tokenizer.json` and `tokenizer_config.json`.
-pub(crate) fn write(dir: &Path) {
+pub(crate) fn write(dir: &Path, alphabet: Alphabet) {
     let mut vocab = serde_json::Map::new();
-    for byte in 0..=255_u8 {
+    let bytes = match alphabet {
+        Alphabet::Bytes => 0..=255_u8,
+        Alphabet::Ascii => b' '..=b'~',
+    };
+    for byte in bytes {
         vocab.insert(letter(byte).to_string(), json!(vocab.len()));
     }
     let mut merges = Vec::new();
     'all: for first in 'a'..='z' {
-        for second in ['e', 'a', 'o', 'n'] {
+        for second in 'a'..='z' {
             if vocab.len() as u32 == VOCAB - 2 {
                 break 'all;
             }

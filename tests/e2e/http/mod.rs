@@ -3,5 +3,6 @@
 mod faults;
 mod limits;
 mod malformed;
+mod process;
 mod refusals;
 mod replies;

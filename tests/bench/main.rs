@@ -1,0 +1,10 @@
+//! Measurements that need no model: `cargo test --release --test bench -- --ignored --nocapture`.
+
+#[path = "../support/hash_model.rs"]
+mod hash_model;
+#[path = "../support/http_host.rs"]
+mod http_host;
+#[path = "../support/small_tokenizer.rs"]
+mod small_tokenizer;
+
+mod http;

@@ -1,0 +1,136 @@
+//! The real binary with the demo model: start, signals, exit codes.
+
+use crate::http_client::{Client, get, post};
+use serde_json::json;
+use std::io::{BufRead, BufReader, Read};
+use std::net::{SocketAddr, TcpListener};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// `hadron serve` of the demo model on a free port.
+struct Process {
+    child: Child,
+    stderr: BufReader<ChildStderr>,
+    address: SocketAddr,
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hadron"));
+    command.arg("serve").args(args).current_dir("/");
+    command.env("RUST_LOG", "warn").stdin(Stdio::null()).stdout(Stdio::null());
+    command.stderr(Stdio::piped());
+    command
+}
+
+impl Process {
+    /// Starts it and reads the ready line.
+    fn start(args: &[&str]) -> Self {
+        let mut child = command(&[&["--port", "0"], args].concat()).spawn().unwrap();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut said = String::new();
+        let address = loop {
+            let mut line = String::new();
+            assert!(stderr.read_line(&mut line).unwrap() > 0, "no ready line: {said}");
+            if let Some((_, rest)) = line.split_once(" on http://") {
+                break rest.split(' ').next().unwrap().parse().unwrap();
+            }
+            said += &line;
+        };
+        Self { child, stderr, address }
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        let sent = Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap();
+        assert!(sent.success());
+    }
+
+    fn exits_within(&mut self, limit: Duration) -> ExitStatus {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(start.elapsed() < limit, "still running after {limit:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Gone already in most tests.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn endless(address: SocketAddr) -> Client {
+    let mut client = Client::connect(address);
+    let body = json!({"prompt": "What is", "max_tokens": 2000, "ignore_eos": true, "stream": true});
+    client.send("POST", "/v1/completions", "", body.to_string().as_bytes());
+    assert_eq!(client.read_head().unwrap().status, 200);
+    client
+}
+
+fn rest_of(client: &mut Client) -> String {
+    let mut text = Vec::new();
+    let _ = client.reader.read_to_end(&mut text); // A reset is an end, too.
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+#[test]
+fn the_demo_answers_and_a_drain_ends_streams_with_a_word() {
+    let mut process = Process::start(&["--shutdown-timeout", "300ms"]);
+    let question = json!({"messages": [{"role": "user", "content": "What is 12 plus 30?"}]});
+    let reply = post(process.address, "/v1/chat/completions", &question).json();
+    assert!(reply["choices"][0]["message"]["content"].as_str().unwrap().contains("42"), "{reply}");
+    let mut stream = endless(process.address);
+    let start = Instant::now();
+    process.signal("TERM");
+    while get(process.address, "/readyz").status != 503 {
+        assert!(start.elapsed() < Duration::from_millis(500), "not ready at once");
+    }
+    assert_eq!(get(process.address, "/livez").status, 200);
+    let text = rest_of(&mut stream);
+    assert!(text.contains("data: [DONE]"), "{text}");
+    assert_eq!(process.exits_within(Duration::from_secs(4)).code(), Some(0));
+    let mut rest = String::new();
+    process.stderr.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("curl http://"), "a line to try: {rest}");
+}
+
+#[test]
+fn a_second_signal_ends_it_at_once() {
+    let mut process = Process::start(&[]);
+    let _stream = endless(process.address);
+    process.signal("TERM");
+    std::thread::sleep(Duration::from_millis(50));
+    process.signal("INT");
+    let code = process.exits_within(Duration::from_secs(2)).code();
+    // The stream may have run out in between: the drain was over then.
+    assert!(code == Some(130) || code == Some(0), "{code:?}");
+}
+
+#[test]
+fn what_prevents_a_start_is_named_and_exits_1() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let cases: &[(&[&str], &str)] = &[
+        (&["--port", &port], "ddress already in use"),
+        (&["/no/such/model", "--port", "0"], "/no/such/model"),
+        (&["--port", "0", "--api-key", "k"], "--api-key"),
+        (
+            &["--port", "0", "--max-model-len", "2048", "--num-gpu-blocks-override", "10"],
+            "10 KV blocks",
+        ),
+    ];
+    for (args, cause) in cases {
+        let start = Instant::now();
+        let output = command(args).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
+        assert!(said.contains(cause), "{args:?}: {said}");
+        assert!(start.elapsed() < Duration::from_secs(10));
+    }
+}
