@@ -43,16 +43,13 @@ impl ModelFiles {
             let (revision, cache) = (model.revision.as_deref(), model.download_dir.as_deref());
             hub::resolve(name, revision, wanted, environment, cache)
         };
-        let (name, dir, unpacked) = match &model.model {
-            Some(name) => {
-                let synth = model.load_format == LoadFormat::Synth;
-                let wanted = if synth { Wanted::Description } else { Wanted::Model };
-                (name.clone(), fetch(name, wanted)?, None)
-            }
-            None => {
-                let unpacked = demo::Unpacked::new().context("cannot unpack the demo model")?;
-                (demo::NAME.to_owned(), unpacked.dir().to_owned(), Some(unpacked))
-            }
+        let (name, dir, unpacked) = if let Some(name) = &model.model {
+            let synth = model.load_format == LoadFormat::Synth;
+            let wanted = if synth { Wanted::Description } else { Wanted::Model };
+            (name.clone(), fetch(name, wanted)?, None)
+        } else {
+            let unpacked = demo::Unpacked::new().context("cannot unpack the demo model")?;
+            (demo::NAME.to_owned(), unpacked.dir().to_owned(), Some(unpacked))
         };
         let text_dir = match &model.tokenizer {
             Some(name) => fetch(name, Wanted::Tokenizer)?,

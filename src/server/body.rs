@@ -19,14 +19,10 @@ pub async fn read(
 ) -> Result<Bytes, ApiError> {
     check_headers(headers, bytes_max)?;
     let read = collect(body, bytes_max);
-    match tokio::time::timeout(limit, read).await {
-        Ok(result) => result,
-        Err(_) => {
-            let seconds = limit.as_secs();
-            let message = format!("the body was not complete after {seconds} s");
-            Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "slow_body", message))
-        }
-    }
+    tokio::time::timeout(limit, read).await.unwrap_or_else(|_| {
+        let message = format!("the body was not complete after {} s", limit.as_secs());
+        Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "slow_body", message))
+    })
 }
 
 fn check_headers(headers: &HeaderMap, bytes_max: usize) -> Result<(), ApiError> {

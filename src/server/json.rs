@@ -242,7 +242,8 @@ mod tests {
         let nested = r#"{"messages":[{"role":"user"},{"content":tru}]}"#;
         assert_eq!(refusal(nested).0.as_deref(), Some("messages[1].content"));
         assert_eq!(refusal("[1] x").0, None);
-        let many: String = (0..40).map(|i| format!("\"k{i}\":0,")).collect();
+        let many: String =
+            (0..40).flat_map(|i| ["\"k".into(), i.to_string(), "\":0,".into()]).collect();
         let twice = format!("{{{many}\"k3\":1}}");
         assert_eq!(refusal(&twice).0.as_deref(), Some("k3"));
     }

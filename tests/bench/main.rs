@@ -1,5 +1,11 @@
 //! Measurements that need no model: `cargo test --release --test bench -- --ignored --nocapture`.
 
+#![allow(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a measurement prints, and panics if it cannot go on"
+)]
+
 #[path = "../support/hash_model.rs"]
 mod hash_model;
 #[path = "../support/http_host.rs"]

@@ -1,5 +1,7 @@
 //! The server over real sockets.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
 #[path = "../support/hash_model.rs"]
 mod hash_model;
 #[path = "../support/http_client.rs"]

@@ -214,7 +214,7 @@ fn executor(setup: &Setup, mut link: InProcess<FromExecutor, ToExecutor>) {
         reading: setup.reading,
     };
     let mut model = HashModel::new(shape);
-    while let Ok(message) = link.recv(Duration::from_secs(3_600)) {
+    while let Ok(message) = link.recv(Duration::from_hours(1)) {
         let reply = match message {
             None => continue,
             Some(ToExecutor::SizeKv { .. }) => FromExecutor::Ready(ready.clone()),

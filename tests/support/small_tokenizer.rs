@@ -1,5 +1,7 @@
 //! A byte-level tokenizer of a few hundred ids, with a chat template, written into a folder.
 
+#![allow(dead_code, reason = "each test binary uses a part")]
+
 use serde_json::{Value, json};
 use std::path::Path;
 

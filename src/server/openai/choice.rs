@@ -175,10 +175,9 @@ impl Choice {
         }
         self.matcher.finish(&mut delta.text);
         delta.end = Some(match finish {
-            Finish::Stop(StopReason::Eos(_)) => End::Stop(StoppedBy::Eos),
             Finish::Stop(StopReason::Id(id)) => End::Stop(StoppedBy::Id(id)),
-            // Only this choice finds stop strings, and it does not ask twice.
-            Finish::Stop(StopReason::Text) => End::Stop(StoppedBy::Eos),
+            // `Text` cannot come: only this choice finds stop strings, and then it has ended.
+            Finish::Stop(StopReason::Eos(_) | StopReason::Text) => End::Stop(StoppedBy::Eos),
             Finish::Length => End::Length,
             Finish::Abort(cause) => End::Abort(cause),
             Finish::Error(code) => End::Error(code),

@@ -29,12 +29,11 @@ impl Tokenize {
         let model = fields.string("model", 512)?;
         let add_special_tokens = fields.bool("add_special_tokens")?;
         let token_strs = fields.bool("return_token_strs")?.unwrap_or(false);
-        let subject = match fields.string("prompt", usize::MAX)? {
-            Some(text) => Subject::Text(text),
-            None => {
-                refused::tools(fields)?;
-                Subject::Chat(Box::new(messages::take(fields)?))
-            }
+        let subject = if let Some(text) = fields.string("prompt", usize::MAX)? {
+            Subject::Text(text)
+        } else {
+            refused::tools(fields)?;
+            Subject::Chat(Box::new(messages::take(fields)?))
         };
         Ok(Self { model, subject, add_special_tokens, token_strs })
     }

@@ -23,7 +23,8 @@ fn headers_and_bodies_are_capped() {
         client.send("POST", "/v1/completions", headers, body);
         client.read().unwrap()
     };
-    let many: String = (0..70).map(|i| format!("X-{i}: 1\r\n")).collect();
+    let many: String =
+        (0..70).flat_map(|i| ["X-".into(), i.to_string(), ": 1\r\n".into()]).collect();
     let reply = send(&many, b"{}");
     assert_eq!((reply.status, reason(&reply)), (431, json!("header_limit")));
     let long = format!("X-Long: {}\r\n", "a".repeat(70_000));
@@ -57,7 +58,7 @@ fn slow_clients_meet_deadlines() {
     let ms = Duration::from_millis;
     let deadlines = Deadlines { header: ms(200), idle: ms(700), write: ms(500) };
     let options = Options { body_timeout: ms(300), ..Options::default() };
-    let server = Server::start(&Setup { deadlines, options, ..Setup::default() });
+    let server = Server::start(&Setup { options, deadlines, ..Setup::default() });
     let closes_within = |bytes: &[u8], low: u64, high: u64| {
         let mut client = Client::connect(server.address);
         client.send_raw(bytes).unwrap();
@@ -113,7 +114,7 @@ fn a_slow_reader_gets_the_same_text_in_fewer_chunks() {
 fn a_full_queue_says_when_to_come_back() {
     let admission = AdmissionLimits { requests: 4, prefill_tokens: 1_000, bytes: 100_000 };
     let step_time = Duration::from_millis(20);
-    let server = Server::start(&Setup { admission, step_time, ..Setup::default() });
+    let server = Server::start(&Setup { step_time, admission, ..Setup::default() });
     let long =
         json!({"prompt": "a", "max_tokens": 2_000, "ignore_eos": true, "stream": true, "n": 4});
     let mut first = Client::connect(server.address);

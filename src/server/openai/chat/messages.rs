@@ -115,7 +115,7 @@ fn content(fields: &mut Fields, role: &str) -> Result<Value, ApiError> {
         None => Err(ApiError::invalid(path, "is missing")),
         Some(Json::Str(text)) => Ok(Value::String(text)),
         Some(Json::List(parts)) if parts.len() <= PARTS_MAX => {
-            let part = |(index, value)| part(format!("{path}[{index}]"), value);
+            let part = |(index, value)| part(&format!("{path}[{index}]"), value);
             let texts: Vec<String> =
                 parts.into_iter().enumerate().map(part).collect::<Result<_, _>>()?;
             Ok(Value::String(texts.join("\n")))
@@ -128,11 +128,11 @@ fn content(fields: &mut Fields, role: &str) -> Result<Value, ApiError> {
     }
 }
 
-fn part(path: String, value: Json) -> Result<String, ApiError> {
+fn part(path: &str, value: Json) -> Result<String, ApiError> {
     if let Json::Str(text) = value {
         return Ok(text);
     }
-    let mut fields = Fields::of(path.clone(), value)?;
+    let mut fields = Fields::of(path.to_owned(), value)?;
     match fields.string("type", 64)?.as_deref() {
         Some("text" | "input_text" | "output_text") => {}
         Some(_) => {

@@ -42,7 +42,7 @@ impl CompletionRequest {
         }
         let prompts = prompts(fields, bounds)?;
         let logprobs = count_of_logprobs(fields, "logprobs", bounds)?;
-        let low = if params.echo { 0 } else { 1 };
+        let low = i64::from(!params.echo);
         let old_name = fields.int("max_tokens", low..=i64::from(u32::MAX))?;
         let new_name = fields.int("max_completion_tokens", low..=i64::from(u32::MAX))?;
         params.max_tokens = new_name.or(old_name).map(|count| count as u32);
