@@ -217,6 +217,7 @@ fn attention(device: &CpuDevice, rows: usize, len: usize, context: usize) {
 
 fn small(device: &CpuDevice) {
     println!("row-wise kernels, H 1024, I 3072");
+    let head = packed(device, 30_000, HIDDEN);
     for rows in [1, 8, 32, 512] {
         let (x, gate_up) = (numbers(rows * HIDDEN), numbers(rows * 6144));
         let w = numbers(HIDDEN);
@@ -233,10 +234,16 @@ fn small(device: &CpuDevice) {
             let out = MatMut::of(&mut act, rows, 3072).unwrap();
             device.silu_mul(&S, out, Mat::of(&gate_up, rows, 6144).unwrap()).unwrap();
         });
+        let ids: Vec<i32> = (0..rows).map(|i| (i * 7919 % 30_000) as i32).collect();
+        let embed = best(20, || {
+            let out = MatMut::of(&mut y, rows, HIDDEN).unwrap();
+            device.embed_packed(&S, out, Mat::of(&ids, 1, rows).unwrap(), &head, 0).unwrap();
+        });
         println!(
-            "{rows:4} rows: add_rms_norm {:7.1} us, silu_mul {:7.1} us",
+            "{rows:4} rows: add_rms_norm {:7.1} us, silu_mul {:7.1} us, embed_packed {:7.1} us",
             norm * 1e6,
-            silu * 1e6
+            silu * 1e6,
+            embed * 1e6
         );
     }
 }

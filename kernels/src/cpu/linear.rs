@@ -5,7 +5,7 @@
 //! the next one is fetched into the second-level cache, so that memory and arithmetic overlap.
 
 use super::device::{CpuDevice, check_dtype, check_size, for_float};
-use super::product::{Ahead, HALF, Operands, Products, TILE_COLUMNS, TILE_ROWS};
+use super::product::{Ahead, HALF, Operands, Products, Segment, TILE_COLUMNS, TILE_ROWS};
 use super::row_kernel::{RowKernel, dispatch};
 use super::share::Rows;
 use crate::dtype::Float;
@@ -86,9 +86,8 @@ impl<T: Float + Element> Linear<'_, T> {
                 let operands = Operands {
                     a: self.x.row_ptr(from),
                     a_stride: self.x.stride() * self.x.dtype().bytes(),
-                    b: [panel, panel.wrapping_add(HALF * 4)],
+                    b: &[Segment { start: [panel, panel.wrapping_add(HALF * 4)], steps }],
                     b_stride: TILE_COLUMNS * 4,
-                    steps,
                     c: sums.0.as_mut_ptr().cast(),
                     c_stride: TILE_COLUMNS,
                     resume: false,

@@ -7,14 +7,6 @@
 use super::super::product::HALF;
 use crate::{DType, KvLayout};
 
-/// Where a group lies.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Group {
-    pub(super) start: *const u8,
-    /// Bytes between steps.
-    pub(super) stride: usize,
-}
-
 /// The blocks of one row and one KV head.
 pub(super) struct Blocks<'a> {
     pub(super) pool: *const u8,
@@ -62,12 +54,22 @@ impl Blocks<'_> {
         self.at(self.layout.value_tile(self.layer, block, self.head)).wrapping_add(row)
     }
 
-    /// Keys `[position, position + 16)`, of which `count` exist; a step is one channel or pair.
-    pub(super) fn keys(&self, position: usize, count: usize, copy: &mut [u32]) -> Group {
-        let stride = self.layout.block_tokens * WORD;
+    /// Bytes between steps of keys: a step is one channel, or a pair.
+    pub(super) fn key_stride(&self) -> usize {
+        WORD * if self.in_place() { self.layout.block_tokens } else { HALF }
+    }
+
+    /// Bytes between steps of values: a step is one position, or a pair.
+    pub(super) fn value_stride(&self) -> usize {
+        self.layout.head_dim * WORD
+    }
+
+    /// First step of keys `[position, position + 16)`, of which `count` exist.
+    pub(super) fn keys(&self, position: usize, count: usize, copy: &mut [u32]) -> *const u8 {
         if self.in_place() {
-            return Group { start: self.keys_of(position), stride };
+            return self.keys_of(position);
         }
+        let stride = self.layout.block_tokens * WORD;
         let steps = self.layout.head_dim / per_step(self.layout);
         for i in 0..count {
             let from = self.keys_of(position + i);
@@ -76,22 +78,21 @@ impl Blocks<'_> {
                 copy[step * HALF + i] = unsafe { from.add(step * stride).cast::<u32>().read() };
             }
         }
-        Group { start: copy.as_ptr().cast(), stride: HALF * WORD }
+        copy.as_ptr().cast()
     }
 
-    /// Values `[position, position + 16)`, of which `count` exist; a step is one position or pair.
-    pub(super) fn values(&self, position: usize, count: usize, copy: &mut [u32]) -> Group {
-        let dim = self.layout.head_dim;
-        let stride = dim * WORD;
+    /// First step of values `[position, position + 16)`, of which `count` exist.
+    pub(super) fn values(&self, position: usize, count: usize, copy: &mut [u32]) -> *const u8 {
         if self.in_place() {
-            return Group { start: self.values_of(position), stride };
+            return self.values_of(position);
         }
+        let dim = self.layout.head_dim;
         let per_step = per_step(self.layout);
         for (step, row) in copy.chunks_exact_mut(dim).enumerate().take(count.div_ceil(per_step)) {
             let from = self.values_of(position + step * per_step);
             // SAFETY: as for keys; blocks hold an even number of positions, so a pair is in one block.
             unsafe { row.as_mut_ptr().copy_from_nonoverlapping(from.cast(), dim) };
         }
-        Group { start: copy.as_ptr().cast(), stride }
+        copy.as_ptr().cast()
     }
 }

@@ -1,8 +1,8 @@
 //! One tile of queries against all keys they see.
 
-use super::super::product::{Ahead, HALF, Operands, TILE_COLUMNS, TILE_ROWS};
+use super::super::product::{Ahead, HALF, Operands, Segment, TILE_COLUMNS, TILE_ROWS};
 use super::super::row_kernel::dispatch;
-use super::groups::{Blocks, Group, group_words, per_step};
+use super::groups::{Blocks, group_words, per_step};
 use super::softmax::{Finish, KeyTile, Running, weigh};
 use super::{Call, KEY_TILE};
 use crate::KvLayout;
@@ -19,6 +19,9 @@ pub(super) struct Tile {
     pub(super) pairs: usize,
 }
 
+/// Groups of 16 positions in a key tile.
+const GROUPS: usize = KEY_TILE / HALF;
+
 /// Working memory of a thread.
 pub(super) struct Scratch<T> {
     /// Queries `[12][D]`.
@@ -29,8 +32,8 @@ pub(super) struct Scratch<T> {
     /// Outputs `[12][D]`, rows padded to whole tile columns.
     out: Vec<f32>,
     running: [Running; TILE_ROWS],
-    /// Two groups of keys, or one of values, copied together.
-    copies: [Vec<u32>; 2],
+    /// The groups of a key tile, keys or values, copied together.
+    copies: [Vec<u32>; GROUPS],
     /// One step of values whose second position does not exist.
     last: Vec<u32>,
 }
@@ -46,7 +49,7 @@ impl<T: Float> Scratch<T> {
             probabilities: vec![[zero; KEY_TILE]; TILE_ROWS],
             out: vec![0.0; TILE_ROWS * out_stride(dim)],
             running: [Running::EMPTY; TILE_ROWS],
-            copies: [vec![0; words], vec![0; words]],
+            copies: std::array::from_fn(|_| vec![0; words]),
             last: vec![0; dim],
         }
     }
@@ -112,7 +115,7 @@ impl Tile {
     ) {
         let dim = call.layout.head_dim;
         for from in (0..keys).step_by(TILE_COLUMNS) {
-            let [low_copy, high_copy] = &mut s.copies;
+            let [low_copy, high_copy, ..] = &mut s.copies;
             let count = keys - from;
             let low = blocks.keys(start + from, count.min(HALF), low_copy);
             let high = if count > HALF {
@@ -123,9 +126,8 @@ impl Tile {
             let operands = Operands {
                 a: s.q.as_ptr().cast(),
                 a_stride: dim * T::DTYPE.bytes(),
-                b: [low.start, high.start],
-                b_stride: low.stride,
-                steps: dim / per_step(call.layout),
+                b: &[Segment { start: [low, high], steps: dim / per_step(call.layout) }],
+                b_stride: blocks.key_stride(),
                 c: s.scores.as_mut_ptr().cast::<f32>().wrapping_add(from),
                 c_stride: KEY_TILE,
                 resume: false,
@@ -166,53 +168,26 @@ impl Tile {
         start: usize,
         keys: usize,
     ) {
-        let per_step = per_step(call.layout);
-        for from in (0..keys).step_by(HALF) {
-            let count = HALF.min(keys - from);
-            let values = blocks.values(start + from, count, &mut s.copies[0]);
-            let whole = count / per_step;
-            self.add_values(call, s, &values, from, whole);
-            if whole * per_step < count {
-                // The second position of the last pair was never written by this request: whatever a
-                // former owner left there must not meet a zero, for it may be infinite.
-                let at = values.start.wrapping_add(whole * values.stride).cast::<u32>();
-                for (d, last) in s.last.iter_mut().enumerate() {
-                    // SAFETY: the step is inside the group, and its first position exists.
-                    *last = unsafe { at.add(d).read() } & first_of_pair();
-                }
-                let group = Group { start: s.last.as_ptr().cast(), stride: 0 };
-                self.add_values(call, s, &group, from + whole * per_step, 1);
-            }
-        }
-    }
-
-    /// Adds `steps` steps of values to the outputs, weighed by the probabilities from `from` on.
-    fn add_values<T: Float>(
-        &self,
-        call: &Call<'_, T>,
-        s: &mut Scratch<T>,
-        values: &Group,
-        from: usize,
-        steps: usize,
-    ) {
         let dim = call.layout.head_dim;
-        let probabilities = s.probabilities.as_ptr().cast::<T>().wrapping_add(from);
+        let (segments, count) = value_segments(s, blocks, start, keys);
         for channel in (0..dim).step_by(TILE_COLUMNS) {
-            let low = values.start.wrapping_add(channel * 4);
             // Behind a head of 16, 48, .. channels the half is computed again into the padding.
-            let high = if channel + HALF < dim { low.wrapping_add(HALF * 4) } else { low };
-            let operands = Operands {
-                a: probabilities.cast(),
-                a_stride: KEY_TILE * T::DTYPE.bytes(),
-                b: [low, high],
-                b_stride: values.stride,
+            let high = if channel + HALF < dim { channel + HALF } else { channel };
+            let b = segments.map(|(start, steps)| Segment {
+                start: [channel, high].map(|channel| start.wrapping_add(channel * 4)),
                 steps,
+            });
+            let operands = Operands {
+                a: s.probabilities.as_ptr().cast(),
+                a_stride: KEY_TILE * T::DTYPE.bytes(),
+                b: &b[..count],
+                b_stride: blocks.value_stride(),
                 c: s.out.as_mut_ptr().wrapping_add(channel),
                 c_stride: out_stride(dim),
                 resume: true,
                 ahead: Ahead::Nothing,
             };
-            // SAFETY: every step of the group holds `dim` words; probabilities and outputs have the
+            // SAFETY: every step of a segment holds `dim` words; probabilities and outputs have the
             // rows of a full tile.
             unsafe { call.products.run(self.pairs, &operands) };
         }
@@ -228,6 +203,36 @@ impl Tile {
             dispatch(call.isa, Finish { y, out, sum: running.sum });
         }
     }
+}
+
+/// Start and steps of the values of a key tile, group by group, and how many there are.
+///
+/// Where the last pair has one position only, its second was never written by this request: whatever
+/// a former owner left there must not meet a zero, for it may be infinite. That step is a copy.
+fn value_segments<T: Float>(
+    s: &mut Scratch<T>,
+    blocks: &Blocks<'_>,
+    start: usize,
+    keys: usize,
+) -> ([(*const u8, usize); GROUPS + 1], usize) {
+    let per_step = per_step(blocks.layout);
+    let mut segments = [(std::ptr::null(), 0); GROUPS + 1];
+    let groups = keys.div_ceil(HALF);
+    for (g, segment) in segments.iter_mut().enumerate().take(groups) {
+        let exist = HALF.min(keys - g * HALF);
+        *segment = (blocks.values(start + g * HALF, exist, &mut s.copies[g]), exist / per_step);
+    }
+    if keys.is_multiple_of(per_step) {
+        return (segments, groups);
+    }
+    let (first, steps) = segments[groups - 1];
+    let at = first.wrapping_add(steps * blocks.value_stride()).cast::<u32>();
+    for (d, last) in s.last.iter_mut().enumerate() {
+        // SAFETY: the step is inside the group, and its first position exists.
+        *last = unsafe { at.add(d).read() } & first_of_pair();
+    }
+    segments[groups] = (s.last.as_ptr().cast(), 1);
+    (segments, groups + 1)
 }
 
 /// Mask of the first bf16 of a pair: little endian, as x86 and every other supported target.

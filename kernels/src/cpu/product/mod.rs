@@ -28,17 +28,15 @@ pub(super) const HALF: usize = 16;
 
 /// One tile and where its operands lie.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Operands {
+pub(super) struct Operands<'a> {
     /// Row 0 of `a`.
     pub(super) a: *const u8,
     /// Bytes between rows of `a`.
     pub(super) a_stride: usize,
-    /// Columns `[0, 16)` and `[16, 32)` of step 0 of `b`.
-    pub(super) b: [*const u8; 2],
-    /// Bytes between steps of `b`.
+    /// `b` in ascending `k`.
+    pub(super) b: &'a [Segment],
+    /// Bytes between steps of a segment.
     pub(super) b_stride: usize,
-    /// Values of `k` (f32) or pairs of them (bf16).
-    pub(super) steps: usize,
     /// Sums `[rows][32]`.
     pub(super) c: *mut f32,
     /// Elements between rows of `c`.
@@ -47,6 +45,15 @@ pub(super) struct Operands {
     pub(super) resume: bool,
     /// What to fetch into the second-level cache meanwhile.
     pub(super) ahead: Ahead,
+}
+
+/// A part of `b` whose steps lie at equal distances.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Segment {
+    /// Columns `[0, 16)` and `[16, 32)` of its first step.
+    pub(super) start: [*const u8; 2],
+    /// Values of `k` (f32) or pairs of them (bf16).
+    pub(super) steps: usize,
 }
 
 /// Memory that will be needed soon: fetched line by line, so many lines a step.
@@ -61,7 +68,7 @@ pub(super) enum Ahead {
 }
 
 /// Computes one tile of a fixed number of rows.
-pub(super) type Product = unsafe fn(&Operands);
+pub(super) type Product = unsafe fn(&Operands<'_>);
 
 /// Tile kernels of one instruction set and element type, by number of rows.
 #[derive(Debug, Clone, Copy)]
@@ -87,7 +94,7 @@ impl Products {
     /// # Safety
     /// All that `operands` names can be read or written to its full extent, `c` by this thread alone,
     /// and the processor has the instruction set of these kernels.
-    pub(super) unsafe fn run(&self, rows: usize, operands: &Operands) {
+    pub(super) unsafe fn run(&self, rows: usize, operands: &Operands<'_>) {
         // SAFETY: passed on.
         unsafe { self.0[rows - 1](operands) }
     }

@@ -1,21 +1,22 @@
 //! Tiles in plain Rust: any architecture, and the reference of the vector paths.
 
-use super::{HALF, Operands, Product, TILE_COLUMNS, TILE_ROWS, by_rows};
+use super::{HALF, Operands, Product, Segment, TILE_COLUMNS, TILE_ROWS, by_rows};
 use crate::dtype::{Float, bf16};
 
 pub(super) const SINGLES: [Product; TILE_ROWS] = by_rows!(singles);
 pub(super) const PAIRS: [Product; TILE_ROWS] = by_rows!(pairs);
 
 /// f32 operands.
-unsafe fn singles<const M: usize>(o: &Operands) {
+unsafe fn singles<const M: usize>(o: &Operands<'_>) {
     for r in 0..M {
         // SAFETY: the caller vouches for every extent.
         unsafe {
             let mut sums = begin(o, r);
-            let a = o.a.add(r * o.a_stride).cast::<f32>();
-            for step in 0..o.steps {
-                let x = *a.add(step);
-                for (half, sums) in o.b.iter().zip(sums.as_chunks_mut::<HALF>().0) {
+            let mut a = o.a.add(r * o.a_stride).cast::<f32>();
+            for (segment, step) in steps(o) {
+                let x = *a;
+                a = a.add(1);
+                for (half, sums) in segment.start.iter().zip(sums.as_chunks_mut::<HALF>().0) {
                     let w = &*half.add(step * o.b_stride).cast::<[f32; HALF]>();
                     for (s, w) in sums.iter_mut().zip(w) {
                         *s += x * w;
@@ -28,15 +29,16 @@ unsafe fn singles<const M: usize>(o: &Operands) {
 }
 
 /// bf16 operands in pairs, widened.
-unsafe fn pairs<const M: usize>(o: &Operands) {
+unsafe fn pairs<const M: usize>(o: &Operands<'_>) {
     for r in 0..M {
         // SAFETY: the caller vouches for every extent.
         unsafe {
             let mut sums = begin(o, r);
-            let a = o.a.add(r * o.a_stride).cast::<[bf16; 2]>();
-            for step in 0..o.steps {
-                let [even, odd] = (*a.add(step)).map(Float::load);
-                for (half, sums) in o.b.iter().zip(sums.as_chunks_mut::<HALF>().0) {
+            let mut a = o.a.add(r * o.a_stride).cast::<[bf16; 2]>();
+            for (segment, step) in steps(o) {
+                let [even, odd] = (*a).map(Float::load);
+                a = a.add(1);
+                for (half, sums) in segment.start.iter().zip(sums.as_chunks_mut::<HALF>().0) {
                     let w = &*half.add(step * o.b_stride).cast::<[[bf16; 2]; HALF]>();
                     for (s, w) in sums.iter_mut().zip(w) {
                         *s += even * w[0].load();
@@ -49,7 +51,12 @@ unsafe fn pairs<const M: usize>(o: &Operands) {
     }
 }
 
-unsafe fn begin(o: &Operands, r: usize) -> [f32; TILE_COLUMNS] {
+/// Every step of every segment.
+fn steps<'a>(o: &Operands<'a>) -> impl Iterator<Item = (&'a Segment, usize)> {
+    o.b.iter().flat_map(|segment| (0..segment.steps).map(move |step| (segment, step)))
+}
+
+unsafe fn begin(o: &Operands<'_>, r: usize) -> [f32; TILE_COLUMNS] {
     if o.resume {
         // SAFETY: the caller vouches for `c`.
         unsafe { *o.c.add(r * o.c_stride).cast() }
@@ -58,7 +65,7 @@ unsafe fn begin(o: &Operands, r: usize) -> [f32; TILE_COLUMNS] {
     }
 }
 
-unsafe fn end(o: &Operands, r: usize, sums: &[f32; TILE_COLUMNS]) {
+unsafe fn end(o: &Operands<'_>, r: usize, sums: &[f32; TILE_COLUMNS]) {
     // SAFETY: the caller vouches for `c`.
     unsafe { *o.c.add(r * o.c_stride).cast() = *sums }
 }

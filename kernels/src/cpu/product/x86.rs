@@ -17,9 +17,11 @@ pub(super) const F32_8: [Product; TILE_ROWS] = by_rows!(f32_8);
 pub(super) const WIDE_8: [Product; TILE_ROWS] = by_rows!(wide_8);
 
 const LINE: usize = 64;
+/// One column of one step, of `a` or `b`: an f32, or a pair of bf16.
+const COLUMN_BYTES: usize = 4;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn bf16<const M: usize>(o: &Operands) {
+unsafe fn bf16<const M: usize>(o: &Operands<'_>) {
     // SAFETY: the caller vouches for the operands and the instruction set.
     unsafe {
         match o.ahead {
@@ -33,7 +35,7 @@ unsafe fn bf16<const M: usize>(o: &Operands) {
 /// Paired dot products; fetches `LINES` lines of `next` a step.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn bf16_ahead<const M: usize, const LINES: usize>(o: &Operands, next: *const u8) {
+unsafe fn bf16_ahead<const M: usize, const LINES: usize>(o: &Operands<'_>, next: *const u8) {
     // SAFETY: the caller vouches for the operands; a prefetch may point anywhere.
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); 2]; M];
@@ -43,17 +45,23 @@ unsafe fn bf16_ahead<const M: usize, const LINES: usize>(o: &Operands, next: *co
                 *high = _mm512_loadu_ps(o.c.add(r * o.c_stride + HALF));
             }
         }
-        for step in 0..o.steps {
-            let b = o.b.map(|b| as_pairs(_mm512_loadu_si512(b.add(step * o.b_stride).cast())));
-            for line in 0..LINES {
-                _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add((step * LINES + line) * LINE).cast());
+        let mut a = o.a;
+        for segment in o.b {
+            for step in 0..segment.steps {
+                let line = |b: *const u8| _mm512_loadu_si512(b.add(step * o.b_stride).cast());
+                let b = segment.start.map(|b| as_pairs(line(b)));
+                for line in 0..LINES {
+                    let line = next.wrapping_add((step * LINES + line) * LINE);
+                    _mm_prefetch::<_MM_HINT_T1>(line.cast());
+                }
+                for (r, [low, high]) in sums.iter_mut().enumerate() {
+                    let pair = a.add(r * o.a_stride + step * 4).cast::<i32>().read_unaligned();
+                    let a = as_pairs(_mm512_set1_epi32(pair));
+                    *low = _mm512_dpbf16_ps(*low, a, b[0]);
+                    *high = _mm512_dpbf16_ps(*high, a, b[1]);
+                }
             }
-            for (r, [low, high]) in sums.iter_mut().enumerate() {
-                let pair = o.a.add(r * o.a_stride + step * 4).cast::<i32>().read_unaligned();
-                let a = as_pairs(_mm512_set1_epi32(pair));
-                *low = _mm512_dpbf16_ps(*low, a, b[0]);
-                *high = _mm512_dpbf16_ps(*high, a, b[1]);
-            }
+            a = a.add(segment.steps * 4);
         }
         for (r, [low, high]) in sums.iter().enumerate() {
             _mm512_storeu_ps(o.c.add(r * o.c_stride), *low);
@@ -70,32 +78,32 @@ fn as_pairs(x: __m512i) -> __m512bh {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn f32_16<const M: usize>(o: &Operands) {
+unsafe fn f32_16<const M: usize>(o: &Operands<'_>) {
     // SAFETY: passed on; the instruction set is enabled here.
     unsafe { tile::<__m512, Singles, M, 2>(o, 0, 0) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn wide_16<const M: usize>(o: &Operands) {
+unsafe fn wide_16<const M: usize>(o: &Operands<'_>) {
     // SAFETY: passed on; the instruction set is enabled here.
     unsafe { tile::<__m512, Pairs, M, 2>(o, 0, 0) }
 }
 
 #[target_feature(enable = "avx2,fma")]
-unsafe fn f32_8<const M: usize>(o: &Operands) {
+unsafe fn f32_8<const M: usize>(o: &Operands<'_>) {
     // SAFETY: passed on; the instruction set is enabled here.
     unsafe { narrow::<Singles, M>(o) }
 }
 
 #[target_feature(enable = "avx2,fma")]
-unsafe fn wide_8<const M: usize>(o: &Operands) {
+unsafe fn wide_8<const M: usize>(o: &Operands<'_>) {
     // SAFETY: passed on; the instruction set is enabled here.
     unsafe { narrow::<Pairs, M>(o) }
 }
 
 /// AVX2 has 16 registers: 4 rows of one half (two registers) at a time.
 #[inline(always)]
-unsafe fn narrow<S: Step, const M: usize>(o: &Operands) {
+unsafe fn narrow<S: Step, const M: usize>(o: &Operands<'_>) {
     for half in 0..2 {
         let mut r = 0;
         while r < M {
@@ -119,8 +127,6 @@ trait Step {
     const DEPTH: usize;
     unsafe fn a(from: *const u8, step: usize) -> [f32; 2];
     unsafe fn b<V: Lanes>(from: *const u8) -> [V; 2];
-    /// Bytes of one column of one step.
-    const COLUMN_BYTES: usize = 4;
 }
 
 struct Singles;
@@ -158,7 +164,7 @@ impl Step for Pairs {
 /// Rows `[row, row + M)`, `R` registers of columns from `column` on.
 #[inline(always)]
 unsafe fn tile<V: Lanes, S: Step, const M: usize, const R: usize>(
-    o: &Operands,
+    o: &Operands<'_>,
     row: usize,
     column: usize,
 ) {
@@ -174,24 +180,24 @@ unsafe fn tile<V: Lanes, S: Step, const M: usize, const R: usize>(
                 }
             }
         }
-        let mut from = [o.b[0]; R];
-        for (i, from) in from.iter_mut().enumerate() {
-            *from = o.b[place(i) / HALF].add(place(i) % HALF * S::COLUMN_BYTES);
-        }
-        for step in 0..o.steps {
-            let mut b = [[V::zero(); 2]; R];
-            for (b, from) in b.iter_mut().zip(&from) {
-                *b = S::b::<V>(from.add(step * o.b_stride));
-            }
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let a = S::a(o.a.add((row + r) * o.a_stride), step);
-                for (depth, &a) in a.iter().enumerate().take(S::DEPTH) {
-                    let a = V::splat(a);
-                    for (sum, b) in sums.iter_mut().zip(&b) {
-                        *sum = sum.mul_add(a, b[depth]);
+        let mut a = o.a.add(row * o.a_stride);
+        for segment in o.b {
+            let from: [*const u8; R] = std::array::from_fn(|i| {
+                segment.start[place(i) / HALF].add(place(i) % HALF * COLUMN_BYTES)
+            });
+            for step in 0..segment.steps {
+                let b = from.map(|from| S::b::<V>(from.add(step * o.b_stride)));
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let a = S::a(a.add(r * o.a_stride), step);
+                    for (depth, &a) in a.iter().enumerate().take(S::DEPTH) {
+                        let a = V::splat(a);
+                        for (sum, b) in sums.iter_mut().zip(&b) {
+                            *sum = sum.mul_add(a, b[depth]);
+                        }
                     }
                 }
             }
+            a = a.add(segment.steps * COLUMN_BYTES);
         }
         for (r, sums) in sums.iter().enumerate() {
             for (i, sum) in sums.iter().enumerate() {
