@@ -1,9 +1,10 @@
 //! `CpuDevice`: threads, memory, and the table that leads each kernel of the trait to its file.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use super::isa::Isa;
 use super::memory::{CpuMemory, host_memory};
+use super::moe::Workspace;
 use super::pool::ThreadPool;
 use super::sample::Sampler;
 use super::topology::physical_cores;
@@ -34,6 +35,7 @@ pub struct CpuDevice {
     threads: ThreadPool,
     memory: Arc<CpuMemory>,
     sampler: Sampler,
+    experts: Mutex<Workspace>,
     isa: Isa,
 }
 
@@ -48,6 +50,7 @@ impl CpuDevice {
             threads: ThreadPool::new(threads)?,
             memory: Arc::default(),
             sampler: Sampler::new(threads),
+            experts: Mutex::default(),
             isa: config.isa,
         })
     }
@@ -56,6 +59,11 @@ impl CpuDevice {
     #[must_use]
     pub fn isa(&self) -> Isa {
         self.isa
+    }
+
+    /// Memory of `moe_mlp`; one thread owns a device, so it is never contended.
+    pub(super) fn workspace(&self) -> &Mutex<Workspace> {
+        &self.experts
     }
 
     /// The threads, for other host work between kernels (sampling).

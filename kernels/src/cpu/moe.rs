@@ -1,9 +1,14 @@
 //! Mixture of experts: routing, and the expert MLPs over tokens grouped by expert.
 
+use std::sync::PoisonError;
+
 use super::device::{CpuDevice, check_dtype, check_size, for_float};
+use super::elementwise::min_rows;
 use super::maths::exp;
+use super::row_kernel::{RowKernel, dispatch};
+use super::share::Rows;
 use crate::dtype::Float;
-use crate::{DType, DeviceError, Driver, Experts, Mat, MatMut, Routes};
+use crate::{Buffer, DType, DeviceError, Driver, Experts, Mat, MatMut, Packed, Routes};
 
 impl CpuDevice {
     pub(super) fn route_softmax(
@@ -61,46 +66,103 @@ impl CpuDevice {
         experts: &Experts<'_>,
     ) -> Result<(), DeviceError> {
         let (tokens, hidden) = (x.rows(), x.cols());
-        let most = Grouped::new(routes, experts);
-        let widest = most.groups.iter().map(Vec::len).max().unwrap_or(0);
-        let inner = experts.down.first().map_or(0, crate::Packed::k);
-        let elements = |n: usize| n.max(1) * T::DTYPE.bytes();
-        let mut rows = self.alloc(elements(widest * hidden))?;
-        let mut gate_up = self.alloc(elements(widest * 2 * inner))?;
-        let mut act = self.alloc(elements(widest * inner))?;
-        let mut out = self.alloc(widest.max(1) * hidden * 4)?;
-        let mut sums = vec![0.0f32; tokens * hidden];
+        let inner = experts.down.first().map_or(0, Packed::k);
+        let grouped = Grouped::new(routes, experts);
+        let widest = grouped.groups.iter().map(Vec::len).max().unwrap_or(0);
+        let mut workspace = self.workspace().lock().unwrap_or_else(PoisonError::into_inner);
+        let [rows, both, act, out, sums] = workspace.of(
+            |bytes| self.alloc(bytes),
+            [
+                widest * hidden * T::DTYPE.bytes(),
+                widest * 2 * inner * T::DTYPE.bytes(),
+                widest * inner * T::DTYPE.bytes(),
+                widest * hidden * 4,
+                tokens * hidden * 4,
+            ],
+        )?;
+        let mut sums = sums.mat_mut(DType::F32, tokens, hidden)?;
+        for t in 0..tokens {
+            sums.row_mut::<f32>(t).fill(0.0);
+        }
         // Ascending experts: each token's sum has one order, whatever its neighbours chose.
-        for (e, group) in most.groups.iter().enumerate().filter(|(_, group)| !group.is_empty()) {
+        for (e, group) in grouped.groups.iter().enumerate().filter(|(_, group)| !group.is_empty()) {
             let n = group.len();
-            let mut gathered = rows.mat_mut(T::DTYPE, n, hidden)?;
-            for (i, &(t, _)) in group.iter().enumerate() {
-                gathered.row_mut::<T>(i).copy_from_slice(x.row(t));
-            }
-            let both = gate_up.mat_mut(T::DTYPE, n, 2 * inner)?;
-            self.linear_rows(both, gathered.as_ref(), &experts.gate_up[e], None)?;
-            let both = gate_up.mat(T::DTYPE, n, 2 * inner)?;
-            self.silu_mul_rows(act.mat_mut(T::DTYPE, n, inner)?, both)?;
-            let mut down = out.mat_mut(DType::F32, n, hidden)?;
-            self.linear_rows(
-                down.reborrow(),
-                act.mat(T::DTYPE, n, inner)?,
-                &experts.down[e],
-                None,
-            )?;
-            for (i, &(t, weight)) in group.iter().enumerate() {
-                let sum = &mut sums[t * hidden..][..hidden];
-                for (s, v) in sum.iter_mut().zip(down.as_ref().row::<f32>(i)) {
-                    *s += weight * v;
-                }
-            }
+            let mut rows = rows.mat_mut(T::DTYPE, n, hidden)?;
+            self.gather_group::<T>(&mut rows, x, group);
+            let mut both = both.mat_mut(T::DTYPE, n, 2 * inner)?;
+            self.linear_rows(both.reborrow(), rows.as_ref(), &experts.gate_up[e], None)?;
+            let mut act = act.mat_mut(T::DTYPE, n, inner)?;
+            self.silu_mul_rows(act.reborrow(), both.as_ref())?;
+            let mut out = out.mat_mut(DType::F32, n, hidden)?;
+            self.linear_rows(out.reborrow(), act.as_ref(), &experts.down[e], None)?;
+            self.add_group(&mut sums, out.as_ref(), group);
         }
         for t in 0..tokens {
-            for (y, s) in y.row_mut::<T>(t).iter_mut().zip(&sums[t * hidden..]) {
+            for (y, s) in y.row_mut::<T>(t).iter_mut().zip(sums.as_ref().row::<f32>(t)) {
                 *y = T::store(*s);
             }
         }
         Ok(())
+    }
+
+    fn gather_group<T: Float>(&self, rows: &mut MatMut<'_>, x: Mat<'_>, group: &[(usize, f32)]) {
+        let out = Rows::<T>::new(rows);
+        self.threads().split(group.len(), 1, min_rows(x.cols()), &|range| {
+            for i in range {
+                // SAFETY: each row belongs to one thread.
+                unsafe { out.row(i) }.copy_from_slice(x.row(group[i].0));
+            }
+        });
+    }
+
+    /// `sums[token] += weight · out[i]` for the tokens of one expert, each of which occurs once.
+    fn add_group(&self, sums: &mut MatMut<'_>, out: Mat<'_>, group: &[(usize, f32)]) {
+        let (isa, sums) = (self.isa(), Rows::<f32>::new(sums));
+        self.threads().split(group.len(), 1, min_rows(out.cols()), &|range| {
+            for i in range {
+                let (t, weight) = group[i];
+                // SAFETY: an expert's tokens differ, so each row belongs to one thread.
+                let sum = unsafe { sums.row(t) };
+                dispatch(isa, AddWeighted { sum, x: out.row(i), weight });
+            }
+        });
+    }
+}
+
+struct AddWeighted<'a> {
+    sum: &'a mut [f32],
+    x: &'a [f32],
+    weight: f32,
+}
+
+impl RowKernel for AddWeighted<'_> {
+    #[inline(always)]
+    fn run(self) {
+        for (sum, x) in self.sum.iter_mut().zip(self.x) {
+            *sum += self.weight * x;
+        }
+    }
+}
+
+/// Memory of `moe_mlp` between its steps, kept from call to call.
+#[derive(Debug, Default)]
+pub(super) struct Workspace(Vec<Buffer>);
+
+impl Workspace {
+    /// Buffers of at least these sizes.
+    fn of<const N: usize>(
+        &mut self,
+        alloc: impl Fn(usize) -> Result<Buffer, DeviceError>,
+        bytes: [usize; N],
+    ) -> Result<&mut [Buffer; N], DeviceError> {
+        for (i, &bytes) in bytes.iter().enumerate() {
+            if i == self.0.len() {
+                self.0.push(alloc(bytes)?);
+            } else if self.0[i].bytes() < bytes {
+                self.0[i] = alloc(bytes.next_power_of_two())?;
+            }
+        }
+        Ok(self.0[..N].as_mut_array().expect("one buffer per size was made above"))
     }
 }
 
@@ -142,7 +204,7 @@ fn check_mlp(
     check_dtype(MLP, "experts", routes.experts.dtype(), DType::I32)?;
     check_dtype(MLP, "weights", routes.weights.dtype(), DType::F32)?;
     check_size(MLP, "down projections", experts.down.len(), experts.gate_up.len())?;
-    let inner = experts.down.first().map_or(0, crate::Packed::k);
+    let inner = experts.down.first().map_or(0, Packed::k);
     for (gate_up, down) in experts.gate_up.iter().zip(experts.down) {
         check_size(MLP, "inputs of gate_up", gate_up.k(), x.cols())?;
         check_size(MLP, "outputs of gate_up", gate_up.n(), 2 * inner)?;

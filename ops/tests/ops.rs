@@ -1,0 +1,155 @@
+//! Ops through their public face: packing, tied embeddings, the step arena, attention over a pool.
+
+#![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
+
+use std::sync::Arc;
+
+use kernels::cpu::{CpuConfig, CpuDevice};
+use ops::{
+    AttentionShape, BatchInputs, BatchView, DType, Embedding, HostMat, KvLayout, KvPool, OpError,
+    Ops, PackedExperts, QkRopeWeights,
+};
+
+fn ops(dtype: DType) -> Ops {
+    let config = CpuConfig { threads: 2, ..CpuConfig::default() };
+    Ops::new(Arc::new(CpuDevice::new(config).unwrap()), dtype).unwrap()
+}
+
+/// `rows × cols` small numbers that every type holds exactly.
+fn numbers(rows: usize, cols: usize, seed: usize) -> Vec<f32> {
+    (0..rows * cols).map(|i| ((i * 37 + seed * 11) % 29) as f32 / 8.0 - 1.75).collect()
+}
+
+fn bytes(x: &[f32]) -> Vec<u8> {
+    x.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+fn host(bytes: &[u8], rows: usize, cols: usize) -> HostMat<'_> {
+    HostMat::new(bytes, DType::F32, rows, cols).unwrap()
+}
+
+#[test]
+fn stacked_parts_and_slices_are_one_matrix() {
+    for dtype in [DType::F32, DType::BF16] {
+        let ops = ops(dtype);
+        let (q, k) = (numbers(40, 12, 1), numbers(8, 12, 2));
+        let (q_bytes, k_bytes) = (bytes(&q), bytes(&k));
+        // A rank that owns rows [8, 40) of the first and inputs [4, 12) of both.
+        let parts = [
+            host(&q_bytes, 40, 12).row_range(8, 32).column_range(4, 8),
+            host(&k_bytes, 8, 12).column_range(4, 8),
+        ];
+        let bias = numbers(1, 40, 3);
+        let linear = ops.pack_linear(&parts, Some(&bias)).unwrap();
+        assert_eq!((linear.outputs(), linear.inputs(), linear.dtype()), (40, 8, dtype));
+        let x = numbers(3, 8, 4);
+        let input = ops.floats(&x, dtype, &[3, 8]).unwrap();
+        let y = ops.read_f32(&ops.linear_f32(&input, &linear).unwrap()).unwrap();
+        for t in 0..3 {
+            for n in 0..40 {
+                let row = if n < 32 { &q[(n + 8) * 12 + 4..] } else { &k[(n - 32) * 12 + 4..] };
+                let dot: f32 = x[t * 8..(t + 1) * 8].iter().zip(row).map(|(x, w)| x * w).sum();
+                assert!((y[t * 40 + n] - dot - bias[n]).abs() < 1e-4);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_tied_head_is_its_own_embedding() {
+    for dtype in [DType::F32, DType::BF16] {
+        let ops = ops(dtype);
+        let table = numbers(50, 16, 5);
+        let table_bytes = bytes(&table);
+        let head = ops.pack_linear(&[host(&table_bytes, 50, 16)], None).unwrap();
+        let tied = head.tied_embedding(10);
+        let rows = ops.upload(&[host(&table_bytes, 50, 16)], dtype).unwrap();
+        let plain = Embedding::from_rows(rows, 10);
+        let ids = ops.ids(&[10, 59, 60, 9, -1, 30]).unwrap();
+        let read = |e: &Embedding| ops.read_f32(&ops.embed(e, &ids).unwrap()).unwrap();
+        assert_eq!(read(&tied), read(&plain));
+        assert_eq!(read(&tied)[5 * 16..], table[20 * 16..21 * 16]);
+        assert!(read(&tied)[2 * 16..5 * 16].iter().all(|x| *x == 0.0));
+    }
+}
+
+#[test]
+fn results_reuse_memory_in_the_same_order() {
+    let ops = ops(DType::F32);
+    let step = || {
+        let a = ops.scratch(DType::F32, &[7, 33]).unwrap();
+        let b = ops.scratch(DType::F32, &[7, 33]).unwrap();
+        let address = |t: &ops::Tensor| t.mat().unwrap().row::<f32>(0).as_ptr() as usize;
+        (address(&a), address(&b))
+    };
+    let first = step();
+    let (a, b) = step();
+    assert!([first.0, first.1].contains(&a) && [first.0, first.1].contains(&b));
+    let (again, later) = (step(), step());
+    assert_eq!(again, later, "equal steps get equal memory");
+}
+
+/// One request of `len` tokens in blocks 2, 0, 1, ..; token by token and at once.
+#[test]
+fn attention_over_a_pool_is_the_same_in_any_chunks() {
+    let (heads, kv_heads, dim, len) = (4, 2, 16, 40usize);
+    for dtype in [DType::F32, DType::BF16] {
+        let ops = ops(dtype);
+        let layout =
+            KvLayout { layers: 1, blocks: 4, block_tokens: 16, kv_heads, head_dim: dim, dtype };
+        let (cos, sin) = (vec![0.6; 64 * dim / 2], vec![0.8; 64 * dim / 2]);
+        let rope = ops.rope_table(&cos, &sin, dim / 2).unwrap();
+        let weights = QkRopeWeights { q_norm: None, k_norm: None, eps: 1e-6, rope: &rope };
+        let shape = AttentionShape { heads, layer: 0, scale: 0.25 };
+        let width = (heads + 2 * kv_heads) * dim;
+        let qkv = numbers(len, width, 6);
+        let slot = |p: usize| ([2, 0, 1][p / 16] * 16 + p % 16) as i64;
+        let run = |chunk: usize| {
+            let pool = KvPool::new(&ops, layout).unwrap();
+            let mut out = Vec::new();
+            for from in (0..len).step_by(chunk) {
+                let to = len.min(from + chunk);
+                let inputs = BatchInputs {
+                    positions: (from as i32..to as i32).collect(),
+                    slots: (from..to).map(slot).collect(),
+                    cu_q: vec![0, (to - from) as i32],
+                    context_lens: vec![to as i32],
+                    block_tables: vec![2, 0, 1, -1],
+                    last_rows: vec![(to - from) as i32 - 1],
+                };
+                let batch = BatchView::new(&ops, &inputs).unwrap();
+                assert_eq!((batch.tokens(), batch.rows()), (to - from, 1));
+                let x = &qkv[from * width..to * width];
+                let x = ops.floats(x, dtype, &[to - from, width]).unwrap();
+                let q = ops.qk_norm_rope_kv_write(&x, &weights, &shape, &pool, &batch).unwrap();
+                let o = ops.paged_attention(&q, &shape, &pool, &batch).unwrap();
+                out.extend(ops.read_f32(&o).unwrap());
+            }
+            // The value of the last token, second head, as stored.
+            let (_, value) = pool.read_slot(0, slot(len - 1) as usize, 1).unwrap();
+            assert_eq!(value, qkv[len * width - dim..]);
+            assert!(pool.read_slot(0, 64, 0).is_err());
+            out
+        };
+        let whole = run(len);
+        for chunk in [1, 7, 16] {
+            assert_eq!(run(chunk), whole);
+        }
+    }
+}
+
+#[test]
+fn wrong_shapes_are_refused_with_their_numbers() {
+    let ops = ops(DType::F32);
+    let weights = bytes(&numbers(4, 6, 7));
+    let linear = ops.pack_linear(&[host(&weights, 4, 6)], None).unwrap();
+    let x = ops.floats(&[0.0; 10], DType::F32, &[2, 5]).unwrap();
+    let error = ops.linear(&x, &linear).unwrap_err();
+    assert_eq!(error.to_string(), "linear: inputs is [5], expected [6]");
+    assert!(matches!(ops.pack_linear(&[], Some(&[1.0])), Err(OpError::Shape { .. })));
+    let mut experts = PackedExperts::starting_at(0);
+    let gate_up = host(&weights, 4, 6);
+    assert!(ops.push_expert(&mut experts, &[gate_up], &gate_up).is_err());
+    assert!(experts.is_empty());
+    assert!(Ops::new(ops.device().clone(), DType::F16).is_err());
+}
