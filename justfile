@@ -9,11 +9,35 @@ check:
 
 # Replay one simulator seed, bit for bit.
 sim SEED:
-    HADRON_SIM_SEED={{SEED}} cargo test --release --test sim replay -- --nocapture
+    HADRON_SIM_SEED={{SEED}} cargo test -q --test sim -- --ignored --exact suite::replay --nocapture
 
-# Goldens of one model family (all without an argument).
+# Explore seeds that no test has seen.
+explore FROM COUNT:
+    HADRON_SIM_FROM={{FROM}} HADRON_SIM_COUNT={{COUNT}} cargo test --release --test sim -- --ignored explore --nocapture
+
+# Show that the simulator notices bugs planted on purpose.
+canary:
+    cargo test --test sim --features planted canary -- --nocapture
+
+# Goldens whose names contain MODEL; all without it.
 golden MODEL="":
-    cargo test --release --test golden {{MODEL}} -- --nocapture
+    cargo test --test golden {{MODEL}} -- --nocapture
+
+# Regenerate golden fixtures (needs uv and network access to PyPI).
+golden-make *CASES:
+    uv run tests/golden/generate.py {{CASES}}
+
+# Every kernel against its reference, on every instruction set this CPU has.
+conformance:
+    cargo test -p kernels -p ops
+
+# The demo model's score in every configuration.
+accuracy:
+    cargo test --test e2e accuracy -- --nocapture
+
+# Time a scheduler step, the kernels, or whole forward passes.
+bench WHAT="step":
+    cargo bench --bench {{WHAT}} -p {{ if WHAT == "step" { "scheduler" } else if WHAT == "speed" { "kernels" } else { "executor" } }}
 
 # Serve the demo model, or any folder or hub id.
 serve *ARGS:

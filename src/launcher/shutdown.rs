@@ -4,7 +4,7 @@ use super::engine_thread::Notice;
 use super::host::Host;
 use crate::server::app::App;
 use crate::server::listen::Connections;
-use scheduler::{AbortCause, Finish};
+use scheduler::{AbortCause, Finish, StepStats};
 use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -64,8 +64,21 @@ fn drain(
     if let Ok(Notice::Signal(number)) = notices.try_recv() {
         return at_once(number);
     }
+    report(&host.client.stats());
     host.stop();
     ExitCode::SUCCESS
+}
+
+/// What was done over the life of the process, in one line.
+fn report(stats: &StepStats) {
+    tracing::info!(
+        steps = stats.steps_total,
+        prompt_tokens = stats.prompt_tokens_total,
+        generated_tokens = stats.generated_tokens_total,
+        prefix_hits = stats.prefix_hits_total,
+        preemptions = stats.preemptions_total,
+        "drained"
+    );
 }
 
 fn at_once(number: i32) -> ExitCode {

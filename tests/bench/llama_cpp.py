@@ -7,7 +7,7 @@ whoever ran in the better minute.
 
 usage: llama_cpp.py --llama BIN_DIR --gguf FILE --model HF_FOLDER [--threads 2] [--rounds 5]
   BIN_DIR holds llama-bench, llama-batched-bench and llama-server; FILE and HF_FOLDER hold one model.
-needs: cargo build --release; cargo bench --no-run -p executor
+needs: cargo build --release; cargo bench --no-run -p executor --bench forward
 """
 
 import argparse
@@ -52,9 +52,14 @@ def llama_batched(a):
     return found
 
 
-def hadron_forward(a, *cases):
-    text = run(a.forward, "--threads", str(a.threads), "--json", *cases)
-    return {r["case"]: r["tokens_per_s"] for r in map(json.loads, text.splitlines()) if "case" in r}
+def hadron_forward(a):
+    """Tokens per second by case, from the table that the benchmark prints."""
+    found = {}
+    for line in run(a.forward, str(a.threads)).splitlines():
+        cells = [c.strip() for c in line.strip("|").split("|")]
+        if re.fullmatch(r"(prefill|decode) \d+", cells[0]):
+            found[cells[0]] = float(cells[5])
+    return found
 
 
 def stream_one(port, prompt, osl, out):
@@ -142,10 +147,8 @@ def main():
 
     pairs = {}
     for r in range(a.rounds):
-        theirs = llama_prefill(a) | llama_decode(a)
-        ours = hadron_forward(a, "prefill 512", "decode 1")
-        theirs |= llama_batched(a)
-        ours |= hadron_forward(a, "decode 8", "decode 16", "decode 32")
+        theirs = llama_prefill(a) | llama_decode(a) | llama_batched(a)
+        ours = hadron_forward(a)
         if not a.skip_served and r < 3:
             theirs["served out tok/s"], theirs["served TTFT p50 s"] = llama_served(a)
             ours["served out tok/s"], ours["served TTFT p50 s"] = hadron_served(a)

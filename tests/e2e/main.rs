@@ -11,4 +11,5 @@ mod http_host;
 #[path = "../support/small_tokenizer.rs"]
 mod small_tokenizer;
 
+mod accuracy;
 mod http;

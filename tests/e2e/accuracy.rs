@@ -1,0 +1,124 @@
+//! The accuracy gate: the demo model's exact-match score through the real binary and HTTP.
+//!
+//! Batch mates, preemption, prefix hits and chunking must not change an answer, so the score is the
+//! same in every configuration. Each server reports at its end what happened in it: a configuration
+//! that is meant to preempt or to hit must have done so.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+
+const HADRON: &str = env!("CARGO_BIN_EXE_hadron");
+const QUESTIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/demo/questions.jsonl");
+
+/// A server of the demo model on a port of its own.
+struct Server {
+    process: Child,
+    stderr: BufReader<std::process::ChildStderr>,
+    url: String,
+}
+
+impl Server {
+    fn start(flags: &str) -> Self {
+        let mut process = Command::new(HADRON)
+            .args(["serve", "--port", "0"])
+            .args(flags.split_whitespace())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary starts");
+        let mut stderr = BufReader::new(process.stderr.take().unwrap());
+        let mut seen = String::new();
+        let url = loop {
+            let from = seen.len();
+            let read = stderr.read_line(&mut seen).unwrap();
+            assert!(read > 0, "the server ended before it was ready:\n{seen}");
+            let line = &seen[from..];
+            if let Some(url) = line
+                .split_whitespace()
+                .find(|w| line.contains(" serves ") && w.starts_with("http://"))
+            {
+                break url.to_owned();
+            }
+        };
+        Self { process, stderr, url }
+    }
+
+    /// Right answers out of all questions.
+    fn score(&self, concurrency: u32) -> (u32, u32) {
+        let output = Command::new(HADRON)
+            .args(["eval", "tasks", "--base-url", &self.url, "--data", QUESTIONS])
+            .args(["--concurrency", &concurrency.to_string()])
+            .output()
+            .unwrap();
+        let table = String::from_utf8(output.stdout).unwrap();
+        let total = table.lines().find(|l| l.starts_with("total")).unwrap_or_else(|| {
+            panic!("no score in:\n{table}\n{}", String::from_utf8_lossy(&output.stderr))
+        });
+        let words: Vec<&str> = total.split_whitespace().collect();
+        (words[1].parse().unwrap(), words[3].parse().unwrap())
+    }
+
+    /// Ends the server as an operator would and returns its report.
+    fn stop(mut self) -> String {
+        let pid = self.process.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        let mut log = String::new();
+        self.stderr.read_to_string(&mut log).unwrap();
+        assert!(self.process.wait().unwrap().success(), "{log}");
+        log
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Gone already unless the test failed.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A total of the server's last report.
+fn total(log: &str, name: &str) -> u64 {
+    let line = log
+        .lines()
+        .rfind(|l| l.contains("drained"))
+        .unwrap_or_else(|| panic!("no report in:\n{log}"));
+    let key = format!("{name}=");
+    let value = line.split_whitespace().find_map(|w| w.strip_prefix(&key));
+    value.unwrap_or_else(|| panic!("no {name} in {line}")).parse().unwrap()
+}
+
+/// Score and report of one configuration.
+fn run(flags: &str, concurrency: u32) -> (u32, String) {
+    let server = Server::start(flags);
+    let (right, asked) = server.score(concurrency);
+    assert_eq!(asked, 500);
+    println!("{right} of {asked} at concurrency {concurrency} with {flags:?}");
+    (right, server.stop())
+}
+
+#[test]
+fn the_score_is_the_same_however_it_is_served() {
+    let (alone, log) = run("", 1);
+    assert!(alone >= 475, "{alone} of 500 is below 95 %");
+    assert!(total(&log, "prefix_hits") > 0, "the questions share prefixes");
+
+    let (crowd, _) = run("", 64);
+    assert_eq!(crowd, alone);
+
+    let (uncached, log) = run("--no-enable-prefix-caching", 64);
+    assert_eq!(uncached, alone);
+    assert_eq!(total(&log, "prefix_hits"), 0);
+
+    let (squeezed, log) = run("--num-gpu-blocks-override 44 --max-model-len 700", 64);
+    assert_eq!(squeezed, alone);
+    assert!(total(&log, "preemptions") > 0, "a pool of 44 blocks must preempt");
+
+    let (small, _) = run("--max-num-batched-tokens 16", 64);
+    assert_eq!(small, alone);
+
+    let (large, _) = run("--max-num-batched-tokens 4096", 64);
+    assert_eq!(large, alone);
+
+    let (exact, _) = run("--dtype float32", 64);
+    assert_eq!(exact, alone);
+}
