@@ -3,7 +3,7 @@
 use crate::tree::{Source, code_lines, read, root, rust_files};
 
 /// Fails with every offending line at once.
-fn forbid(rule: &str, hits: Vec<String>) {
+fn forbid(rule: &str, hits: &[String]) {
     assert!(hits.is_empty(), "{rule}:\n  {}", hits.join("\n  "));
 }
 
@@ -24,7 +24,7 @@ fn in_tests(path: &str) -> bool {
 #[test]
 fn every_file_opens_with_what_it_is() {
     let bare = rust_files().into_iter().filter(|f| !f.text.starts_with("//!")).map(|f| f.path);
-    forbid("files without an opening `//!`", bare.collect());
+    forbid("files without an opening `//!`", &bare.collect::<Vec<_>>());
 }
 
 #[test]
@@ -34,7 +34,7 @@ fn the_environment_is_read_in_one_place() {
             && !path.starts_with("src/config")
             && (code.contains("env::var") || code.contains("env::vars") || code.contains("getenv"))
     };
-    forbid("environment variables are read in src/config only", hits(&rust_files(), reads));
+    forbid("environment variables are read in src/config only", &hits(&rust_files(), reads));
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn no_static_holds_mutable_state() {
                 || code.starts_with("thread_local!"))
             && (code.starts_with("thread_local!") || cells.iter().any(|c| code.contains(c)))
     };
-    forbid("state belongs to an owner, not to a static", hits(&rust_files(), global));
+    forbid("state belongs to an owner, not to a static", &hits(&rust_files(), global));
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn clocks_stay_out_of_the_deciding_arm() {
         deciding.iter().any(|d| path.starts_with(d))
             && (code.contains("Instant::now") || code.contains("SystemTime"))
     };
-    forbid("the scheduler is told the time", hits(&rust_files(), clock));
+    forbid("the scheduler is told the time", &hits(&rust_files(), clock));
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn the_binary_names_no_kernel_and_keeps_its_ladder() {
                     && (names("crate::server") || names("crate::engine_client"))
                 || path.starts_with("src/engine_client") && names("crate::server"))
     };
-    forbid("src/ is a ladder above the executor", hits(&rust_files(), wrong));
+    forbid("src/ is a ladder above the executor", &hits(&rust_files(), wrong));
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn names_say_what_a_thing_is() {
     let named = rust_files().into_iter().map(|f| f.path).filter(|p| {
         vague.contains(&stem(p).as_str()) || p.split('/').any(|part| vague.contains(&part))
     });
-    forbid("vague file names", named.collect());
+    forbid("vague file names", &named.collect::<Vec<_>>());
 }
 
 #[test]
@@ -147,8 +147,8 @@ fn no_file_is_left_out_of_the_build() {
         };
         !files.iter().any(declared)
     };
-    let found = files.iter().filter(orphan).map(|f| f.path.clone()).collect();
-    forbid("files no module declares", found);
+    let found: Vec<String> = files.iter().filter(orphan).map(|f| f.path.clone()).collect();
+    forbid("files no module declares", &found);
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn every_kernel_has_its_row() {
         .filter_map(|l| l.split(['(', '<']).next())
         .filter(|name| !page.contains(&format!("`{name}`")))
         .map(str::to_owned);
-    forbid("kernels without a row in KERNELS.md", missing.collect());
+    forbid("kernels without a row in KERNELS.md", &missing.collect::<Vec<_>>());
 }
 
 #[test]
