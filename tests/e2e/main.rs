@@ -14,3 +14,4 @@ mod small_tokenizer;
 
 mod accuracy;
 mod http;
+mod invariance;

@@ -1,0 +1,189 @@
+//! The real scheduler over the real executor on the demo model in f32: a request's tokens and
+//! log-probabilities are the same bits whatever the scheduler decides about it.
+
+use executor::{Dtype, Executor, ExecutorConfig, KvSize};
+use models::{Config, LoadFormat};
+use protocol::{Epoch, Rank, Replica, RequestId, Sampling, Token, TokenLogprobs};
+use scheduler::{
+    Effect, Engine, EngineConfig, Event, Finish, KvConfig, Limits, StepStats, Submit, TokenEvent,
+};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+const REQUESTS: u64 = 32;
+const MAX_TOKENS: u32 = 24;
+const MAX_MODEL_LEN: u32 = 512;
+const BLOCK: u32 = 16;
+/// Far more than any of the worlds needs.
+const TICKS_MAX: u32 = 20_000;
+
+/// How the requests are run.
+#[derive(Debug, Clone, Copy)]
+struct World {
+    tokens_per_step: u32,
+    requests_running: u32,
+    blocks: u32,
+    caching: bool,
+    /// Steps planned ahead of the output: tokens are then taken from the device.
+    steps_in_flight: u32,
+}
+
+const PLAIN: World = World {
+    tokens_per_step: 512,
+    requests_running: 1,
+    blocks: 400,
+    caching: false,
+    steps_in_flight: 1,
+};
+
+type Outputs = BTreeMap<RequestId, (Vec<Token>, Vec<TokenLogprobs>)>;
+
+struct Ran {
+    outputs: Outputs,
+    preemptions: u32,
+    cached_tokens: u64,
+}
+
+fn model() -> Config {
+    Config::from_dir(&folder()).unwrap()
+}
+
+fn folder() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/demo"))
+}
+
+/// Prompts of 20 to 300 tokens; each quarter of them shares a beginning.
+fn submit(engine: &Engine, i: u64, vocab: u32) -> Submit {
+    let len = 20 + (i * 37) % 280;
+    let id = |at: u64| {
+        let family = if at < 64 { i % 4 } else { i };
+        ((family * 7919 + at * at * 31 + at * 17 + 5) % u64::from(vocab)) as Token
+    };
+    let tokens: Vec<Token> = (0..len).map(id).collect();
+    let plain = Sampling { logprobs: Some(2), ..Sampling::greedy() };
+    let drawn = Sampling { temperature: 0.9, top_p: 0.95, ..plain.clone() };
+    let penalised = Sampling { repetition: 1.2, frequency: 0.3, ..drawn.clone() };
+    let sampling = [plain, drawn, penalised][i as usize % 3].clone();
+    Submit {
+        id: RequestId(i),
+        max_tokens: MAX_TOKENS,
+        keys: engine.hasher().hash(&tokens, None),
+        tokens,
+        sampling,
+        key: i.wrapping_mul(0x9E37_79B9_7F4A_7C15),
+        eos_ids: Vec::new(),
+        stop_ids: Vec::new(),
+        priority: 0,
+        extra: None,
+        replica: None,
+    }
+}
+
+fn executor(world: World) -> Executor {
+    let config = ExecutorConfig {
+        dir: folder(),
+        model: model(),
+        source: LoadFormat::Safetensors,
+        dtype: Dtype::Float32,
+        threads: Some(1), // Tests run side by side.
+        block_tokens: BLOCK,
+        max_model_len: MAX_MODEL_LEN,
+        max_num_seqs: world.requests_running,
+        tokens_per_step: world.tokens_per_step,
+        kv: KvSize::Blocks(world.blocks),
+        epoch: Epoch(1),
+        rank: Rank(0),
+    };
+    let mut executor = Executor::load(config, &mut |_| {}).unwrap();
+    executor.size_kv(world.blocks).unwrap();
+    executor
+}
+
+fn run(world: World) -> Ran {
+    let mut executor = executor(world);
+    let vocab = model().vocab as u32;
+    let limits = Limits {
+        tokens_per_step: world.tokens_per_step,
+        requests_running: world.requests_running,
+        steps_in_flight: world.steps_in_flight,
+        ..Limits::cpu(MAX_MODEL_LEN, vocab)
+    };
+    let mut kv = KvConfig::new(executor.kv_spec().clone(), world.blocks, [1, 2]);
+    kv.caching = world.caching;
+    let mut engine = Engine::new(EngineConfig::new(limits, kv)).unwrap();
+    assert_eq!(engine.epoch(Replica(0)), Epoch(1), "the executor's");
+    let submits = (0..REQUESTS).map(|i| Event::Submit(Box::new(submit(&engine, i, vocab))));
+    let mut inbox: Vec<Event> = submits.collect();
+    let mut ran = Ran { outputs: Outputs::new(), preemptions: 0, cached_tokens: 0 };
+    let mut finished = 0;
+    let mut effects = Vec::new();
+    for tick in 0.. {
+        if finished == REQUESTS {
+            break;
+        }
+        assert!(tick < TICKS_MAX, "{finished} of {REQUESTS} requests are done");
+        engine.tick(0, &mut inbox, &mut effects);
+        for effect in effects.drain(..) {
+            match effect {
+                Effect::Send { batch, .. } => {
+                    let output = executor.step(&batch).unwrap();
+                    inbox.push(Event::Output { replica: Replica(0), output });
+                }
+                Effect::Tokens(events) => {
+                    finished += events.into_iter().map(|e| u64::from(ran.take(e))).sum::<u64>();
+                }
+                Effect::Kv { .. }
+                | Effect::Stats(StepStats { .. })
+                | Effect::ControlDone { .. } => {}
+            }
+        }
+    }
+    ran
+}
+
+impl Ran {
+    /// Notes an event; whether it is a request's last.
+    fn take(&mut self, event: TokenEvent) -> bool {
+        self.cached_tokens += u64::from(event.cached_tokens.unwrap_or(0));
+        let (tokens, logprobs) = self.outputs.entry(event.request).or_default();
+        tokens.extend(&event.tokens);
+        logprobs.extend(event.logprobs);
+        let ends = event.finish.is_some();
+        if ends {
+            assert_eq!(event.finish, Some(Finish::Length));
+            assert_eq!((tokens.len(), logprobs.len()), (MAX_TOKENS as usize, MAX_TOKENS as usize));
+            self.preemptions += event.preemptions;
+        }
+        ends
+    }
+}
+
+#[test]
+fn what_the_scheduler_decides_changes_no_bit() {
+    let alone = run(PLAIN);
+    assert_eq!(alone.outputs.len() as u64, REQUESTS);
+    let together = World { requests_running: 32, ..PLAIN };
+    let worlds = [
+        ("in a batch of 32", together),
+        ("in small chunks", World { tokens_per_step: 40, ..together }),
+        ("behind prefix hits", World { caching: true, ..together }),
+        ("planned ahead", World { steps_in_flight: 2, ..together }),
+        ("preempted", World { blocks: 40, ..together }),
+        (
+            "all at once",
+            World {
+                tokens_per_step: 48,
+                blocks: 40,
+                caching: true,
+                steps_in_flight: 2,
+                ..together
+            },
+        ),
+    ];
+    for (name, world) in worlds {
+        let ran = run(world);
+        assert_eq!(ran.preemptions > 0, world.blocks == 40, "{name}: {}", ran.preemptions);
+        assert_eq!(ran.cached_tokens > 0, world.caching, "{name}: {}", ran.cached_tokens);
+        assert_eq!(ran.outputs, alone.outputs, "{name}");
+    }
+}
