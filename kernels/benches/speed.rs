@@ -1,5 +1,5 @@
 //! Speed of the CPU kernels next to the two ceilings of the same run: arithmetic in registers and reads
-//! from memory. `cargo bench -p kernels -- [linear|attention|pool|small] [threads]`.
+//! from memory. `cargo bench -p kernels -- [linear|step|attention|small|pool] [threads]`.
 //!
 //! Shapes are those of Qwen3-0.6B. Weights rotate through 300 MB, as they do in a forward pass.
 #![allow(clippy::print_stdout, reason = "a benchmark prints its results")]
@@ -141,6 +141,63 @@ fn linear(device: &CpuDevice) {
     }
 }
 
+/// Milliseconds of each kind of work in a forward pass of 28 layers, every weight from memory.
+fn step(device: &CpuDevice, rows: usize) {
+    const KINDS: [&str; 7] = ["qkv", "o", "gate_up", "down", "head", "norm", "silu"];
+    let shapes = [(HIDDEN, 4096), (2048, HIDDEN), (HIDDEN, 6144), (3072, HIDDEN)];
+    let layers: Vec<[Packed; 4]> =
+        (0..28).map(|_| shapes.map(|(k, n)| packed(device, n, k))).collect();
+    let head = packed(device, 151_936, HIDDEN);
+    let wanted = if rows > 64 { 1 } else { rows };
+    let x = numbers(rows * 6144);
+    let mut out = vec![bf16::ZERO; rows * 6144];
+    let mut logits = vec![0.0f32; wanted * 151_936];
+    let mut residual = numbers(rows * HIDDEN);
+    let mut fastest = [f64::INFINITY; KINDS.len()];
+    for _ in 0..5 {
+        let mut seconds = [0.0; KINDS.len()];
+        let mut time = |kind: usize, f: &mut dyn FnMut()| {
+            let start = Instant::now();
+            f();
+            seconds[kind] += start.elapsed().as_secs_f64();
+        };
+        for layer in &layers {
+            for (kind, w) in layer.iter().enumerate() {
+                time(kind, &mut || {
+                    let y = MatMut::of(&mut out[..rows * w.n()], rows, w.n()).unwrap();
+                    let x = Mat::of(&x[..rows * w.k()], rows, w.k()).unwrap();
+                    device.linear(&S, y, x, w, None).unwrap();
+                });
+            }
+            for _ in 0..2 {
+                time(5, &mut || {
+                    let y = MatMut::of(&mut out[..rows * HIDDEN], rows, HIDDEN).unwrap();
+                    let stream = MatMut::of(&mut residual, rows, HIDDEN).unwrap();
+                    let delta = Mat::of(&x[..rows * HIDDEN], rows, HIDDEN).unwrap();
+                    let w = Mat::of(&x[..HIDDEN], 1, HIDDEN).unwrap();
+                    device.add_rms_norm(&S, y, stream, delta, w, 1e-6).unwrap();
+                });
+            }
+            time(6, &mut || {
+                let y = MatMut::of(&mut out[..rows * 3072], rows, 3072).unwrap();
+                device.silu_mul(&S, y, Mat::of(&x, rows, 6144).unwrap()).unwrap();
+            });
+        }
+        time(4, &mut || {
+            let y = MatMut::of(&mut logits, wanted, head.n()).unwrap();
+            let x = Mat::of(&x[..wanted * HIDDEN], wanted, HIDDEN).unwrap();
+            device.linear(&S, y, x, &head, None).unwrap();
+        });
+        for (fastest, seconds) in fastest.iter_mut().zip(seconds) {
+            *fastest = fastest.min(seconds);
+        }
+    }
+    let parts: Vec<String> =
+        KINDS.iter().zip(fastest).map(|(kind, s)| format!("{kind} {:.1}", s * 1e3)).collect();
+    let total: f64 = fastest.iter().sum();
+    println!("{rows:4} rows, without attention: {:.1} ms = {}", total * 1e3, parts.join(" + "));
+}
+
 /// One layer of attention over `rows` requests of `len` new tokens each, at the end of `context`.
 fn attention(device: &CpuDevice, rows: usize, len: usize, context: usize) {
     let (heads, kv_heads, dim, block_tokens) = (16, 8, 128, 16);
@@ -279,6 +336,11 @@ fn main() {
     }
     if wanted("small") {
         small(&device);
+    }
+    if wanted("step") {
+        for rows in [1, 8, 16, 32, 512] {
+            step(&device, rows);
+        }
     }
     if wanted("attention") {
         for (rows, len, context) in

@@ -72,6 +72,22 @@ impl Buffer {
         Ok(unsafe { Mat::from_raw(self.as_ptr(), dtype, rows, cols, cols) })
     }
 
+    /// Rows of `cols` elements, `stride` apart.
+    ///
+    /// # Panics
+    /// If they reach beyond the buffer.
+    pub(crate) fn mat_strided(
+        &self,
+        dtype: DType,
+        rows: usize,
+        cols: usize,
+        stride: usize,
+    ) -> Mat<'_> {
+        assert!(cols <= stride && rows * stride * dtype.bytes() <= self.bytes);
+        // SAFETY: checked just now; the borrow keeps the memory alive.
+        unsafe { Mat::from_raw(self.as_ptr(), dtype, rows, cols, stride) }
+    }
+
     /// The first `rows * cols` elements as a matrix to write.
     pub fn mat_mut(
         &mut self,

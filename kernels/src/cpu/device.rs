@@ -36,6 +36,7 @@ pub struct CpuDevice {
     memory: Arc<CpuMemory>,
     sampler: Sampler,
     experts: Mutex<Workspace>,
+    spread: Mutex<Option<Buffer>>,
     isa: Isa,
 }
 
@@ -51,6 +52,7 @@ impl CpuDevice {
             memory: Arc::default(),
             sampler: Sampler::new(threads),
             experts: Mutex::default(),
+            spread: Mutex::default(),
             isa: config.isa,
         })
     }
@@ -59,6 +61,11 @@ impl CpuDevice {
     #[must_use]
     pub fn isa(&self) -> Isa {
         self.isa
+    }
+
+    /// Copies of inputs whose rows would clash in cache; never contended either.
+    pub(super) fn spread(&self) -> &Mutex<Option<Buffer>> {
+        &self.spread
     }
 
     /// Memory of `moe_mlp`; one thread owns a device, so it is never contended.

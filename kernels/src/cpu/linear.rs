@@ -4,12 +4,16 @@
 //! ascending `k`, computed by one thread. A panel is read from memory once: while it meets the rows,
 //! the next one is fetched into the second-level cache, so that memory and arithmetic overlap.
 
+use std::ops::Range;
+use std::sync::PoisonError;
+
 use super::device::{CpuDevice, check_dtype, check_size, for_float};
+use super::elementwise::min_rows;
 use super::product::{Ahead, HALF, Operands, Products, Segment, TILE_COLUMNS, TILE_ROWS};
 use super::row_kernel::{RowKernel, dispatch};
 use super::share::Rows;
 use crate::dtype::Float;
-use crate::{DType, DeviceError, Element, Mat, MatMut, PANEL_COLUMNS, Packed};
+use crate::{Buffer, DType, DeviceError, Driver, Element, Mat, MatMut, PANEL_COLUMNS, Packed};
 
 const KERNEL: &str = "linear";
 const _: () = assert!(PANEL_COLUMNS == TILE_COLUMNS);
@@ -53,11 +57,54 @@ impl CpuDevice {
         bias: Option<&[f32]>,
     ) -> Result<(), DeviceError> {
         for_float!(KERNEL, y.dtype(), T => {
+            let mut spread = self.spread().lock().unwrap_or_else(PoisonError::into_inner);
+            let x = self.spread_rows(&mut spread, x)?;
             let out = Rows::<T>::new(y);
             let job = Linear { x, w, bias, out, isa: self.isa() };
             self.threads().split(w.panels(), 1, 2, &|panels| job.run(panels));
         });
         Ok(())
+    }
+}
+
+/// Distance of rows, in bytes, at which all rows of a tile fall into one set of the first-level cache
+/// (64 sets of 64 bytes) and evict each other, an eighth of the speed.
+const CLASHING_BYTES: usize = 4096;
+/// Rows up to which a product waits for memory, not for arithmetic. The hardware follows the one
+/// stream of weights by itself then, and being told costs it 5 % of the bandwidth (Zen 4).
+const MEMORY_BOUND_ROWS: usize = 4;
+
+impl CpuDevice {
+    /// `x`, or a copy whose rows lie a line further apart if they would clash in cache.
+    fn spread_rows<'a>(
+        &self,
+        buffer: &'a mut Option<Buffer>,
+        x: Mat<'a>,
+    ) -> Result<Mat<'a>, DeviceError> {
+        const LINE: usize = 64;
+        let row_bytes = x.cols() * x.dtype().bytes();
+        if x.rows() <= TILE_ROWS || !(x.stride() * x.dtype().bytes()).is_multiple_of(CLASHING_BYTES)
+        {
+            return Ok(x);
+        }
+        let stride = row_bytes.next_multiple_of(LINE) + LINE;
+        let bytes = stride * x.rows();
+        if buffer.as_ref().is_none_or(|b| b.bytes() < bytes) {
+            *buffer = Some(self.alloc(bytes.next_power_of_two())?);
+        }
+        let Some(buffer) = buffer else { return Ok(x) };
+        let mut to = buffer.mat_mut(DType::BF16, x.rows(), stride / 2)?;
+        let out = Rows::<half::bf16>::new(&mut to);
+        self.threads().split(x.rows(), 1, min_rows(row_bytes / 2), &|range| {
+            for r in range {
+                // SAFETY: each row belongs to one thread; rows of `x` are `row_bytes` long.
+                unsafe {
+                    let to = out.row(r).as_mut_ptr().cast::<u8>();
+                    to.copy_from_nonoverlapping(x.row_ptr(r), row_bytes);
+                }
+            }
+        });
+        Ok(buffer.mat_strided(x.dtype(), x.rows(), x.cols(), stride / x.dtype().bytes()))
     }
 }
 
@@ -71,7 +118,7 @@ struct Linear<'a, T> {
 
 impl<T: Float + Element> Linear<'_, T> {
     /// Computes the columns of some panels for all rows.
-    fn run(&self, panels: std::ops::Range<usize>) {
+    fn run(&self, panels: Range<usize>) {
         let products = Products::new(self.isa, self.w.dtype());
         let (rows, pair) = (self.x.rows(), self.w.dtype() == DType::BF16);
         let steps = if pair { self.w.k() / 2 } else { self.w.k() };
@@ -79,7 +126,6 @@ impl<T: Float + Element> Linear<'_, T> {
         let mut sums = Tile([[0.0; TILE_COLUMNS]; TILE_ROWS]);
         for p in panels.clone() {
             let panel = self.w.panel(p);
-            let next = if p + 1 < panels.end { self.w.panel(p + 1) } else { panel };
             for tile in 0..tiles {
                 // Rows are spread evenly: 16 are two tiles of 8, not 12 and 4.
                 let (from, to) = (rows * tile / tiles, rows * (tile + 1) / tiles);
@@ -91,7 +137,7 @@ impl<T: Float + Element> Linear<'_, T> {
                     c: sums.0.as_mut_ptr().cast(),
                     c_stride: TILE_COLUMNS,
                     resume: false,
-                    ahead: ahead(next, steps, rows, (tile, tiles)),
+                    ahead: self.ahead(p, &panels, tile, tiles),
                 };
                 // SAFETY: the panel holds `steps` lines of 32 columns, `x` rows of as many inputs,
                 // `sums` a full tile; the device checked its instruction set.
@@ -101,7 +147,22 @@ impl<T: Float + Element> Linear<'_, T> {
         }
     }
 
-    fn store(&self, sums: &Tile, rows: std::ops::Range<usize>, panel: usize) {
+    /// What a tile fetches while it computes. The first two take half of the next panel each, which
+    /// has two lines a step.
+    fn ahead(&self, panel: usize, panels: &Range<usize>, tile: usize, tiles: usize) -> Ahead {
+        if self.x.rows() <= MEMORY_BOUND_ROWS {
+            return Ahead::Nothing;
+        }
+        let next = self.w.panel((panel + 1).min(panels.end - 1));
+        match tile {
+            0 if tiles == 1 => Ahead::TwoLines(next),
+            0 => Ahead::OneLine(next),
+            1 => Ahead::OneLine(next.wrapping_add(self.w.panel_bytes() / 2)),
+            _ => Ahead::Nothing,
+        }
+    }
+
+    fn store(&self, sums: &Tile, rows: Range<usize>, panel: usize) {
         let from = panel * TILE_COLUMNS;
         let cols = TILE_COLUMNS.min(self.w.n() - from);
         let bias = self.bias.map(|b| &b[from..from + cols]);
@@ -109,25 +170,10 @@ impl<T: Float + Element> Linear<'_, T> {
     }
 }
 
-/// Rows up to which a product waits for memory, not for arithmetic. The hardware fetches one stream
-/// ahead by itself then, and being told costs it 5 % of the bandwidth (measured on Zen 4).
-const MEMORY_BOUND_ROWS: usize = 8;
-
-/// The part of the next panel that one of the row tiles fetches: a panel has two lines a step.
-fn ahead(next: *const u8, steps: usize, rows: usize, (tile, tiles): (usize, usize)) -> Ahead {
-    match (tiles, tile) {
-        _ if rows <= MEMORY_BOUND_ROWS => Ahead::Nothing,
-        (1, _) => Ahead::TwoLines(next),
-        (_, 0) => Ahead::OneLine(next),
-        (_, 1) => Ahead::OneLine(next.wrapping_add(steps * 64)),
-        _ => Ahead::Nothing,
-    }
-}
-
 struct Store<'a, T> {
     out: &'a Rows<T>,
     sums: &'a Tile,
-    rows: std::ops::Range<usize>,
+    rows: Range<usize>,
     from: usize,
     cols: usize,
     bias: Option<&'a [f32]>,
