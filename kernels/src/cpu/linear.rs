@@ -73,6 +73,9 @@ const CLASHING_BYTES: usize = 4096;
 /// Rows up to which a product waits for memory, not for arithmetic. The hardware follows the one
 /// stream of weights by itself then, and being told costs it 5 % of the bandwidth (Zen 4).
 const MEMORY_BOUND_ROWS: usize = 4;
+/// How far ahead a single tile fetches: panels follow each other in memory. Less does not cover the
+/// latency, more costs bandwidth where memory is the limit.
+const AHEAD_BYTES: usize = 8192;
 
 impl CpuDevice {
     /// `x`, or a copy whose rows lie a line further apart if they would clash in cache.
@@ -147,15 +150,15 @@ impl<T: Float + Element> Linear<'_, T> {
         }
     }
 
-    /// What a tile fetches while it computes. The first two take half of the next panel each, which
-    /// has two lines a step.
+    /// What a tile fetches while it computes. A single one stays a fixed distance ahead of itself;
+    /// else the first two take half of the next panel each, which has two lines a step.
     fn ahead(&self, panel: usize, panels: &Range<usize>, tile: usize, tiles: usize) -> Ahead {
         if self.x.rows() <= MEMORY_BOUND_ROWS {
             return Ahead::Nothing;
         }
         let next = self.w.panel((panel + 1).min(panels.end - 1));
         match tile {
-            0 if tiles == 1 => Ahead::TwoLines(next),
+            0 if tiles == 1 => Ahead::TwoLines(self.w.panel(panel).wrapping_add(AHEAD_BYTES)),
             0 => Ahead::OneLine(next),
             1 => Ahead::OneLine(next.wrapping_add(self.w.panel_bytes() / 2)),
             _ => Ahead::Nothing,
