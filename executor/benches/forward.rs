@@ -41,6 +41,7 @@ fn main() {
         threads,
         block_tokens: BLOCK,
         max_model_len: 512,
+        kv_tokens_min: 512,
         max_num_seqs: 32,
         tokens_per_step: 512,
         kv: KvSize::Blocks(32 * TABLE),

@@ -20,6 +20,9 @@ pub struct ExecutorConfig {
     pub block_tokens: u32,
     /// Longest request, prompt and output, in tokens.
     pub max_model_len: u32,
+    /// Fewest token positions the KV cache must hold, or start-up is refused: `max_model_len` where
+    /// that was asked for, less where the scheduler may serve shorter requests.
+    pub kv_tokens_min: u32,
     /// Seats: requests computed at a time.
     pub max_num_seqs: u32,
     /// Tokens of one step.

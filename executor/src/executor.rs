@@ -72,13 +72,13 @@ impl Executor {
         drop(state);
         let free_bytes = self.engine.ops.mem_info().free_bytes;
         let blocks = kv_pool::blocks(self.config.kv, free_bytes, self.spec.bytes_per_block());
-        kv_pool::check(blocks, block_tokens, self.config.max_model_len)?;
+        kv_pool::check(blocks, block_tokens, self.config.kv_tokens_min)?;
         Ok(Memory { spec: self.spec.clone(), blocks, ns_per_token })
     }
 
     /// Allocates the KV cache and everything else that steps change; contents are lost.
     pub fn size_kv(&mut self, blocks: u32) -> Result<Ready, ExecutorError> {
-        kv_pool::check(blocks, self.config.block_tokens, self.config.max_model_len)?;
+        kv_pool::check(blocks, self.config.block_tokens, self.config.kv_tokens_min)?;
         self.state = None;
         self.state = Some(self.state(blocks)?);
         Ok(Ready { blocks, graph_rows: Vec::new() })

@@ -88,6 +88,7 @@ fn executor(world: World) -> Executor {
         threads: Some(1), // Tests run side by side.
         block_tokens: BLOCK,
         max_model_len: MAX_MODEL_LEN,
+        kv_tokens_min: MAX_MODEL_LEN,
         max_num_seqs: world.requests_running,
         tokens_per_step: world.tokens_per_step,
         kv: KvSize::Blocks(world.blocks),

@@ -30,6 +30,7 @@ pub(crate) fn config(dtype: Dtype, threads: usize) -> ExecutorConfig {
         threads: Some(threads),
         block_tokens: BLOCK as u32,
         max_model_len: 256,
+        kv_tokens_min: 256,
         max_num_seqs: 40,
         tokens_per_step: 1024,
         kv: KvSize::Blocks(BLOCKS),
