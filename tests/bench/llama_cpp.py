@@ -54,11 +54,13 @@ def llama_batched(a):
 
 def hadron_forward(a):
     """Tokens per second by case, from the table that the benchmark prints."""
-    found = {}
+    found, columns = {}, []
     for line in run(a.forward, str(a.threads)).splitlines():
         cells = [c.strip() for c in line.strip("|").split("|")]
+        if "tok/s" in cells:
+            columns = cells
         if re.fullmatch(r"(prefill|decode) \d+", cells[0]):
-            found[cells[0]] = float(cells[5])
+            found[cells[0]] = float(cells[columns.index("tok/s")])
     return found
 
 
