@@ -247,7 +247,9 @@ fn a_hundred_thousand_malformed_requests() {
          since a quarter; slowest good request {slowest:?}"
     );
     assert!(counts[4] as usize > REQUESTS / 2, "{counts:?}");
-    assert!(grown < 1.10, "memory grew x{grown:.3}");
+    // The process is shared with other tests, whose models come and go; a leak of 1 KiB a request shows.
+    let grown_kib = resident_kib().saturating_sub(warm);
+    assert!(grown_kib < REQUESTS as u64 * 3 / 4, "memory grew by {grown_kib} KiB, x{grown:.3}");
     assert!(slowest < Duration::from_secs(1));
     let mut client = Client::connect(server.address);
     assert_eq!(client.post("/v1/completions", &good).status, 200);
