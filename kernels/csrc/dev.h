@@ -1,0 +1,100 @@
+// dev.h - the one header of every kernel: the same source compiles with clang -x hip and hiprtc (gfx90a, gfx942,
+// gfx950), with NVRTC and nvcc (sm_90a), and as plain C++17 for the SIMT emulator (-DDEV_EMU=1 -DWAVE=64|32).
+//
+// Attributes, compiler builtins and inline PTX only: no vendor header, no vendor type, no device library.
+//
+//   dev.h             this file: types, the entry point macros' contract, which target it is
+//   dev/amd.h         ids, barriers, shuffles, maths, atomics, loads on AMD
+//   dev/nvidia.h      the same on NVIDIA
+//   emu.h             the same on the emulator (kernels/emu/emu.h; the emulator's hiprtc supplies it)
+//   dev/vector.h      bf16 and its vectors, ACT, conversion, 8-wide loads and stores
+//   dev/fp8.h         fp8 e4m3, both dialects
+//   dev/collective.h  shuffles of any type, sums and maxima over groups of lanes, waves and blocks
+//   dev/matrix.h      16x16x16 bf16 tiles, their layouts, fragment loads from shared memory
+//   dev/mfma.h        the other AMD matrix builtins, also on the emulator
+//
+// A kernel:
+//
+//     #include "dev.h"
+//     // y[r] = sum of row r of x [rows, cols]. Grid: rows. Block: any multiple of WAVE.
+//     KERNEL(256) row_sum(float* y, const float* x, u32 cols) {
+//         float sum = 0.f;
+//         for (u32 i = tid(); i < cols; i += bdim()) sum += x[(u64)bid_x() * cols + i];
+//         sum = block_sum(sum);
+//         if (tid() == 0) y[bid_x()] = sum;
+//     }
+//     EXPORT(row_sum)
+//
+// What every target offers (DEV is the prefix of a device function):
+//   KERNEL(max_threads) name(args...)  entry point; blocks have one dimension and at most max_threads threads
+//   EXPORT(name)            after every entry point, at namespace scope
+//   SHARED(T, name, count)  static shared array; inside a function; never initialised (the emulator fills it with NaN)
+//   DYN_SHARED(T, name)     the launch's dynamic shared memory, aligned to 16 bytes
+//   WAVE                    64 or 32 lanes
+//   tid() bdim() lane() wave() bid_x|y|z() gdim_x|y|z()
+//   sync()                  block barrier; every thread of the block must come
+//   wave_sync()             orders shared memory between the lanes of a wave; every lane must come
+//   shfl_u32(v, lane)  wave_ballot(bool) -> u64;  any and all: dev/collective.h
+//   exp2_ log2_ sqrt_ rsqrt_ rcp_ fma_ fmax_ fmin_ fabs_  on f32; the underscore keeps clear of compilers' own names.
+//                           exp2_, log2_, rsqrt_, rcp_ are the hardware's, good to about 2 ulp
+//   atomic_add(u32*|float*, v) atomic_max(u32*, v) atomic_cas(u32*, expected, wanted) -> old value; relaxed, whole device
+//   atomic_add_acq_rel(u32*, v) load_acquire(u32*) store_release(u32*, v) fence()   order other memory, whole device
+//   pause()                 inside a loop that waits for another block or lane
+//   load_const<V>(p)        global data that nothing writes while this kernel or the one before it runs (weights, tables)
+//   load_stream<V>(p)       the same, read once: keep it out of the near caches
+//   store_stream<V>(p, v)   global data nobody reads soon.   V is 4, 8 or 16 bytes and aligned to its size
+//   copy16(shared, global)  starts a 16-byte copy; copy16_or_zero(shared, global, bool) writes zeros if false
+//   copy_commit() copy_wait<N>()   closes a group of copies; waits until at most N groups are open. Then sync()
+//   grid_wait()             before reading what the kernel before wrote, if launched to overlap with it
+//   grid_release()          the next kernel may start now; it still waits in its grid_wait()
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int i32;
+typedef long long i64;
+
+#if defined(DEV_EMU)
+#elif defined(__HIP__) || defined(__HIPCC_RTC__) || defined(__AMDGCN__)
+#  define DEV_AMD 1
+#elif defined(__CUDACC__) || defined(__CUDACC_RTC__) || defined(__CUDA__)
+#  define DEV_NV 1
+#else
+#  error "dev.h: unknown target"
+#endif
+
+// DEV_GFX: the AMD architecture as a hexadecimal number (0x90a, 0x942, 0x950), 0 elsewhere. On the emulator
+// -DDEV_EMU_GFX=0x942 runs that architecture's branches; without it, the portable ones.
+#if defined(__gfx90a__)
+#  define DEV_GFX 0x90a
+#elif defined(__gfx942__)
+#  define DEV_GFX 0x942
+#elif defined(__gfx950__)
+#  define DEV_GFX 0x950
+#elif defined(DEV_EMU_GFX)
+#  define DEV_GFX DEV_EMU_GFX
+#else
+#  define DEV_GFX 0
+#endif
+
+// DEV_SM: the NVIDIA architecture (900 on Hopper), 0 elsewhere.
+#if DEV_NV
+#  define DEV_SM __CUDA_ARCH__
+#else
+#  define DEV_SM 0
+#endif
+
+#if DEV_AMD
+#  include "dev/amd.h"
+#elif DEV_NV
+#  include "dev/nvidia.h"
+#else
+#  include "emu.h"
+#endif
+#include "dev/vector.h"
+#include "dev/fp8.h"
+#include "dev/collective.h"
+#include "dev/matrix.h"
+#include "dev/mfma.h"

@@ -1,0 +1,59 @@
+// dev/collective.h - shuffles of any type, and reductions over groups of lanes, waves and blocks.
+// Orders are fixed: a wave adds as a balanced tree over its lanes, a block adds its waves in ascending order.
+#pragma once
+
+DEV u32 shfl(u32 v, u32 from) { return shfl_u32(v, from); }
+DEV i32 shfl(i32 v, u32 from) { return (i32)shfl_u32((u32)v, from); }
+DEV float shfl(float v, u32 from) { return as_f32(shfl_u32(as_u32(v), from)); }
+DEV u64 shfl(u64 v, u32 from) { return (u64)shfl_u32((u32)(v >> 32), from) << 32 | shfl_u32((u32)v, from); }
+template <class T> DEV T shfl_xor(T v, u32 mask) { return shfl(v, lane() ^ mask); }
+DEV bool wave_any(bool p) { return wave_ballot(p) != 0; }
+DEV bool wave_all(bool p) { return wave_ballot(!p) == 0; }
+
+struct Sum {
+    DEV float of(float a, float b) { return a + b; }
+    DEV u32 of(u32 a, u32 b) { return a + b; }
+};
+struct Max {
+    DEV float of(float a, float b) { return fmax_(a, b); }
+    DEV u32 of(u32 a, u32 b) { return a > b ? a : b; }
+};
+
+#if DEV_EMU
+// One meeting of the wave instead of one per level of the tree; the same tree.
+template <class Op, u32 GROUP, class T> DEV T group_reduce(T v) { return emu::reduce<Op, GROUP>(v); }
+#else
+template <u32 MASK> DEV float butterfly(float v) { return as_f32(butterfly_u32<MASK>(as_u32(v))); }
+template <u32 MASK> DEV u32 butterfly(u32 v) { return butterfly_u32<MASK>(v); }
+template <class Op, u32 GROUP, class T> DEV T group_reduce(T v) {
+    if constexpr (GROUP >= 2) v = Op::of(v, butterfly<1>(v));
+    if constexpr (GROUP >= 4) v = Op::of(v, butterfly<2>(v));
+    if constexpr (GROUP >= 8) v = Op::of(v, butterfly<4>(v));
+    if constexpr (GROUP >= 16) v = Op::of(v, butterfly<8>(v));
+    if constexpr (GROUP >= 32) v = Op::of(v, butterfly<16>(v));
+    if constexpr (GROUP >= 64) v = Op::of(v, butterfly<32>(v));
+    return v;
+}
+#endif
+
+// Over every aligned group of GROUP lanes (a power of two); every lane of the wave must come, and gets the result.
+template <u32 GROUP, class T> DEV T group_sum(T v) { return group_reduce<Sum, GROUP>(v); }
+template <u32 GROUP, class T> DEV T group_max(T v) { return group_reduce<Max, GROUP>(v); }
+template <class T> DEV T wave_sum(T v) { return group_reduce<Sum, WAVE>(v); }
+template <class T> DEV T wave_max(T v) { return group_reduce<Max, WAVE>(v); }
+
+// Over the block; every thread must come, and gets the result. bdim() is a multiple of WAVE.
+template <class Op, class T> DEV T block_reduce(T v) {
+    SHARED(T, parts, 32);
+    v = group_reduce<Op, WAVE>(v);
+    const u32 waves = bdim() / WAVE;
+    if (waves == 1) return v;
+    if (lane() == 0) parts[wave()] = v;
+    sync();
+    T r = parts[0];
+    for (u32 i = 1; i < waves; ++i) r = Op::of(r, parts[i]);
+    sync();  // The next reduction writes the same parts.
+    return r;
+}
+template <class T> DEV T block_sum(T v) { return block_reduce<Sum>(v); }
+template <class T> DEV T block_max(T v) { return block_reduce<Max>(v); }

@@ -1,0 +1,100 @@
+// dev/fp8.h - fp8 e4m3 in the dialect of the target. OCP (largest value 448, bias 7): NVIDIA, gfx950, gfx90a by
+// software, the CPU. FNUZ (largest 240, bias 8, no negative zero, NaN is 0x80): gfx942. The emulator speaks OCP
+// unless -DFP8_FNUZ=1 or -DDEV_EMU_GFX=0x942.
+// Conversion to fp8 rounds to nearest even and saturates; NaN stays NaN.
+#pragma once
+
+#if !defined(FP8_FNUZ)
+#  define FP8_FNUZ (DEV_GFX == 0x942)
+#endif
+#define FP8_MAX (FP8_FNUZ ? 240.0f : 448.0f)
+
+struct fp8 { u8 bits; };
+struct alignas(4) fp8x4 { fp8 v[4]; };
+struct alignas(8) fp8x8 { fp8 v[8]; };
+struct alignas(16) fp8x16 { fp8 v[16]; };
+
+DEV u8 fp8_bits_soft(float f) {
+    const int bias = FP8_FNUZ ? 8 : 7;
+    const u32 sign = as_u32(f) >> 31;
+    u32 a = as_u32(f) & 0x7fffffffu;
+    if (a > 0x7f800000u) return FP8_FNUZ ? 0x80 : (u8)(0x7f | sign << 7);
+    if (a > as_u32(FP8_MAX)) a = as_u32(FP8_MAX);
+    int q;
+    if ((int)(a >> 23) - 127 < 1 - bias) {
+        // Below the normal range values are multiples of 2^(1 - bias - 3): adding 1.5 * 2^23 rounds to one of them.
+        const float t = as_f32(a) * as_f32((u32)(127 + bias + 2) << 23) + 12582912.0f;
+        q = (int)(as_u32(t) & 0xffu);
+    } else {
+        a += 0x7ffffu + ((a >> 20) & 1u);
+        q = (int)((a >> 20) - ((u32)(127 - bias) << 3));
+    }
+    if (FP8_FNUZ && q == 0) return 0;
+    return (u8)(q | (int)(sign << 7));
+}
+DEV float f32_soft(fp8 x) {
+    const float bias = as_f32((u32)(127 + (FP8_FNUZ ? 119 : 120)) << 23);
+    const u32 nan = FP8_FNUZ ? x.bits == 0x80 : (x.bits & 0x7f) == 0x7f;
+    if (nan) return as_f32(0x7fc00000u);
+    // Exponent and mantissa moved in place, then the exponent's bias is changed by a product, which is exact.
+    return as_f32((u32)(x.bits & 0x80) << 24 | (u32)(x.bits & 0x7f) << 20) * bias;
+}
+
+// Two values: x0 in the lower byte.
+DEV u16 pack_fp8(float x0, float x1) {
+#if DEV_AMD && (DEV_GFX == 0x942 || DEV_GFX == 0x950)
+    // The instruction does not saturate, and the median would turn NaN into a number.
+    const float a = x0 != x0 ? x0 : __builtin_amdgcn_fmed3f(x0, FP8_MAX, -FP8_MAX);
+    const float b = x1 != x1 ? x1 : __builtin_amdgcn_fmed3f(x1, FP8_MAX, -FP8_MAX);
+    return (u16)__builtin_amdgcn_cvt_pk_fp8_f32(a, b, 0, false);
+#elif DEV_SM >= 890
+    u16 r;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(x1), "f"(x0));
+    return r;
+#else
+    return (u16)(fp8_bits_soft(x0) | fp8_bits_soft(x1) << 8);
+#endif
+}
+// Two values from the lower two bytes.
+DEV f32x2 unpack_fp8(u32 pair) {
+#if DEV_AMD && (DEV_GFX == 0x942 || DEV_GFX == 0x950)
+    typedef float Pair __attribute__((ext_vector_type(2)));
+    const Pair r = __builtin_amdgcn_cvt_pk_f32_fp8((int)pair, false);
+    return f32x2{{r[0], r[1]}};
+#elif DEV_SM >= 890
+    u32 halves;
+    f32x2 r;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((u16)pair));
+    asm("{.reg .b16 a, b;\n mov.b32 {a, b}, %2;\n cvt.f32.f16 %0, a;\n cvt.f32.f16 %1, b;}"
+        : "=f"(r.v[0]), "=f"(r.v[1]) : "r"(halves));
+    return r;
+#else
+    return f32x2{{f32_soft(fp8{(u8)pair}), f32_soft(fp8{(u8)(pair >> 8)})}};
+#endif
+}
+DEV float f32(fp8 x) { return unpack_fp8(x.bits).v[0]; }
+DEV fp8 to_fp8(float x) { return fp8{(u8)pack_fp8(x, 0.f)}; }
+template <> struct Round<fp8> { DEV fp8 of(float x) { return to_fp8(x); } };
+
+DEV f32x8 widen(const fp8x8& x) {
+    struct Words { u32 v[2]; };
+    const Words w = bits_as<Words>(x);
+    f32x8 r;
+    for (u32 i = 0; i < 4; ++i) {
+        const f32x2 pair = unpack_fp8((w.v[i / 2] >> (i % 2 * 16)) & 0xffffu);
+        r.v[2 * i] = pair.v[0];
+        r.v[2 * i + 1] = pair.v[1];
+    }
+    return r;
+}
+DEV fp8x8 narrow_fp8(const f32x8& x) {
+    struct Words { u32 v[2]; } w;
+    for (u32 i = 0; i < 2; ++i) {
+        const float* p = x.v + 4 * i;
+        w.v[i] = (u32)pack_fp8(p[0], p[1]) | (u32)pack_fp8(p[2], p[3]) << 16;
+    }
+    return bits_as<fp8x8>(w);
+}
+DEV f32x8 load8(const fp8* p) { return widen(*(const fp8x8*)p); }
+DEV f32x8 load8_stream(const fp8* p) { return widen(load_stream((const fp8x8*)p)); }
+DEV void store8(fp8* p, const f32x8& x) { *(fp8x8*)p = narrow_fp8(x); }

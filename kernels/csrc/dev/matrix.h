@@ -1,0 +1,104 @@
+// dev/matrix.h - the 16x16x16 bf16 tile product every target has: C (f32) += A * B.
+// A lane holds a few elements of each matrix. Frag says which: element i of this lane is A[a_row(i)][a_k(i)],
+// B[b_k(i)][b_col(i)], C[c_row(i)][c_col(i)]. Code that asks Frag runs anywhere.
+#pragma once
+
+#if WAVE == 64
+// v_mfma_f32_16x16x16_bf16 of gfx90a, gfx942, gfx950. Elements of C lie as those of B would.
+struct Frag {
+    enum : u32 { NA = 4, NB = 4, NC = 4 };
+    DEV u32 a_row(u32) { return lane() & 15; }
+    DEV u32 a_k(u32 i) { return (lane() >> 4) * 4 + i; }
+    DEV u32 b_k(u32 i) { return (lane() >> 4) * 4 + i; }
+    DEV u32 b_col(u32) { return lane() & 15; }
+    DEV u32 c_row(u32 i) { return (lane() >> 4) * 4 + i; }
+    DEV u32 c_col(u32) { return lane() & 15; }
+};
+#else
+// Two mma.sync.m16n8k16 of sm_80 and later. Elements of C lie as those of A would.
+struct Frag {
+    enum : u32 { NA = 8, NB = 8, NC = 8 };
+    DEV u32 a_row(u32 i) { return (lane() >> 2) + ((i >> 1) & 1) * 8; }
+    DEV u32 a_k(u32 i) { return (lane() & 3) * 2 + (i & 1) + (i >> 2) * 8; }
+    DEV u32 b_k(u32 i) { return (lane() & 3) * 2 + (i & 1) + ((i >> 1) & 1) * 8; }
+    DEV u32 b_col(u32 i) { return (lane() >> 2) + (i >> 2) * 8; }
+    DEV u32 c_row(u32 i) { return (lane() >> 2) + ((i >> 1) & 1) * 8; }
+    DEV u32 c_col(u32 i) { return (lane() & 3) * 2 + (i & 1) + (i >> 2) * 8; }
+};
+#endif
+struct alignas(8) FragA { bf16 x[Frag::NA]; };
+struct alignas(8) FragB { bf16 x[Frag::NB]; };
+struct FragC { float x[Frag::NC]; };
+
+DEV FragC zero_c() {
+    FragC c;
+    for (u32 i = 0; i < Frag::NC; ++i) c.x[i] = 0.f;
+    return c;
+}
+
+#if DEV_AMD
+DEV void mma16(FragC& c, const FragA& a, const FragB& b) {
+    typedef short Bf16x4 __attribute__((ext_vector_type(4)));
+    typedef float F32x4 __attribute__((ext_vector_type(4)));
+    const F32x4 sum = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(
+        __builtin_bit_cast(Bf16x4, a), __builtin_bit_cast(Bf16x4, b), __builtin_bit_cast(F32x4, c), 0, 0, 0);
+    c = __builtin_bit_cast(FragC, sum);
+}
+#elif DEV_NV
+struct FragWords { u32 v[4]; };
+DEV void mma16(FragC& c, const FragA& a, const FragB& b) {
+    const FragWords aw = bits_as<FragWords>(a), bw = bits_as<FragWords>(b);
+    for (u32 h = 0; h < 2; ++h)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+            : "+f"(c.x[4 * h]), "+f"(c.x[4 * h + 1]), "+f"(c.x[4 * h + 2]), "+f"(c.x[4 * h + 3])
+            : "r"(aw.v[0]), "r"(aw.v[1]), "r"(aw.v[2]), "r"(aw.v[3]), "r"(bw.v[2 * h]), "r"(bw.v[2 * h + 1]));
+}
+#else
+DEV void mma16(FragC& c, const FragA& a, const FragB& b) { emu::tile_product<Frag, 16, 16, 16>(c.x, a.x, b.x); }
+#endif
+
+// Fragments from shared memory. `tile` points at the tile's first element, `stride` is in elements; rows are
+// aligned to 16 bytes. Every lane of the wave must come.
+#if DEV_NV
+DEV FragWords ldmatrix(const bf16* row) {
+    FragWords w;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(w.v[0]), "=r"(w.v[1]), "=r"(w.v[2]), "=r"(w.v[3]) : "r"(shared_address(row)) : "memory");
+    return w;
+}
+DEV FragWords ldmatrix_trans(const bf16* row) {
+    FragWords w;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(w.v[0]), "=r"(w.v[1]), "=r"(w.v[2]), "=r"(w.v[3]) : "r"(shared_address(row)) : "memory");
+    return w;
+}
+// A from [row][k].
+DEV FragA load_a(const bf16* tile, u32 stride) {
+    return bits_as<FragA>(ldmatrix(tile + (lane() & 15) * stride + (lane() >> 4) * 8));
+}
+// B from [column][k]: weights as they are stored, keys.
+DEV FragB load_b(const bf16* tile, u32 stride) {
+    const u32 column = (lane() & 7) + (lane() >> 4) * 8, k = (lane() >> 3 & 1) * 8;
+    return bits_as<FragB>(ldmatrix(tile + column * stride + k));
+}
+// B from [k][column]: values.
+DEV FragB load_b_trans(const bf16* tile, u32 stride) {
+    return bits_as<FragB>(ldmatrix_trans(tile + (lane() & 15) * stride + (lane() >> 4) * 8));
+}
+#else
+DEV FragA load_a(const bf16* tile, u32 stride) {
+    FragA a;
+    for (u32 i = 0; i < Frag::NA; ++i) a.x[i] = tile[Frag::a_row(i) * stride + Frag::a_k(i)];
+    return a;
+}
+DEV FragB load_b(const bf16* tile, u32 stride) {
+    FragB b;
+    for (u32 i = 0; i < Frag::NB; ++i) b.x[i] = tile[Frag::b_col(i) * stride + Frag::b_k(i)];
+    return b;
+}
+DEV FragB load_b_trans(const bf16* tile, u32 stride) {
+    FragB b;
+    for (u32 i = 0; i < Frag::NB; ++i) b.x[i] = tile[Frag::b_k(i) * stride + Frag::b_col(i)];
+    return b;
+}
+#endif

@@ -1,0 +1,14 @@
+//! The headers that kernel sources include, by the name they include them under: what a run-time compiler is given.
+//! A module of whatever compiles kernels (`#[path]`); kept here, beside the files it lists.
+
+/// `(name in the #include, text)`. `emu.h` is not among them: the emulator supplies its own.
+pub const HEADERS: &[(&str, &str)] = &[
+    ("dev.h", include_str!("dev.h")),
+    ("dev/amd.h", include_str!("dev/amd.h")),
+    ("dev/nvidia.h", include_str!("dev/nvidia.h")),
+    ("dev/vector.h", include_str!("dev/vector.h")),
+    ("dev/fp8.h", include_str!("dev/fp8.h")),
+    ("dev/collective.h", include_str!("dev/collective.h")),
+    ("dev/matrix.h", include_str!("dev/matrix.h")),
+    ("dev/mfma.h", include_str!("dev/mfma.h")),
+];
