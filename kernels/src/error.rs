@@ -54,6 +54,9 @@ pub enum DeviceError {
         /// Name of the instruction set.
         isa: &'static str,
     },
+    /// A GPU refused or failed.
+    #[error(transparent)]
+    Hip(#[from] crate::hip::HipError),
     /// A worker thread could not be started.
     #[error("cannot start worker thread {index}")]
     Thread {

@@ -17,6 +17,7 @@ pub mod cpu;
 mod driver;
 mod dtype;
 mod error;
+pub mod hip;
 mod kv_layout;
 mod mapped;
 mod mat;

@@ -81,6 +81,11 @@ impl<'a> Mat<'a> {
         self.stride
     }
 
+    /// First byte; on the device the matrix was made on.
+    pub(crate) fn as_ptr(&self) -> *const u8 {
+        self.ptr
+    }
+
     /// First byte of row `r`.
     pub(crate) fn row_ptr(&self, r: usize) -> *const u8 {
         assert!(r < self.rows, "row {r} of {}", self.rows);

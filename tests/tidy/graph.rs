@@ -10,7 +10,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ("protocol", &[]),
     ("kvcache", &["protocol"]),
     ("scheduler", &["kvcache", "protocol"]),
-    ("kernels", &[]),
+    ("hip-runtime-sys", &[]),
+    ("kernels", &["hip-runtime-sys"]),
     ("ops", &["kernels"]),
     ("collectives", &["kernels"]),
     ("models", &["collectives", "ops", "protocol"]),
@@ -33,7 +34,8 @@ const HOMES: &[(&str, &[&str])] = &[
     ("tracing-subscriber", &["hadron"]),
     ("safetensors", &["hadron"]),
     ("memmap2", &["kernels"]),
-    ("xxhash-rust", &["kvcache"]),
+    ("libloading", &["hip-runtime-sys"]),
+    ("xxhash-rust", &["kernels", "kvcache"]),
     ("siphasher", &["kvcache"]),
 ];
 
@@ -88,7 +90,7 @@ fn the_deciding_arm_reaches_no_device_even_in_tests() {
     let packages = packages();
     for name in ["protocol", "kvcache", "scheduler"] {
         for edge in &packages[name] {
-            let device = ["kernels", "ops", "collectives", "models", "executor"];
+            let device = ["hip-runtime-sys", "kernels", "ops", "collectives", "models", "executor"];
             assert!(!device.contains(&edge.name.as_str()), "{name} must not reach {}", edge.name);
         }
     }

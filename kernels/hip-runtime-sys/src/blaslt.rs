@@ -1,0 +1,155 @@
+//! BLASLt: hipBLASLt or cuBLASLt. Functions take equal arguments; the numbers of their enums differ.
+
+use std::ffi::{c_int, c_void};
+
+use crate::table::table;
+use crate::{Api, Ptr};
+
+/// What a BLASLt call returns; 0 = success.
+pub type BlasLtStatus = c_int;
+
+table! {
+    /// The matrix library of one vendor.
+    BlasLt {
+        /// `(handle out)`.
+        create: "hipblasLtCreate" "cublasLtCreate" (*mut Ptr);
+        /// `(handle)`.
+        destroy: "hipblasLtDestroy" "cublasLtDestroy" (Ptr);
+        /// `(operation out, compute type, scale type)`.
+        operation_create: "hipblasLtMatmulDescCreate" "cublasLtMatmulDescCreate" (*mut Ptr, c_int, c_int);
+        /// `(operation)`.
+        operation_destroy: "hipblasLtMatmulDescDestroy" "cublasLtMatmulDescDestroy" (Ptr);
+        /// `(operation, attribute, value, bytes)`.
+        operation_set: "hipblasLtMatmulDescSetAttribute" "cublasLtMatmulDescSetAttribute" (
+            Ptr, c_int, *const c_void, usize,
+        );
+        /// `(layout out, data type, rows, columns, leading dimension)`, column-major.
+        layout_create: "hipblasLtMatrixLayoutCreate" "cublasLtMatrixLayoutCreate" (
+            *mut Ptr, c_int, u64, u64, i64,
+        );
+        /// `(layout)`.
+        layout_destroy: "hipblasLtMatrixLayoutDestroy" "cublasLtMatrixLayoutDestroy" (Ptr);
+        /// `(layout, attribute, value, bytes)`.
+        layout_set: "hipblasLtMatrixLayoutSetAttribute" "cublasLtMatrixLayoutSetAttribute" (
+            Ptr, c_int, *const c_void, usize,
+        );
+        /// `(preference out)`.
+        preference_create: "hipblasLtMatmulPreferenceCreate" "cublasLtMatmulPreferenceCreate" (*mut Ptr);
+        /// `(preference)`.
+        preference_destroy: "hipblasLtMatmulPreferenceDestroy" "cublasLtMatmulPreferenceDestroy" (Ptr);
+        /// `(preference, attribute, value, bytes)`.
+        preference_set: "hipblasLtMatmulPreferenceSetAttribute" "cublasLtMatmulPreferenceSetAttribute" (
+            Ptr, c_int, *const c_void, usize,
+        );
+        /// `(handle, operation, layouts of A B C D, preference, wanted, results out, found out)`; a
+        /// result takes [`BlasLtNumbers::result_bytes`].
+        heuristic: "hipblasLtMatmulAlgoGetHeuristic" "cublasLtMatmulAlgoGetHeuristic" (
+            Ptr, Ptr, Ptr, Ptr, Ptr, Ptr, Ptr, c_int, *mut c_void, *mut c_int,
+        );
+        /// `(handle, operation, alpha, A, layout, B, layout, beta, C, layout, D, layout, algorithm,
+        /// workspace, workspace bytes, stream)`.
+        matmul: "hipblasLtMatmul" "cublasLtMatmul" (
+            Ptr, Ptr, *const c_void, *const c_void, Ptr, *const c_void, Ptr, *const c_void, *const c_void,
+            Ptr, Ptr, Ptr, *const c_void, Ptr, usize, Ptr,
+        );
+    }
+    optional {
+        /// `()`: version as a number.
+        cuda_version: "" "cublasLtGetVersion" () -> usize;
+    }
+}
+
+/// An element type, numbered equally by both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum DataType {
+    /// IEEE binary32.
+    F32 = 0,
+    /// IEEE binary16.
+    F16 = 2,
+    /// The upper half of binary32.
+    BF16 = 14,
+    /// 8 bits, OCP e4m3.
+    E4M3 = 28,
+}
+
+/// Numbers that differ between the libraries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlasLtNumbers {
+    /// Operation attribute: whether A is transposed.
+    pub trans_a: c_int,
+    /// Operation attribute: whether B is transposed.
+    pub trans_b: c_int,
+    /// Operation attribute: what happens to the sums.
+    pub epilogue: c_int,
+    /// Operation attribute: address of the bias.
+    pub bias_pointer: c_int,
+    /// Operation attribute: element type of the bias.
+    pub bias_type: c_int,
+    /// Operation attributes: addresses of the f32 scales of A and B.
+    pub scale_pointers: [c_int; 2],
+    /// Operation attributes: granularity of the scales of A and B.
+    pub scale_modes: [c_int; 2],
+    /// Value: as stored.
+    pub op_n: c_int,
+    /// Value: transposed.
+    pub op_t: c_int,
+    /// Value: f32 sums.
+    pub compute_f32: c_int,
+    /// Layout attribute: matrices of a batch.
+    pub batch_count: c_int,
+    /// Layout attribute: elements between matrices of a batch.
+    pub batch_stride: c_int,
+    /// Bytes of an opaque algorithm.
+    pub algorithm_bytes: usize,
+    /// Bytes of one answer of the heuristic: algorithm, then workspace bytes (u64), then status (i32).
+    pub result_bytes: usize,
+}
+
+impl BlasLtNumbers {
+    /// Value of `epilogue`, equal on both sides: sums as they are.
+    pub const EPILOGUE_NONE: c_int = 1;
+    /// Value of `epilogue`, equal on both sides: plus the bias, one element per row of D.
+    pub const EPILOGUE_BIAS: c_int = 4;
+    /// Preference attribute, equal on both sides: bytes of workspace an algorithm may use (u64).
+    pub const WORKSPACE_BYTES: c_int = 1;
+
+    /// The numbers of one library.
+    #[must_use]
+    pub const fn of(api: Api) -> Self {
+        match api {
+            Api::Hip => Self {
+                trans_a: 0,
+                trans_b: 1,
+                epilogue: 2,
+                bias_pointer: 3,
+                bias_type: 4,
+                scale_pointers: [5, 6],
+                scale_modes: [31, 32],
+                op_n: 111,
+                op_t: 112,
+                compute_f32: 2,
+                batch_count: 0,
+                batch_stride: 1,
+                algorithm_bytes: 24,
+                result_bytes: 56,
+            },
+            Api::Cuda => Self {
+                trans_a: 3,
+                trans_b: 4,
+                epilogue: 7,
+                bias_pointer: 8,
+                bias_type: 26,
+                scale_pointers: [17, 18],
+                scale_modes: [31, 32],
+                op_n: 0,
+                op_t: 1,
+                compute_f32: 68,
+                batch_count: 5,
+                batch_stride: 6,
+                algorithm_bytes: 64,
+                result_bytes: 96,
+            },
+        }
+    }
+}

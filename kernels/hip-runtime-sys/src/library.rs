@@ -1,0 +1,209 @@
+//! Finding and opening libraries.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use libloading::Library;
+
+use crate::Api;
+
+/// A library could not be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    /// No name led to a library.
+    #[error("no {what} found; tried {}", tried.join("; "))]
+    NotFound {
+        /// What was looked for.
+        what: &'static str,
+        /// Names and paths in the order they were tried, each with its reason.
+        tried: Vec<String>,
+    },
+    /// The library is too old, or something else under the same name.
+    #[error("{library} has no {symbol}")]
+    NoSymbol {
+        /// The library.
+        library: String,
+        /// The function it lacks.
+        symbol: String,
+    },
+}
+
+/// Where a library is looked for: every name in every folder, then every name alone, as the loader
+/// finds it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Search {
+    what: &'static str,
+    names: Vec<PathBuf>,
+    folders: Vec<PathBuf>,
+    /// Names begin like this: libraries to be open beforehand, if they lie in the same folder.
+    companion: Option<&'static str>,
+}
+
+impl Search {
+    /// The driver of `api`.
+    #[must_use]
+    pub fn driver(api: Api, folders: &[PathBuf]) -> Self {
+        let hip: &[&str] =
+            &["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"];
+        let cuda: &[&str] = &["libcuda.so.1"];
+        let what = api.pick("HIP runtime", "CUDA driver");
+        Self::new(what, api, api.pick(hip, cuda), folders)
+    }
+
+    /// The run-time compiler of `api`; HIP's driver library contains one too.
+    #[must_use]
+    pub fn rtc(api: Api, folders: &[PathBuf]) -> Self {
+        let hip: &[&str] = &[
+            "libhiprtc.so.7",
+            "libhiprtc.so.6",
+            "libhiprtc.so",
+            "libamdhip64.so.7",
+            "libamdhip64.so.6",
+            "libamdhip64.so.5",
+            "libamdhip64.so",
+        ];
+        let cuda: &[&str] = &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
+        let what = api.pick("HIP run-time compiler", "CUDA run-time compiler");
+        let search = Self::new(what, api, api.pick(hip, cuda), folders);
+        Self { companion: api.pick(None, Some("libnvrtc-builtins.so")), ..search }
+    }
+
+    /// The matrix library of `api`.
+    #[must_use]
+    pub fn blaslt(api: Api, folders: &[PathBuf]) -> Self {
+        let hip: &[&str] = &["libhipblaslt.so.1", "libhipblaslt.so.0", "libhipblaslt.so"];
+        let cuda: &[&str] = &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
+        let what = api.pick("hipBLASLt", "cuBLASLt");
+        Self::new(what, api, api.pick(hip, cuda), folders)
+    }
+
+    /// One library by its path.
+    #[must_use]
+    pub fn named(what: &'static str, path: &Path) -> Self {
+        Self { what, names: vec![path.to_owned()], folders: Vec::new(), companion: None }
+    }
+
+    fn new(what: &'static str, api: Api, names: &[&str], folders: &[PathBuf]) -> Self {
+        let mut folders = folders.to_vec();
+        if api == Api::Hip {
+            folders.extend(rocm_folders());
+        }
+        Self { what, names: names.iter().map(PathBuf::from).collect(), folders, companion: None }
+    }
+
+    /// Paths to try, in order.
+    fn paths(&self) -> impl Iterator<Item = PathBuf> {
+        let inside =
+            |folder: &PathBuf| self.names.iter().map(|n| folder.join(n)).collect::<Vec<_>>();
+        let placed: Vec<PathBuf> =
+            self.folders.iter().flat_map(inside).filter(|p| p.exists()).collect();
+        placed.into_iter().chain(self.names.clone())
+    }
+}
+
+/// Folders in which ROCm installs itself, the newest first.
+fn rocm_folders() -> Vec<PathBuf> {
+    let versions = std::fs::read_dir("/opt").into_iter().flatten().flatten().map(|e| e.path());
+    let rocm =
+        |p: &PathBuf| p.file_name().and_then(OsStr::to_str).is_some_and(|n| n.starts_with("rocm"));
+    let mut folders: Vec<PathBuf> = versions.filter(rocm).map(|p| p.join("lib")).collect();
+    folders.sort();
+    folders.reverse();
+    folders
+}
+
+/// Opens the first library that can be opened, and tells its name.
+pub(crate) fn open(search: &Search) -> Result<(Library, PathBuf), OpenError> {
+    let mut tried = Vec::new();
+    for path in search.paths() {
+        open_companions(search, &path);
+        // SAFETY: initialisers of a GPU runtime run here; the names are those of known runtimes, or
+        // what the operator named.
+        match unsafe { Library::new(&path) } {
+            Ok(library) => return Ok((library, path)),
+            Err(error) => tried.push(format!("{}: {}", path.display(), reason(&error))),
+        }
+    }
+    Err(OpenError::NotFound { what: search.what, tried })
+}
+
+/// NVRTC opens its built-in headers by name alone, which fails when it lies outside the loader's
+/// folders; a library that is already open under that name is found.
+fn open_companions(search: &Search, path: &Path) {
+    let (Some(prefix), Some(folder)) = (search.companion, path.parent()) else { return };
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_name().to_str().is_some_and(|name| name.starts_with(prefix)) {
+            // SAFETY: as in `open`. A failure shows when the compiler is used.
+            if let Ok(library) = unsafe { Library::new(entry.path()) } {
+                std::mem::forget(library);
+            }
+        }
+    }
+}
+
+fn reason(error: &libloading::Error) -> String {
+    let text =
+        std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+/// # Safety
+/// `F` is the function type of `name`, and the library is never closed.
+pub(crate) unsafe fn symbol<F: Copy>(
+    library: &'static Library,
+    found: &Path,
+    name: &str,
+) -> Result<F, OpenError> {
+    // SAFETY: passed on.
+    let symbol = unsafe { library.get::<F>(name) };
+    symbol.map(|s| *s).map_err(|_| OpenError::NoSymbol {
+        library: found.display().to_string(),
+        symbol: name.to_owned(),
+    })
+}
+
+/// # Safety
+/// As `symbol`.
+pub(crate) unsafe fn optional<F: Copy>(library: &'static Library, name: &str) -> Option<F> {
+    if name.is_empty() {
+        return None;
+    }
+    // SAFETY: passed on.
+    unsafe { library.get::<F>(name) }.ok().map(|s| *s)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Driver;
+
+    #[test]
+    fn a_missing_library_is_an_error_that_names_what_was_tried() {
+        let search = Search::named("HIP runtime", Path::new("/nowhere/libamdhip64.so"));
+        let error = Driver::open(Api::Hip, &search).expect_err("there is no such file").to_string();
+        assert!(
+            error.starts_with("no HIP runtime found; tried /nowhere/libamdhip64.so: "),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_library_of_another_kind_is_refused_by_the_symbol_it_lacks() {
+        let search = Search::named("HIP runtime", Path::new("libc.so.6"));
+        let error = Driver::open(Api::Hip, &search).expect_err("the C library is no GPU runtime");
+        assert_eq!(error.to_string(), "libc.so.6 has no hipInit");
+    }
+
+    #[test]
+    fn folders_the_caller_names_come_first() {
+        let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+        let search = Search {
+            what: "file",
+            names: vec!["Cargo.toml".into()],
+            folders: vec![here.clone(), "/nowhere".into()],
+            companion: None,
+        };
+        let paths: Vec<PathBuf> = search.paths().collect();
+        assert_eq!(paths, [here.join("Cargo.toml"), "Cargo.toml".into()]);
+    }
+}

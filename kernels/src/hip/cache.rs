@@ -1,0 +1,118 @@
+//! Compiled kernels on disk: one file per key, written whole or not at all, checked when read.
+//!
+//! A file is `magic, checksum of the image (16 bytes), image`. A file that is missing, cut off or changed
+//! is a miss, and is replaced; a folder that cannot be written costs the compile at the next start.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+
+const MAGIC: &[u8; 16] = b"hadron kernel 1\n";
+const HEAD: usize = MAGIC.len() + 16;
+
+/// A folder of images.
+#[derive(Debug)]
+pub(super) struct Cache {
+    folder: PathBuf,
+    /// Sets the temporary files of this process's threads apart.
+    writes: AtomicU32,
+}
+
+impl Cache {
+    pub(super) fn new(folder: PathBuf) -> Self {
+        Self { folder, writes: AtomicU32::new(0) }
+    }
+
+    /// Hash of everything an image depends on; each part counts with its length.
+    pub(super) fn key<'a>(parts: impl Iterator<Item = &'a str>) -> u128 {
+        let mut hash = Xxh3::new();
+        for part in parts {
+            hash.update(&(part.len() as u64).to_le_bytes());
+            hash.update(part.as_bytes());
+        }
+        hash.digest128()
+    }
+
+    fn path(&self, key: u128) -> PathBuf {
+        self.folder.join(format!("{key:032x}.co"))
+    }
+
+    pub(super) fn read(&self, key: u128) -> Option<Vec<u8>> {
+        let mut bytes = fs::read(self.path(key)).ok()?;
+        let sum: [u8; 16] = bytes.get(MAGIC.len()..HEAD)?.try_into().ok()?;
+        let whole = bytes.starts_with(MAGIC) && xxh3_128(&bytes[HEAD..]).to_le_bytes() == sum;
+        whole.then(|| bytes.split_off(HEAD))
+    }
+
+    pub(super) fn write(&self, key: u128, image: &[u8]) {
+        let sum = xxh3_128(image).to_le_bytes();
+        let bytes = [MAGIC.as_slice(), &sum, image].concat();
+        let turn = self.writes.fetch_add(1, Ordering::Relaxed);
+        let part = self.folder.join(format!("{key:032x}.{}.{turn}.part", std::process::id()));
+        // Without a cache everything works, only later; so failures are no errors.
+        let written = fs::create_dir_all(&self.folder)
+            .and_then(|()| fs::write(&part, bytes))
+            .and_then(|()| fs::rename(&part, self.path(key)));
+        if written.is_err() {
+            let _ = fs::remove_file(&part);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("hadron-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        folder
+    }
+
+    #[test]
+    fn what_was_written_is_read_and_nothing_else() {
+        let cache = Cache::new(folder("cache-hit"));
+        let key = Cache::key(["source", "options"].into_iter());
+        assert_eq!(cache.read(key), None);
+        cache.write(key, b"image");
+        assert_eq!(cache.read(key).as_deref(), Some(b"image".as_slice()));
+        assert_eq!(cache.read(Cache::key(["sourceo", "ptions"].into_iter())), None);
+        fs::remove_dir_all(&cache.folder).unwrap();
+    }
+
+    #[test]
+    fn a_damaged_file_is_a_miss_and_is_replaced() {
+        let cache = Cache::new(folder("cache-damage"));
+        let image: Vec<u8> = (0..1000).map(|i| i as u8).collect();
+        cache.write(1, &image);
+        let whole = fs::read(cache.path(1)).unwrap();
+        for damage in 0..4 {
+            let mut bytes = whole.clone();
+            match damage {
+                0 => bytes.truncate(HEAD + 999),
+                1 => bytes.truncate(HEAD - 1),
+                2 => bytes[HEAD + 500] ^= 1,
+                _ => bytes[0] ^= 1,
+            }
+            fs::write(cache.path(1), &bytes).unwrap();
+            assert_eq!(cache.read(1), None, "damage {damage}");
+            cache.write(1, &image);
+            assert_eq!(cache.read(1).as_deref(), Some(image.as_slice()));
+        }
+        let files = fs::read_dir(&cache.folder).unwrap().count();
+        assert_eq!(files, 1, "no temporary file stays behind");
+        fs::remove_dir_all(&cache.folder).unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_is_no_error() {
+        let file = folder("cache-none");
+        fs::write(&file, b"a file where a folder should be").unwrap();
+        let cache = Cache::new(file.clone());
+        cache.write(2, b"image");
+        assert_eq!(cache.read(2), None);
+        fs::remove_file(&file).unwrap();
+    }
+}

@@ -1,0 +1,102 @@
+//! `HipDevice`: one GPU, and the table that leads each kernel of the trait to its file.
+
+use std::sync::Arc;
+
+use super::config::HipConfig;
+use super::error::HipError;
+use super::jit::Jit;
+use super::memory::Scratch;
+use super::module::{Function, Modules};
+use super::runtime::Runtime;
+use super::source::{Define, Source};
+use crate::{DType, DeviceError};
+
+/// A GPU.
+#[derive(Debug)]
+pub struct HipDevice {
+    runtime: Arc<Runtime>,
+    jit: Jit,
+    modules: Modules,
+    scratch: Scratch,
+    counters: Scratch,
+}
+
+impl HipDevice {
+    /// Opens libraries and device. A missing library or device is an error like any other.
+    pub fn open(config: &HipConfig) -> Result<Self, DeviceError> {
+        let searches = config.searches();
+        let runtime = Arc::new(Runtime::open(config, &searches)?);
+        let jit = Jit::open(config, &searches, &runtime.facts)?;
+        let (modules, scratch) = (Modules::default(), Scratch::default());
+        Ok(Self { runtime, jit, modules, scratch, counters: Scratch::default() })
+    }
+
+    /// Architecture: `gfx942`, `sm_90a`, or `emulated`.
+    #[must_use]
+    pub fn arch(&self) -> &str {
+        &self.runtime.facts.arch
+    }
+
+    /// Lanes of a wave.
+    #[must_use]
+    pub fn wave(&self) -> u32 {
+        self.runtime.facts.wave
+    }
+
+    /// Compute units or streaming multiprocessors.
+    #[must_use]
+    pub fn multiprocessors(&self) -> u32 {
+        self.runtime.facts.multiprocessors
+    }
+
+    /// Shared memory that one block may have, in bytes.
+    #[must_use]
+    pub fn shared_bytes(&self) -> u32 {
+        self.runtime.facts.shared_bytes
+    }
+
+    /// Compiles and loads several sources at once, for a start that would do so one by one.
+    pub fn compile(&self, builds: &[(&'static Source, Vec<Define>)]) -> Result<(), DeviceError> {
+        Ok(self.modules.load_all(&self.runtime, &self.jit, builds)?)
+    }
+
+    pub(super) fn runtime(&self) -> &Arc<Runtime> {
+        &self.runtime
+    }
+
+    /// The kernel `name` of `source`, specialised by `defines`; compiled when it is first asked for, which
+    /// must not be during a capture: whoever captures runs everything once before.
+    pub(super) fn kernel(
+        &self,
+        source: &'static Source,
+        name: &'static str,
+        defines: &[Define],
+    ) -> Result<Function, DeviceError> {
+        Ok(self.modules.function(&self.runtime, &self.jit, source, name, defines)?)
+    }
+
+    /// At least `bytes` of memory between two launches of one stream. The address stays the same for as
+    /// long as no more is asked for, and remains valid afterwards; the contents belong to the last writer.
+    pub(super) fn scratch(&self, bytes: usize) -> Result<*mut u8, DeviceError> {
+        Ok(self.scratch.at_least(&self.runtime, bytes)?)
+    }
+
+    /// At least `words` 32-bit counters that are zero: whoever counts leaves them zero.
+    pub(super) fn counters(&self, words: usize) -> Result<*mut u8, DeviceError> {
+        Ok(self.counters.at_least(&self.runtime, words * 4)?)
+    }
+}
+
+/// What kernels that exist elsewhere, but not here, answer.
+pub(super) fn no_kernel(kernel: &'static str) -> DeviceError {
+    HipError::NoKernel { kernel }.into()
+}
+
+/// The value of `ACT_F32` for activations of `dtype`.
+pub(super) fn act_f32(kernel: &'static str, dtype: DType) -> Result<u32, DeviceError> {
+    match dtype {
+        DType::F32 => Ok(1),
+        DType::BF16 => Ok(0),
+        dtype => Err(DeviceError::Unsupported { kernel, what: "activation", dtype }),
+    }
+}

@@ -1,0 +1,97 @@
+//! What can go wrong on a GPU.
+
+use hip_runtime_sys::{Code, OpenError};
+
+/// A GPU, its runtime or its compiler refused or failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum HipError {
+    /// A library is missing or not what its name says.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The driver is there, the device is not.
+    #[error("no device {wanted}: {library} finds {found}")]
+    NoDevice {
+        /// The driver's library.
+        library: String,
+        /// Index asked for.
+        wanted: usize,
+        /// Devices found.
+        found: usize,
+    },
+    /// A call failed.
+    #[error("{call} failed: {name} ({code})")]
+    Call {
+        /// What was called.
+        call: &'static str,
+        /// The runtime's code.
+        code: Code,
+        /// Its name.
+        name: String,
+    },
+    /// Memory is short.
+    #[error(
+        "out of {place} memory on {device}: {bytes} bytes asked for, {free_bytes} of {total_bytes} free"
+    )]
+    OutOfMemory {
+        /// `device`, or `pinned host`.
+        place: &'static str,
+        /// Bytes asked for.
+        bytes: usize,
+        /// Bytes free on the device.
+        free_bytes: u64,
+        /// Bytes of the device.
+        total_bytes: u64,
+        /// The device, in words.
+        device: String,
+    },
+    /// A kernel's source does not compile.
+    #[error("{file} does not compile for {arch} with {options}:\n{log}")]
+    Compile {
+        /// The source.
+        file: &'static str,
+        /// Architecture.
+        arch: String,
+        /// Options of the compiler.
+        options: String,
+        /// What the compiler says.
+        log: String,
+    },
+    /// A compiled source lacks an entry.
+    #[error("{file} has no kernel {kernel}")]
+    NoFunction {
+        /// The source.
+        file: &'static str,
+        /// The kernel.
+        kernel: &'static str,
+    },
+    /// This backend does not have the kernel.
+    #[error("no GPU kernel {kernel}")]
+    NoKernel {
+        /// The kernel.
+        kernel: &'static str,
+    },
+    /// Launches are being captured, and this cannot be part of a graph.
+    #[error("{call} during the capture of a graph")]
+    Capturing {
+        /// What was called.
+        call: &'static str,
+    },
+    /// There is no such stream.
+    #[error("stream {stream} of {streams}")]
+    NoStream {
+        /// Index asked for.
+        stream: usize,
+        /// Streams of a device.
+        streams: usize,
+    },
+    /// The matrix library failed.
+    #[error("{call} of the matrix library failed with status {status}: {what}")]
+    Blas {
+        /// What was called.
+        call: &'static str,
+        /// The library's status.
+        status: i32,
+        /// The product, in words.
+        what: String,
+    },
+}

@@ -1,0 +1,208 @@
+//! From a source to an image for this device: the run-time compiler, and the folder of what it made.
+
+use std::ffi::{CString, c_char, c_int};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use hip_runtime_sys::{Api, Ptr, Rtc};
+
+use super::cache::Cache;
+use super::config::{HipConfig, Searches};
+use super::error::HipError;
+use super::runtime::Facts;
+use super::source::{Define, HEADERS, Source};
+
+/// Compilers at a time; each takes a core and some hundred megabytes.
+const MAX_COMPILERS: usize = 16;
+
+/// The compiler, set up for one architecture.
+#[derive(Debug)]
+pub(super) struct Jit {
+    rtc: Rtc,
+    arch: String,
+    options: Vec<String>,
+    /// Compiler, architecture and options: what an image depends on besides its source.
+    identity: String,
+    compilers: usize,
+    cache: Option<Cache>,
+}
+
+impl Jit {
+    pub(super) fn open(
+        config: &HipConfig,
+        searches: &Searches,
+        facts: &Facts,
+    ) -> Result<Self, HipError> {
+        let rtc = Rtc::open(searches.api, &searches.rtc)?;
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: two places to write to.
+        let code = unsafe { (rtc.version)(&raw mut major, &raw mut minor) };
+        rtc_check(code, "version")?;
+        let options = options(searches.api, config.emulated_wave, &facts.arch);
+        let library = match config.emulated_wave {
+            Some(_) => rtc.library.display().to_string(), // Its version says nothing; its path is a hash.
+            None => format!("{:?}", rtc.api),
+        };
+        let identity = format!("{library} {major}.{minor} {} {}", facts.arch, options.join(" "));
+        // hiprtc compiles one program at a time.
+        let parallel = searches.api == Api::Cuda || config.emulated_wave.is_some();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let compilers = if parallel { cores.min(MAX_COMPILERS) } else { 1 };
+        let cache = config.cache_dir.clone().map(Cache::new);
+        Ok(Self { rtc, arch: facts.arch.clone(), options, identity, compilers, cache })
+    }
+
+    /// The image of one source.
+    pub(super) fn image(
+        &self,
+        source: &'static Source,
+        defines: &[Define],
+    ) -> Result<Vec<u8>, HipError> {
+        let defines: Vec<String> = defines.iter().map(|(n, v)| format!("-D{n}={v}")).collect();
+        let Some(cache) = &self.cache else { return self.compile(source, &defines) };
+        let headers = HEADERS.iter().flat_map(|(name, text)| [*name, *text]);
+        let parts = [self.identity.as_str(), source.name, source.text];
+        let key =
+            Cache::key(parts.into_iter().chain(headers).chain(defines.iter().map(String::as_str)));
+        if let Some(image) = cache.read(key) {
+            return Ok(image);
+        }
+        let image = self.compile(source, &defines)?;
+        cache.write(key, &image);
+        Ok(image)
+    }
+
+    /// The images of several sources, in their order.
+    pub(super) fn images(
+        &self,
+        builds: &[(&'static Source, Vec<Define>)],
+    ) -> Vec<Result<Vec<u8>, HipError>> {
+        let next = AtomicUsize::new(0);
+        let made: Vec<Mutex<Option<_>>> = builds.iter().map(|_| Mutex::new(None)).collect();
+        let work = || {
+            while let Some((source, defines)) = builds.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let index = builds.iter().position(|b| std::ptr::eq(&raw const b.1, defines));
+                let image = self.image(source, defines);
+                if let Some(place) = index.and_then(|i| made.get(i))
+                    && let Ok(mut place) = place.lock()
+                {
+                    *place = Some(image);
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..self.compilers.min(builds.len()) {
+                scope.spawn(work);
+            }
+            work();
+        });
+        let images = made.into_iter().map(|place| place.into_inner().ok().flatten());
+        images.map(|image| image.expect("every build was taken by one of the threads")).collect()
+    }
+
+    fn compile(&self, source: &'static Source, defines: &[String]) -> Result<Vec<u8>, HipError> {
+        let options: Vec<&str> = self.options.iter().chain(defines).map(String::as_str).collect();
+        let program = Program::new(&self.rtc, source)?;
+        match program.compile(&options)? {
+            Ok(image) => Ok(image),
+            Err(log) => Err(HipError::Compile {
+                file: source.name,
+                arch: self.arch.clone(),
+                options: options.join(" "),
+                log,
+            }),
+        }
+    }
+}
+
+/// Options of every source.
+fn options(api: Api, emulated_wave: Option<u32>, arch: &str) -> Vec<String> {
+    let own: &[&str] = &["-std=c++17", "-O3", "-ffp-contract=fast"];
+    match (emulated_wave, api) {
+        (Some(wave), _) => vec!["-std=c++17".to_owned(), format!("-DWAVE={wave}")],
+        (None, Api::Hip) => {
+            let arch = format!("--offload-arch={arch}");
+            [arch].into_iter().chain(own.iter().map(ToString::to_string)).collect()
+        }
+        (None, Api::Cuda) => {
+            let arch = format!("--gpu-architecture={arch}");
+            vec![arch, "--std=c++17".to_owned(), "--extra-device-vectorization".to_owned()]
+        }
+    }
+}
+
+fn rtc_check(code: c_int, call: &'static str) -> Result<(), HipError> {
+    if code == 0 {
+        return Ok(());
+    }
+    Err(HipError::Call { call, code, name: "run-time compiler".to_owned() })
+}
+
+/// A source inside the compiler.
+struct Program<'a> {
+    rtc: &'a Rtc,
+    raw: Ptr,
+}
+
+impl<'a> Program<'a> {
+    fn new(rtc: &'a Rtc, source: &'static Source) -> Result<Self, HipError> {
+        let terminated = |text: &str| CString::new(text.replace('\0', " ")).unwrap_or_default();
+        let (text, name) = (terminated(source.text), terminated(source.name));
+        let headers: Vec<(CString, CString)> =
+            HEADERS.iter().map(|(name, text)| (terminated(name), terminated(text))).collect();
+        let names: Vec<*const c_char> = headers.iter().map(|(name, _)| name.as_ptr()).collect();
+        let texts: Vec<*const c_char> = headers.iter().map(|(_, text)| text.as_ptr()).collect();
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: terminated texts, and two arrays of as many as are told.
+        let code = unsafe {
+            (rtc.create)(
+                &raw mut raw,
+                text.as_ptr(),
+                name.as_ptr(),
+                headers.len() as c_int,
+                texts.as_ptr(),
+                names.as_ptr(),
+            )
+        };
+        rtc_check(code, "create program")?;
+        Ok(Self { rtc, raw })
+    }
+
+    /// The image, or what the compiler says about the source.
+    fn compile(&self, options: &[&str]) -> Result<Result<Vec<u8>, String>, HipError> {
+        let texts: Vec<CString> =
+            options.iter().map(|text| CString::new(*text).unwrap_or_default()).collect();
+        let options: Vec<*const c_char> = texts.iter().map(|text| text.as_ptr()).collect();
+        // SAFETY: a live program and terminated options.
+        let code =
+            unsafe { (self.rtc.compile)(self.raw, options.len() as c_int, options.as_ptr()) };
+        if code != 0 {
+            let log = self.read(self.rtc.log_bytes, self.rtc.log, "program log")?;
+            let text = String::from_utf8_lossy(&log);
+            return Ok(Err(text.trim_end_matches(['\0', '\n']).to_owned()));
+        }
+        self.read(self.rtc.code_bytes, self.rtc.code, "program code").map(Ok)
+    }
+
+    fn read(
+        &self,
+        bytes: unsafe extern "C" fn(Ptr, *mut usize) -> c_int,
+        get: unsafe extern "C" fn(Ptr, *mut c_char) -> c_int,
+        call: &'static str,
+    ) -> Result<Vec<u8>, HipError> {
+        let mut len = 0;
+        // SAFETY: a live program and a place to write to.
+        rtc_check(unsafe { bytes(self.raw, &raw mut len) }, call)?;
+        let mut out = vec![0u8; len];
+        // SAFETY: as many bytes as the compiler asked for.
+        rtc_check(unsafe { get(self.raw, out.as_mut_ptr().cast()) }, call)?;
+        Ok(out)
+    }
+}
+
+impl Drop for Program<'_> {
+    fn drop(&mut self) {
+        // SAFETY: made by this compiler, destroyed once.
+        unsafe { (self.rtc.destroy)(&raw mut self.raw) };
+    }
+}

@@ -1,0 +1,143 @@
+//! One launch: arguments in the order of the kernel, then `go`.
+
+use hip_runtime_sys::{LaunchAttribute, LaunchConfig, Ptr};
+
+use super::device::HipDevice;
+use super::module::Function;
+use crate::{DeviceError, Mat, MatMut, Stream};
+
+/// More arguments than any kernel has.
+const MAX_ARGUMENTS: usize = 40;
+
+/// A kernel with its grid and its arguments.
+#[derive(Debug)]
+pub(super) struct Launch {
+    function: Function,
+    grid: (u32, u32, u32),
+    block: u32,
+    shared_bytes: u32,
+    overlaps: bool,
+    /// Each argument in the low bytes of a word of its own.
+    words: [u64; MAX_ARGUMENTS],
+    len: usize,
+}
+
+impl Launch {
+    /// `grid` blocks of `block` threads with `shared_bytes` of dynamic shared memory.
+    pub(super) fn new(
+        function: Function,
+        grid: (u32, u32, u32),
+        block: u32,
+        shared_bytes: u32,
+    ) -> Self {
+        let words = [0; MAX_ARGUMENTS];
+        Self { function, grid, block, shared_bytes, overlaps: false, words, len: 0 }
+    }
+
+    fn push(mut self, word: u64) -> Self {
+        self.words[self.len] = word;
+        self.len += 1;
+        self
+    }
+
+    /// A device address.
+    pub(super) fn arg_ptr(self, address: *const u8) -> Self {
+        self.push(address as u64)
+    }
+
+    /// The first element of a matrix to read.
+    pub(super) fn arg(self, x: Mat<'_>) -> Self {
+        self.arg_ptr(x.as_ptr())
+    }
+
+    /// The first element of a matrix to read, or null.
+    pub(super) fn arg_or_null(self, x: Option<Mat<'_>>) -> Self {
+        self.arg_ptr(x.map_or(std::ptr::null(), |x| x.as_ptr()))
+    }
+
+    /// The first element of a matrix to write.
+    pub(super) fn out(self, y: &mut MatMut<'_>) -> Self {
+        self.arg_ptr(y.as_mut_ptr())
+    }
+
+    /// A 32-bit number.
+    pub(super) fn u32(self, value: u32) -> Self {
+        self.push(u64::from(value))
+    }
+
+    /// A 32-bit signed number.
+    pub(super) fn i32(self, value: i32) -> Self {
+        self.push(u64::from(value.cast_unsigned()))
+    }
+
+    /// A 64-bit number.
+    pub(super) fn u64(self, value: u64) -> Self {
+        self.push(value)
+    }
+
+    /// A 32-bit float.
+    pub(super) fn f32(self, value: f32) -> Self {
+        self.push(u64::from(value.to_bits()))
+    }
+
+    /// The kernel waits for its predecessor by itself (`griddepcontrol.wait`), so it may begin before that
+    /// one has ended. Without effect where the driver cannot.
+    pub(super) fn overlaps_predecessor(mut self) -> Self {
+        self.overlaps = true;
+        self
+    }
+
+    /// Launches on `s`. An empty grid is no launch.
+    ///
+    /// # Safety
+    /// The arguments are those of the kernel in number, order and type, and every address in them is
+    /// valid for what the kernel does with it at these sizes, until it has run.
+    pub(super) unsafe fn go(mut self, device: &HipDevice, s: &Stream) -> Result<(), DeviceError> {
+        let (x, y, z) = self.grid;
+        if x == 0 || y == 0 || z == 0 {
+            return Ok(());
+        }
+        let runtime = device.runtime();
+        let stream = runtime.stream(s)?;
+        runtime.enter()?;
+        let mut arguments: [Ptr; MAX_ARGUMENTS] = [std::ptr::null_mut(); MAX_ARGUMENTS];
+        for (argument, word) in arguments.iter_mut().zip(&mut self.words[..self.len]) {
+            *argument = std::ptr::from_mut(word).cast();
+        }
+        let arguments = arguments.as_mut_ptr();
+        let code = match runtime.driver.launch_ex {
+            Some(launch_ex) if self.overlaps => {
+                let attributes = [LaunchAttribute::overlap_predecessor()];
+                let config = LaunchConfig {
+                    grid: [x, y, z],
+                    block: [self.block, 1, 1],
+                    shared_bytes: self.shared_bytes,
+                    stream,
+                    attributes: attributes.as_ptr(),
+                    attribute_count: 1,
+                };
+                // SAFETY: the caller vouches for the arguments; the driver copies all records.
+                unsafe {
+                    launch_ex(&raw const config, self.function.raw, arguments, std::ptr::null_mut())
+                }
+            }
+            // SAFETY: the caller vouches for the arguments; the driver copies them.
+            _ => unsafe {
+                (runtime.driver.launch)(
+                    self.function.raw,
+                    x,
+                    y,
+                    z,
+                    self.block,
+                    1,
+                    1,
+                    self.shared_bytes,
+                    stream,
+                    arguments,
+                    std::ptr::null_mut(),
+                )
+            },
+        };
+        Ok(runtime.check(code, self.function.name)?)
+    }
+}

@@ -1,0 +1,39 @@
+//! The GPU device: one backend for AMD (HIP), NVIDIA (the CUDA driver) and the SIMT emulator, which all
+//! answer to the tables of `hip-runtime-sys`.
+//!
+//! Kernels are the sources of `kernels/csrc`, embedded and compiled when they are first asked for. A
+//! kernel's file here checks shapes, then launches:
+//!
+//! ```ignore
+//! static NORM: Source = Source { name: "norm/norm.hip", text: include_str!("../../csrc/norm/norm.hip") };
+//!
+//! impl HipDevice {
+//!     pub(super) fn norm_rows(&self, s: &Stream, mut y: MatMut<'_>, x: Mat<'_>, w: Mat<'_>, eps: f32) -> Result<(), DeviceError> {
+//!         check_size("rms_norm", "w", w.cols(), x.cols())?; // and so on
+//!         let kernel = self.kernel(&NORM, "rms_norm", &[("ACT_F32", act_f32("rms_norm", x.dtype())?)])?;
+//!         let launch = Launch::new(kernel, (x.rows() as u32, 1, 1), 256, 0);
+//!         let launch = launch.out(&mut y).arg(x).arg(w).u32(x.cols() as u32).f32(eps);
+//!         // SAFETY: shapes were checked above; the arguments are those of the kernel.
+//!         unsafe { launch.go(self, s) }
+//!     }
+//! }
+//! ```
+
+#![allow(dead_code, reason = "kernels are written file by file against what is here")]
+#![allow(clippy::trivially_copy_pass_by_ref, reason = "streams are passed as the traits pass them")]
+
+mod cache;
+mod config;
+mod device;
+mod error;
+mod jit;
+mod launch;
+mod memory;
+mod module;
+mod runtime;
+mod source;
+
+pub use config::{HipConfig, Libraries};
+pub use device::HipDevice;
+pub use error::HipError;
+pub use source::{Define, HEADERS, Source};

@@ -1,0 +1,307 @@
+//! One opened device: its driver, context, streams and the facts that kernels ask for.
+
+use std::ffi::{CStr, c_int};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use hip_runtime_sys::{Api, Attribute, Code, Driver, Ptr, code, flag};
+
+use super::config::{HipConfig, Searches};
+use super::error::HipError;
+use crate::Stream;
+
+/// Streams of a device: the step's, and others for copies beside it.
+const STREAMS: usize = 4;
+
+/// What kernels want to know about a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Facts {
+    pub(super) name: String,
+    /// `gfx942`, `sm_90a` or `emulated`.
+    pub(super) arch: String,
+    /// Lanes of a wave.
+    pub(super) wave: u32,
+    pub(super) multiprocessors: u32,
+    /// Shared memory a block may have.
+    pub(super) shared_bytes: u32,
+}
+
+/// Everything that launches, copies and fences of one device share.
+pub(super) struct Runtime {
+    pub(super) driver: Driver,
+    pub(super) facts: Facts,
+    context: Ptr,
+    streams: Vec<Ptr>,
+    /// Launches on some stream are being recorded.
+    capturing: AtomicBool,
+    /// Events that nobody waits for.
+    events: Mutex<Vec<Ptr>>,
+    /// Memory dropped during a capture, which must not be interrupted by freeing it.
+    dropped: Mutex<Vec<(Home, Ptr)>>,
+}
+
+/// Which allocator memory goes back to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Home {
+    Device,
+    Host,
+}
+
+// SAFETY: the handles may be used from any thread whose current context is set, which `enter` does.
+unsafe impl Send for Runtime {}
+// SAFETY: as above; the drivers lock what calls share.
+unsafe impl Sync for Runtime {}
+
+impl Runtime {
+    /// Opens the driver and one of its devices.
+    pub(super) fn open(config: &HipConfig, searches: &Searches) -> Result<Self, HipError> {
+        let driver = Driver::open(searches.api, &searches.driver)?;
+        let ordinal = find_device(&driver, config.device)?;
+        let facts = Facts::read(&driver, ordinal, config.emulated_wave)?;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the driver is initialised and the device exists.
+        check(&driver, unsafe { (driver.context_retain)(&raw mut context, ordinal) }, "context")?;
+        let mut runtime = Self {
+            driver,
+            facts,
+            context,
+            streams: Vec::new(),
+            capturing: AtomicBool::new(false),
+            events: Mutex::default(),
+            dropped: Mutex::default(),
+        };
+        runtime.enter()?;
+        for _ in 0..STREAMS {
+            let mut stream = std::ptr::null_mut();
+            let create = runtime.driver.stream_create;
+            // SAFETY: the context is current.
+            let code = unsafe { create(&raw mut stream, flag::STREAM_NON_BLOCKING) };
+            runtime.check(code, "stream create")?;
+            runtime.streams.push(stream);
+        }
+        Ok(runtime)
+    }
+
+    pub(super) fn api(&self) -> Api {
+        self.driver.api
+    }
+
+    /// Makes this device current on the calling thread; cheap, so every call begins with it.
+    pub(super) fn enter(&self) -> Result<(), HipError> {
+        // SAFETY: the context lives as long as this value.
+        self.check(unsafe { (self.driver.context_set)(self.context) }, "set context")
+    }
+
+    /// The driver's stream.
+    pub(super) fn stream(&self, s: &Stream) -> Result<Ptr, HipError> {
+        let none = HipError::NoStream { stream: s.0, streams: self.streams.len() };
+        self.streams.get(s.0).copied().ok_or(none)
+    }
+
+    pub(super) fn check(&self, code: Code, call: &'static str) -> Result<(), HipError> {
+        check(&self.driver, code, call)
+    }
+
+    /// Refuses what would break a capture, before the driver does and spoils the graph.
+    pub(super) fn not_capturing(&self, call: &'static str) -> Result<(), HipError> {
+        if self.is_capturing() { Err(HipError::Capturing { call }) } else { Ok(()) }
+    }
+
+    pub(super) fn is_capturing(&self) -> bool {
+        self.capturing.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_capturing(&self, capturing: bool) {
+        self.capturing.store(capturing, Ordering::Relaxed);
+    }
+
+    /// Waits for all launches on `s`.
+    pub(super) fn synchronize(&self, s: &Stream) -> Result<(), HipError> {
+        self.not_capturing("synchronize")?;
+        self.enter()?;
+        let stream = self.stream(s)?;
+        // SAFETY: one of this device's streams.
+        self.check(unsafe { (self.driver.stream_synchronize)(stream) }, "stream synchronize")
+    }
+
+    /// Events at rest.
+    pub(super) fn events(&self) -> MutexGuard<'_, Vec<Ptr>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives memory back, now or after the capture.
+    ///
+    /// # Safety
+    /// It came from `home` and is not used again.
+    pub(super) unsafe fn free(&self, home: Home, memory: Ptr) {
+        if self.is_capturing() {
+            self.dropped().push((home, memory));
+            return;
+        }
+        let free = match home {
+            Home::Device => self.driver.free,
+            Home::Host => self.driver.host_free,
+        };
+        // A failure here is a device that is lost already; the next call says so.
+        if self.enter().is_ok() {
+            // SAFETY: as promised.
+            unsafe { free(memory) };
+        }
+    }
+
+    /// Gives back what was dropped during a capture.
+    pub(super) fn free_dropped(&self) {
+        let dropped = std::mem::take(&mut *self.dropped());
+        for (home, memory) in dropped {
+            // SAFETY: `free` was promised so when it set this aside.
+            unsafe { self.free(home, memory) };
+        }
+    }
+
+    fn dropped(&self) -> MutexGuard<'_, Vec<(Home, Ptr)>> {
+        self.dropped.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Free and total bytes; zeros if the device does not answer.
+    pub(super) fn mem_info(&self) -> (u64, u64) {
+        let (mut free, mut total) = (0usize, 0usize);
+        if self.enter().is_ok() {
+            // SAFETY: two places to write to.
+            unsafe { (self.driver.mem_info)(&raw mut free, &raw mut total) };
+        }
+        (free as u64, total as u64)
+    }
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        if self.enter().is_err() {
+            return;
+        }
+        self.set_capturing(false);
+        self.free_dropped();
+        for event in std::mem::take(&mut *self.events()) {
+            // SAFETY: made by this device, at rest.
+            unsafe { (self.driver.event_destroy)(event) };
+        }
+        for stream in std::mem::take(&mut self.streams) {
+            // SAFETY: made by this device; whoever launched has a share of this value.
+            unsafe { (self.driver.stream_destroy)(stream) };
+        }
+    }
+}
+
+impl std::fmt::Debug for Runtime {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Runtime").field("facts", &self.facts).finish_non_exhaustive()
+    }
+}
+
+/// The runtime's result as ours.
+fn check(driver: &Driver, code: Code, call: &'static str) -> Result<(), HipError> {
+    if code == code::SUCCESS {
+        return Ok(());
+    }
+    Err(HipError::Call { call, code, name: error_name(driver, code) })
+}
+
+fn error_name(driver: &Driver, code: Code) -> String {
+    let mut text = std::ptr::null();
+    if let Some(name) = driver.hip_error_name {
+        // SAFETY: takes any code.
+        text = unsafe { name(code) };
+    } else if let Some(name) = driver.cuda_error_name {
+        // SAFETY: writes the address of a static text, or nothing.
+        unsafe { name(code, &raw mut text) };
+    }
+    if text.is_null() {
+        return "unknown error".to_owned();
+    }
+    // SAFETY: a static text of the runtime.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+fn find_device(driver: &Driver, wanted: usize) -> Result<c_int, HipError> {
+    let none = |found: usize| HipError::NoDevice {
+        library: driver.library.display().to_string(),
+        wanted,
+        found,
+    };
+    // SAFETY: first call of the library; repeating it is allowed.
+    match unsafe { (driver.init)(0) } {
+        code::SUCCESS => {}
+        code::NO_DEVICE => return Err(none(0)),
+        code => check(driver, code, "init")?,
+    }
+    let mut found = 0;
+    // SAFETY: a place to write to.
+    match unsafe { (driver.device_count)(&raw mut found) } {
+        code::SUCCESS => {}
+        code::NO_DEVICE => return Err(none(0)),
+        code => check(driver, code, "device count")?,
+    }
+    if wanted >= found.max(0) as usize {
+        return Err(none(found.max(0) as usize));
+    }
+    let mut ordinal = 0;
+    // SAFETY: a place to write to, and an index below the count.
+    check(driver, unsafe { (driver.device_get)(&raw mut ordinal, wanted as c_int) }, "device get")?;
+    Ok(ordinal)
+}
+
+impl Facts {
+    fn read(driver: &Driver, device: c_int, emulated: Option<u32>) -> Result<Self, HipError> {
+        let attribute = |a: Attribute| {
+            let mut value = 0;
+            // SAFETY: a place to write to, and an attribute of this vendor.
+            let code =
+                unsafe { (driver.device_attribute)(&raw mut value, a.number(driver.api), device) };
+            check(driver, code, "device attribute").map(|()| value.max(0) as u32)
+        };
+        let mut text = [0u8; 128];
+        // SAFETY: as many bytes as it may write.
+        let code = unsafe { (driver.device_name)(text.as_mut_ptr().cast(), 127, device) };
+        check(driver, code, "device name")?;
+        let arch = match (emulated, driver.api) {
+            (Some(_), _) => "emulated".to_owned(),
+            (None, Api::Hip) => hip_arch(driver, device)?,
+            (None, Api::Cuda) => cuda_arch(
+                attribute(Attribute::CapabilityMajor)?,
+                attribute(Attribute::CapabilityMinor)?,
+            ),
+        };
+        Ok(Self {
+            name: until_nul(&text),
+            arch,
+            wave: emulated.map_or_else(|| attribute(Attribute::Wave), Ok)?,
+            multiprocessors: attribute(Attribute::Multiprocessors)?.max(1),
+            shared_bytes: attribute(Attribute::SharedBytesPerBlock)?,
+        })
+    }
+}
+
+/// `gfx942` out of `gfx942:sramecc+:xnack-`.
+fn hip_arch(driver: &Driver, device: c_int) -> Result<String, HipError> {
+    const NAME_AT: usize = 1160;
+    let Some(properties) = driver.properties else {
+        let library = driver.library.display().to_string();
+        let symbol = "hipGetDevicePropertiesR0600".to_owned();
+        return Err(hip_runtime_sys::OpenError::NoSymbol { library, symbol }.into());
+    };
+    let mut bytes = [0u8; 4096]; // More than any release writes.
+    // SAFETY: large enough for the record.
+    check(driver, unsafe { properties(bytes.as_mut_ptr(), device) }, "device properties")?;
+    let name = until_nul(&bytes[NAME_AT..NAME_AT + 256]);
+    Ok(name.split(':').next().unwrap_or_default().to_owned())
+}
+
+/// The architecture with its own instructions, where it has any.
+fn cuda_arch(major: u32, minor: u32) -> String {
+    let own = if major >= 9 { "a" } else { "" };
+    format!("sm_{major}{minor}{own}")
+}
+
+fn until_nul(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|&b| b == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
