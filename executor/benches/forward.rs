@@ -45,6 +45,9 @@ fn main() {
         max_num_seqs: 32,
         tokens_per_step: 512,
         kv: KvSize::Blocks(32 * TABLE),
+        memory_utilization: 0.9,
+        enforce_eager: false,
+        logprobs_max: 20,
         epoch: Epoch(0),
         rank: Rank(0),
     };
@@ -54,7 +57,7 @@ fn main() {
     let started = Instant::now();
     executor.warm_up(&mut |_| {}).unwrap();
     println!("warm-up {:.1} s", started.elapsed().as_secs_f64());
-    executor.size_kv(32 * TABLE).unwrap();
+    executor.size_kv(32 * TABLE, &mut |_| {}).unwrap();
     let mut bench = Bench { executor, step: StepId(0) };
     println!("| step | ms p50 | best | inputs | forward | sample | tok/s | floor | of floor |");
     println!("|---|---|---|---|---|---|---|---|---|");

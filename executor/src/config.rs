@@ -29,6 +29,12 @@ pub struct ExecutorConfig {
     pub tokens_per_step: u32,
     /// Size of the KV cache.
     pub kv: KvSize,
+    /// Share of a GPU's memory to use, weights and all.
+    pub memory_utilization: f64,
+    /// Whether steps are launched kernel by kernel although the device can replay recordings.
+    pub enforce_eager: bool,
+    /// Most log-probabilities a request may ask for.
+    pub logprobs_max: u32,
     /// Group generation; batches of another one are dropped.
     pub epoch: Epoch,
     /// Rank in the world.

@@ -1,15 +1,15 @@
 //! `Executor`: a loaded model with its KV cache, driven by calls.
 
-use crate::inputs::{Inputs, StepLimits};
-use crate::seats::Seats;
-use crate::step::{Engine, State};
+use crate::graph::{self, Graphs};
+use crate::inputs::StepLimits;
+use crate::step::{Engine, Pending, State, StateSize};
 use crate::{Dtype, ExecutorConfig, ExecutorError, kv_pool, sampler, warm_up};
 use collectives::Group;
 use kernels::cpu::{CpuConfig, CpuDevice};
 use kernels::{DType, DeviceError, KvLayout};
 use models::config::CheckpointDType;
 use models::{LoadOptions, kv_spec, load_model};
-use ops::{KvPool, Ops};
+use ops::Ops;
 use protocol::{Batch, KvSpec, Memory, Phase, Ready, StepOutput};
 use std::sync::Arc;
 
@@ -59,14 +59,15 @@ impl Executor {
     /// Runs the first passes, on blocks of their own, and says what this rank can hold.
     pub fn warm_up(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<Memory, ExecutorError> {
         let block_tokens = self.config.block_tokens;
-        let passes = warm_up::passes(&self.config, self.rows_per_slice());
+        let whole_budget = self.engine.ops.device().captures_graphs();
+        let passes = warm_up::passes(&self.config, self.questions(), whole_budget);
         let mut state = self.state(warm_up::blocks(&passes, block_tokens))?;
         let (phase, total) = (Phase::WarmUp, passes.len() as u64);
         progress(Progress { phase, done: 0, total });
         let ns_per_token = warm_up::measure(
             &passes,
             block_tokens,
-            |batch| state.step(&self.engine, batch),
+            |batch| state.submit(&self.engine, batch)?.finish(),
             |done| progress(Progress { phase, done, total }),
         )?;
         drop(state);
@@ -77,19 +78,37 @@ impl Executor {
     }
 
     /// Allocates the KV cache and everything else that steps change; contents are lost.
-    pub fn size_kv(&mut self, blocks: u32) -> Result<Ready, ExecutorError> {
+    pub fn size_kv(
+        &mut self,
+        blocks: u32,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Ready, ExecutorError> {
         kv_pool::check(blocks, self.config.block_tokens, self.config.kv_tokens_min)?;
         self.state = None;
-        self.state = Some(self.state(blocks)?);
-        Ok(Ready { blocks, graph_rows: Vec::new() })
+        let mut state = self.state(blocks)?;
+        let graph_rows = self.graph_rows();
+        let (phase, total) = (Phase::Capture, graph_rows.len() as u64);
+        if total > 0 {
+            state.graphs = Graphs::capture(&self.engine, &mut state.device, &graph_rows, |done| {
+                progress(Progress { phase, done, total });
+            });
+        }
+        let graph_rows = state.graphs.rows();
+        self.state = Some(state);
+        Ok(Ready { blocks, graph_rows })
     }
 
-    /// Runs a batch and answers every row of it.
+    /// Hands a batch to the device. Steps run in the order in which they were submitted.
     ///
     /// Errors: all are final. After one of them the executor is of no further use.
-    pub fn step(&mut self, batch: &Batch) -> Result<StepOutput, ExecutorError> {
+    pub fn submit(&mut self, batch: &Batch) -> Result<Submitted, ExecutorError> {
         let state = self.state.as_mut().ok_or(ExecutorError::NotSized)?;
-        state.step(&self.engine, batch)
+        Ok(Submitted(state.submit(&self.engine, batch)?))
+    }
+
+    /// Runs a batch and answers every row of it: `submit`, then `finish`.
+    pub fn step(&mut self, batch: &Batch) -> Result<StepOutput, ExecutorError> {
+        self.submit(batch)?.finish()
     }
 
     /// Layout of the KV cache.
@@ -98,36 +117,64 @@ impl Executor {
         &self.spec
     }
 
-    fn rows_per_slice(&self) -> usize {
-        sampler::rows_per_slice(self.config.model.vocab)
+    /// Likeliest ids an answer can list.
+    fn top(&self) -> usize {
+        (self.config.logprobs_max as usize).min(self.config.model.vocab)
+    }
+
+    /// Questions answered at a time.
+    fn questions(&self) -> usize {
+        let gpu = self.engine.ops.device().captures_graphs();
+        sampler::questions_per_slice(self.config.model.vocab, self.top(), gpu)
+    }
+
+    /// Rows of the steps to record.
+    fn graph_rows(&self) -> Vec<u32> {
+        if self.config.enforce_eager || !self.engine.ops.device().captures_graphs() {
+            return Vec::new();
+        }
+        let rows = self.config.max_num_seqs.min(self.config.tokens_per_step) as usize;
+        graph::rows_up_to(rows.min(self.questions()))
     }
 
     fn state(&self, blocks: u32) -> Result<State, ExecutorError> {
-        let ExecutorConfig { model, block_tokens, max_num_seqs, .. } = &self.config;
-        let layout = KvLayout {
+        let ExecutorConfig { model, block_tokens, max_num_seqs, max_model_len, .. } = &self.config;
+        let (device, longest) = (self.engine.ops.device(), *max_model_len as usize);
+        let kv = KvLayout {
             layers: model.layers,
             blocks: blocks as usize,
             block_tokens: *block_tokens as usize,
             kv_heads: model.kv_heads,
             head_dim: model.head_dim,
             dtype: self.engine.ops.dtype(),
+            order: device.kv_order(),
         };
-        let width = self.config.max_model_len.div_ceil(*block_tokens) as usize;
         let limits = StepLimits {
             tokens: self.config.tokens_per_step as usize,
             rows: *max_num_seqs as usize,
             block_tokens: *block_tokens,
-            width,
+            width: longest.div_ceil(*block_tokens as usize),
             vocab: model.vocab,
         };
-        Ok(State {
-            epoch: self.config.epoch,
-            kv: KvPool::new(&self.engine.ops, layout)?,
-            seats: Seats::new(*max_num_seqs, width, blocks),
-            inputs: Inputs::new(limits),
-            banned: Vec::new(),
-            rows_per_slice: self.rows_per_slice(),
-        })
+        let (questions, top) = (self.questions(), self.top());
+        let size = StateSize { kv, limits, longest, questions, top };
+        State::new(&self.engine.ops, self.config.epoch, size)
+    }
+}
+
+/// A step that the device works on. May be finished on another thread.
+pub struct Submitted(Pending);
+
+impl Submitted {
+    /// Waits for the device and forms the answer.
+    pub fn finish(self) -> Result<StepOutput, ExecutorError> {
+        self.0.finish()
+    }
+}
+
+impl std::fmt::Debug for Submitted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Submitted").finish_non_exhaustive()
     }
 }
 

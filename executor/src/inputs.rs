@@ -1,13 +1,9 @@
-//! Turns the rows of a batch into the arrays a forward pass reads.
-//!
-//! `T` tokens, `R` rows, `W` the longest block table of the step. All arrays have their full capacity
-//! from the start and are rewritten by every step.
+//! Checks the rows of a batch and stages them.
 
 use crate::BatchError;
-use crate::seats::Seats;
-use ops::BatchInputs;
+use crate::seats::{Seats, TableChange};
+use ops::{Stage, StageRow};
 use protocol::{Batch, Input, Row, Token};
-use std::ops::Range;
 
 /// Bounds of a step, fixed at start.
 #[derive(Debug, Clone, Copy)]
@@ -24,119 +20,73 @@ pub(crate) struct StepLimits {
     pub(crate) vocab: usize,
 }
 
-/// Host side of a step's inputs.
-#[derive(Debug)]
-pub(crate) struct Inputs {
-    limits: StepLimits,
-    /// Token ids, `[T]`.
-    pub(crate) ids: Vec<i32>,
-    /// Positions, slots, lengths and tables.
-    pub(crate) batch: BatchInputs,
-}
-
-impl Inputs {
-    /// Arrays for steps within `limits`.
-    pub(crate) fn new(limits: StepLimits) -> Self {
-        let StepLimits { tokens, rows, width, .. } = limits;
-        let batch = BatchInputs {
-            positions: Vec::with_capacity(tokens),
-            slots: Vec::with_capacity(tokens),
-            cu_q: Vec::with_capacity(rows + 1),
-            context_lens: Vec::with_capacity(rows),
-            block_tables: Vec::with_capacity(rows * width),
-            last_rows: Vec::with_capacity(rows),
-        };
-        Self { limits, ids: Vec::with_capacity(tokens), batch }
-    }
-
-    /// Fills the arrays from a batch whose rows `seats` has taken over.
-    pub(crate) fn build(&mut self, batch: &Batch, seats: &Seats) -> Result<(), BatchError> {
+impl StepLimits {
+    /// Refuses a batch with more tokens or rows than a step may have.
+    pub(crate) fn check(&self, batch: &Batch) -> Result<(), BatchError> {
         let tokens = batch.rows.iter().map(|row| row.len as usize).sum();
-        if tokens > self.limits.tokens || batch.rows.len() > self.limits.rows {
-            return Err(BatchError::Tokens { tokens, limit: self.limits.tokens });
+        if tokens > self.tokens || batch.rows.len() > self.rows {
+            return Err(BatchError::Tokens { tokens, limit: self.tokens });
         }
-        self.clear();
-        for row in &batch.rows {
-            self.push_ids(row, seats)?;
-            self.push_places(row, seats.table(row.seat))?;
-            let end = self.ids.len() as i32;
-            self.batch.cu_q.push(end);
-            self.batch.context_lens.push((row.start + row.len) as i32);
-            if row.samples {
-                self.batch.last_rows.push(end - 1);
-            }
-        }
-        self.gather_tables(batch, seats);
         Ok(())
     }
 
-    fn clear(&mut self) {
-        self.ids.clear();
-        let BatchInputs { positions, slots, cu_q, context_lens, block_tables, last_rows } =
-            &mut self.batch;
-        positions.clear();
-        slots.clear();
-        cu_q.clear();
-        cu_q.push(0);
-        context_lens.clear();
-        block_tables.clear();
-        last_rows.clear();
+    /// Stages a row whose seat has taken over `change`.
+    pub(crate) fn stage_row(
+        &self,
+        row: &Row,
+        change: TableChange,
+        seats: &Seats,
+        stage: &mut Stage,
+    ) -> Result<(), BatchError> {
+        self.check_row(row, seats)?;
+        let ids = match &row.input {
+            Input::Tokens(ids) => stage.push_words(ids.iter().map(|&id| id as i32)),
+            Input::SampledAt(_) => -1,
+        };
+        let (table_from, table_len) = (change.from as i32, change.blocks.len() as i32);
+        stage.rows.push(StageRow {
+            seat: row.seat.0 as i32,
+            start: row.start as i32,
+            len: row.len as i32,
+            token: stage.tokens as i32,
+            ids,
+            table_from,
+            table_len,
+            table_at: stage.words.len() as i32,
+        });
+        stage.push_words(change.blocks);
+        stage.tokens += row.len as usize;
+        Ok(())
     }
 
-    fn push_ids(&mut self, row: &Row, seats: &Seats) -> Result<(), BatchError> {
-        let request = row.request;
+    fn check_row(&self, row: &Row, seats: &Seats) -> Result<(), BatchError> {
+        let (request, seat) = (row.request, seats.get(row.seat));
         if row.drafts > 0 {
             return Err(BatchError::Drafts { request });
         }
-        let sampled;
-        let ids = match &row.input {
-            Input::Tokens(ids) => &ids[..],
+        let given = match &row.input {
+            Input::Tokens(ids) => {
+                let limit = self.vocab;
+                let known = |token: Token| (token as usize) < limit;
+                if let Some(&token) = ids.iter().find(|&&token| !known(token)) {
+                    return Err(BatchError::Vocabulary { request, token, limit });
+                }
+                ids.len()
+            }
+            Input::SampledAt(step) if seat.holds_token_of(*step) => 1,
             Input::SampledAt(step) => {
-                let token = seats.get(row.seat).sampled_at(*step);
-                sampled = [token.ok_or(BatchError::NotSampled { request, step: step.0 })?];
-                &sampled
+                return Err(BatchError::NotSampled { request, step: step.0 });
             }
         };
-        if ids.len() != row.len as usize || ids.is_empty() {
-            return Err(BatchError::Length { request, len: row.len, given: ids.len() });
+        if given != row.len as usize || given == 0 {
+            return Err(BatchError::Length { request, len: row.len, given });
         }
-        let limit = self.limits.vocab;
-        let known = |token: Token| (token as usize) < limit;
-        if let Some(&token) = ids.iter().find(|&&token| !known(token)) {
-            return Err(BatchError::Vocabulary { request, token, limit });
-        }
-        self.ids.extend(ids.iter().map(|&token| token as i32));
-        Ok(())
-    }
-
-    /// Positions and slots: position `p` lies in slot `table[p / bs] · bs + p mod bs`.
-    fn push_places(&mut self, row: &Row, table: &[i32]) -> Result<(), BatchError> {
-        let block_tokens = self.limits.block_tokens;
-        for position in row.start..row.start + row.len {
-            let Some(&block) = table.get((position / block_tokens) as usize) else {
-                let (request, entries) = (row.request, table.len());
-                return Err(BatchError::Uncovered { request, position, entries });
-            };
-            self.batch.positions.push(position as i32);
-            let first = i64::from(block) * i64::from(block_tokens);
-            self.batch.slots.push(first + i64::from(position % block_tokens));
+        let (entries, last) = (seat.table_len(), row.start + row.len - 1);
+        if (last / self.block_tokens) as usize >= entries {
+            // The first position without an entry.
+            let position = row.start.max(entries as u32 * self.block_tokens);
+            return Err(BatchError::Uncovered { request, position, entries });
         }
         Ok(())
-    }
-
-    fn gather_tables(&mut self, batch: &Batch, seats: &Seats) {
-        let used = |row: &Row| (row.start + row.len).div_ceil(self.limits.block_tokens) as usize;
-        let width = batch.rows.iter().map(used).max().unwrap_or(0);
-        let tables = &mut self.batch.block_tables;
-        tables.resize(batch.rows.len() * width, 0);
-        for (entries, row) in tables.chunks_mut(width.max(1)).zip(&batch.rows) {
-            let used = used(row);
-            entries[..used].copy_from_slice(&seats.table(row.seat)[..used]);
-        }
-    }
-
-    /// Tokens of row `r` in `[0, T)`.
-    pub(crate) fn tokens(&self, r: usize) -> Range<usize> {
-        self.batch.cu_q[r] as usize..self.batch.cu_q[r + 1] as usize
     }
 }

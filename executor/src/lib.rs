@@ -8,6 +8,7 @@
 mod config;
 mod error;
 mod executor;
+mod graph;
 mod inputs;
 mod kv_pool;
 mod run;
@@ -18,5 +19,5 @@ mod warm_up;
 
 pub use config::{Dtype, ExecutorConfig, KvSize};
 pub use error::{BatchError, ExecutorError};
-pub use executor::{Executor, Progress};
+pub use executor::{Executor, Progress, Submitted};
 pub use run::run;

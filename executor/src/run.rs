@@ -72,7 +72,8 @@ where
             None => {}
             Some(ToExecutor::Shutdown) => return Ok(()),
             Some(ToExecutor::SizeKv { blocks }) => {
-                let ready = executor.size_kv(blocks)?;
+                let mut reports = Reports { link, last: None, closed: false };
+                let ready = executor.size_kv(blocks, &mut |progress| reports.send(progress))?;
                 link.send(FromExecutor::Ready(ready))?;
             }
             Some(ToExecutor::Batch(batch)) if batch.epoch != epoch => {

@@ -1,143 +1,170 @@
-//! From logits to the answers of rows: which rows are asked what, slice by slice.
+//! What a batch asks about its logits, and how the answers enter the output.
 //!
 //! A row that samples asks about its last token, a row whose prompt is scored about each of its
 //! tokens. Logits are the largest result of a step, so they are made in slices of bounded size.
 
-use crate::inputs::Inputs;
+use crate::inputs::StepLimits;
 use crate::seats::{SeatState, Seats};
-use ops::sample::{Draw, Edits, Pick, Picked, RowAnswer, RowRequest, Rules, Unusable};
-use protocol::{Batch, Row, RowError, RowOutput, Token, TokenLogprobs};
+use ops::{Answer, Answers, Stage, StageQuestion};
+use protocol::{Batch, Input, Row, RowError, RowOutput, Token, TokenLogprobs};
 
-/// Temperatures below this one mean argmax.
-const GREEDY_BELOW: f32 = 1e-5;
-
-/// Bytes of logits made at a time.
-const SLICE_BYTES: usize = 64 << 20;
+/// Bytes of logits made at a time on the CPU, where they compete for its caches.
+const CPU_SLICE_BYTES: usize = 64 << 20;
+/// Bytes of lists of likeliest ids made at a time.
+const LIST_BYTES: usize = 64 << 20;
 
 /// A question about the logits behind one token of the step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Question {
     /// Row of the batch.
-    pub(crate) row: usize,
+    row: usize,
     /// Token of the step whose hidden state is read.
-    pub(crate) token: i32,
-    /// The successor, if it is known: a prompt position to be scored.
+    token: u32,
+    /// Position of the token asked for.
+    position: u32,
+    /// That token, if it is known: a prompt position to be scored.
     known: Option<Token>,
+    /// Likeliest ids to list; `None` = no log-probabilities.
+    top: Option<u32>,
 }
 
-/// Rows of logits per slice for a vocabulary of this size.
-pub(crate) fn rows_per_slice(vocab: usize) -> usize {
-    (SLICE_BYTES / (vocab * size_of::<f32>()).max(1)).max(1)
+/// The same on a GPU, where a slice must hold the widest decode step.
+const GPU_SLICE_BYTES: usize = 512 << 20;
+
+/// Questions answered at a time: logits of `vocab` values and lists of `top` ids for each of them.
+pub(crate) fn questions_per_slice(vocab: usize, top: usize, gpu: bool) -> usize {
+    let bytes = if gpu { GPU_SLICE_BYTES } else { CPU_SLICE_BYTES };
+    let logits = bytes / (vocab * size_of::<f32>()).max(1);
+    let lists = LIST_BYTES / (top * (size_of::<f32>() + size_of::<Token>())).max(1);
+    logits.min(lists).max(1)
 }
 
-/// All questions of a batch: samples first, in row order, then prompt positions.
-pub(crate) fn questions(batch: &Batch, inputs: &Inputs, seats: &Seats) -> Vec<Question> {
-    let mut questions = Vec::with_capacity(batch.rows.len());
-    for (r, row) in batch.rows.iter().enumerate().filter(|(_, row)| row.samples) {
-        debug_assert_eq!(row.len as usize, inputs.tokens(r).len());
-        let token = inputs.tokens(r).end as i32 - 1;
-        questions.push(Question { row: r, token, known: None });
+/// All questions of a batch: samples first, in row order, then prompt positions. The lists are cut at
+/// `top_max`, the vocabulary.
+pub(crate) fn questions(batch: &Batch, seats: &Seats, top_max: usize, found: &mut Vec<Question>) {
+    found.clear();
+    let cut = |top: Option<u32>| top.map(|top| top.min(top_max as u32));
+    let mut first = 0;
+    for (r, row) in batch.rows.iter().enumerate() {
+        if row.samples {
+            let top = cut(seats.get(row.seat).sampling.logprobs);
+            let (token, position) = (first + row.len - 1, row.start + row.len);
+            found.push(Question { row: r, token, position, known: None, top });
+        }
+        first += row.len;
     }
+    first = 0;
     for (r, row) in batch.rows.iter().enumerate() {
         let seat = seats.get(row.seat);
-        if seat.sampling.prompt_logprobs.is_some() {
-            questions.extend(scored(r, row, inputs, seat));
+        if let Some(top) = cut(seat.sampling.prompt_logprobs) {
+            found.extend(scored(r, row, first, seat, top));
         }
+        first += row.len;
     }
-    questions
 }
 
 /// Prompt positions `start + 1 ..` that the row's tokens predict.
 fn scored<'a>(
     r: usize,
     row: &'a Row,
-    inputs: &'a Inputs,
+    first: u32,
     seat: &SeatState,
+    top: u32,
 ) -> impl Iterator<Item = Question> + 'a {
-    let tokens = inputs.tokens(r);
-    let inner = inputs.ids[tokens.start + 1..tokens.end].iter().map(|&id| id as Token);
-    let successors = inner.chain(row.next);
+    let ids = match &row.input {
+        Input::Tokens(ids) => &ids[..],
+        Input::SampledAt(_) => &[], // Output, never scored.
+    };
+    let successors = ids.iter().skip(1).copied().chain(row.next);
     let in_prompt = seat.prompt_len.saturating_sub(row.start + 1) as usize;
-    (tokens.start as i32..).zip(successors.take(in_prompt)).map(move |(token, known)| Question {
-        row: r,
+    let question = move |(i, known): (u32, Token)| {
+        let (token, position) = (first + i, row.start + i + 1);
+        Question { row: r, token, position, known: Some(known), top: Some(top) }
+    };
+    (0..).zip(successors.take(in_prompt)).map(question)
+}
+
+/// Stages a slice of questions with the changes of their logits.
+pub(crate) fn stage_questions(slice: &[Question], batch: &Batch, seats: &Seats, stage: &mut Stage) {
+    for question in slice {
+        let seat = batch.rows[question.row].seat;
+        let (edits_at, edits) = match question.known {
+            None => seats.get(seat).stage_edits(question.position, stage),
+            Some(_) => (0, 0),
+        };
+        stage.questions.push(StageQuestion {
+            token: question.token as i32,
+            seat: seat.0 as i32,
+            position: question.position as i32,
+            known: question.known.map_or(-1, |id| id as i32),
+            top: question.top.map_or(-1, |top| top as i32),
+            edits_at,
+            edits,
+            reserved: 0,
+        });
+    }
+}
+
+/// Whether any of the questions wants a list.
+pub(crate) fn lists(slice: &[Question]) -> bool {
+    slice.iter().any(|question| question.top.is_some_and(|top| top > 0))
+}
+
+/// Enters the answers of a slice into the output of its rows.
+pub(crate) fn enter(slice: &[Question], answers: &Answers, rows: &mut [RowOutput]) {
+    for (q, (question, answer)) in slice.iter().zip(answers.iter()).enumerate() {
+        let output = &mut rows[question.row];
+        if output.error.is_some() {
+            continue;
+        }
+        match error_of(&answer) {
+            Some(error) => *output = RowOutput { error: Some(error), ..RowOutput::default() },
+            None => enter_one(question, q, &answer, answers, output),
+        }
+    }
+}
+
+fn error_of(answer: &Answer) -> Option<RowError> {
+    match answer.status {
+        ops::ANSWER_OK => None,
+        ops::ANSWER_ALL_MASKED => Some(RowError::AllMasked),
+        _ => Some(RowError::NonFiniteLogits),
+    }
+}
+
+fn enter_one(
+    question: &Question,
+    q: usize,
+    answer: &Answer,
+    answers: &Answers,
+    output: &mut RowOutput,
+) {
+    let token = answer.token as Token;
+    let logprobs = question.top.map(|top| TokenLogprobs {
         token,
-        known: Some(known),
-    })
-}
-
-/// Forms the requests for a slice of questions; `banned` holds one list per question.
-pub(crate) fn requests<'a>(
-    questions: &[Question],
-    batch: &Batch,
-    seats: &'a Seats,
-    banned: &'a mut Vec<Vec<Token>>,
-) -> Vec<RowRequest<'a>> {
-    banned.resize_with(questions.len().max(banned.len()), Vec::new);
-    for (question, banned) in questions.iter().zip(banned.iter_mut()) {
-        let row = &batch.rows[question.row];
-        seats.get(row.seat).banned(row.start + row.len, banned);
-    }
-    let request = |(question, banned): (&Question, &'a Vec<Token>)| {
-        let row = &batch.rows[question.row];
-        let seat = seats.get(row.seat);
-        match question.known {
-            None => RowRequest {
-                pick: Pick::Choose(rules(seat, row.start + row.len, banned)),
-                logprobs: seat.sampling.logprobs.map(|n| n as usize),
-            },
-            Some(token) => RowRequest {
-                pick: Pick::Known(token),
-                logprobs: seat.sampling.prompt_logprobs.map(|n| n as usize),
-            },
-        }
-    };
-    questions.iter().zip(banned.iter()).map(request).collect()
-}
-
-fn rules<'a>(seat: &'a SeatState, position: u32, banned: &'a [Token]) -> Rules<'a> {
-    let s = &seat.sampling;
-    let edits = Edits {
-        allowed: s.allowed.as_deref(),
-        banned,
-        bias: &s.logit_bias,
-        seen: seat.seen(),
-        repetition: s.repetition,
-        frequency: s.frequency,
-        presence: s.presence,
-    };
-    let draw = Draw {
-        temperature: s.temperature,
-        min_p: s.min_p,
-        top_k: s.top_k as usize,
-        top_p: s.top_p,
-        key: seat.key,
-        position,
-    };
-    Rules { edits, draw: (s.temperature >= GREEDY_BELOW).then_some(draw) }
-}
-
-/// Enters an answer into the output of its row.
-pub(crate) fn enter(question: &Question, answer: RowAnswer, output: &mut RowOutput) {
-    let Picked { token, logprobs } = match answer {
-        Ok(picked) => picked,
-        Err(unusable) => {
-            let error = match unusable {
-                Unusable::NonFinite => RowError::NonFiniteLogits,
-                Unusable::AllMasked => RowError::AllMasked,
-            };
-            *output = RowOutput { error: Some(error), ..RowOutput::default() };
-            return;
-        }
-    };
-    if output.error.is_some() {
-        return;
-    }
-    let logprobs =
-        logprobs.map(|l| TokenLogprobs { token, logprob: l.logprob, rank: l.rank, top: l.top });
+        logprob: answer.logprob,
+        rank: answer.rank,
+        top: answers.top(q, top as usize).collect(),
+    });
     if question.known.is_some() {
         output.prompt_logprobs.extend(logprobs);
     } else {
         output.emitted.push(token);
         output.logprobs.extend(logprobs);
     }
+}
+
+/// Words and edits that a stage must have room for beside the rows of a step.
+pub(crate) fn stage_bytes(limits: &StepLimits, questions: usize, words: usize) -> usize {
+    let records = limits.rows * size_of::<ops::StageRow>()
+        + limits.rows * size_of::<ops::StageInit>()
+        + questions * size_of::<StageQuestion>()
+        + edits_max(limits) * size_of::<ops::StageEdit>();
+    let regions = 6 * 64;
+    size_of::<ops::StageHeader>() + regions + records + words * size_of::<i32>()
+}
+
+/// Edits of one stage: one request may bias its whole vocabulary.
+pub(crate) fn edits_max(limits: &StepLimits) -> usize {
+    limits.vocab.max(1 << 15)
 }

@@ -1,18 +1,16 @@
-//! What the executor remembers of each running request: one seat per request.
+//! What the host remembers of each running request, one seat per request, and how a row changes it.
 //!
-//! A seat is set up by the first row of a request's epoch and read by its later rows; nothing in it
-//! is the only copy of anything, so an executor may be lost at any time. All seats and their block
-//! tables are allocated at start.
+//! The rest of a seat (tables, rules, history, last token) lies on the device, where it is set up by the
+//! first row of a request's epoch. Nothing on either side is the only copy of anything, so an executor
+//! may be lost at any time.
 
 use crate::BatchError;
-use ops::sample::Seen;
-use protocol::{RequestId, Row, Sampling, Seat, SeatInit, StepId, Token};
-use std::collections::HashMap;
+use ops::{SeatRules, Stage, StageEdit, StageInit};
+use protocol::{RequestId, Row, Sampling, Seat, SeatInit, StepId, TableUpdate, Token};
 
-/// All seats, and the block tables by seat.
+/// All seats.
 pub(crate) struct Seats {
     states: Vec<SeatState>,
-    tables: Vec<i32>, // [seats, width]
     width: usize,
     blocks: u32,
 }
@@ -23,19 +21,20 @@ pub(crate) struct SeatState {
     owner: Option<(RequestId, u32)>,
     /// How its tokens are chosen.
     pub(crate) sampling: Sampling,
-    /// Key of its noise.
-    pub(crate) key: u64,
     /// Positions from here on are output.
     pub(crate) prompt_len: u32,
-    /// Known ids in order, if a rule reads them.
-    history: Vec<Token>,
-    /// The different ids of the history, in order of appearance, with their count in the output.
-    seen: Vec<Seen>,
-    /// Where an id stands in `seen`.
-    places: HashMap<Token, u32>,
-    /// The newest sampled token and the step that sampled it.
-    last: Option<(StepId, Token)>,
+    /// The newest step that sampled a token here.
+    sampled_at: Option<StepId>,
     table_len: usize,
+}
+
+/// Entries of a block table that a row replaces.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct TableChange {
+    /// First entry.
+    pub(crate) from: usize,
+    /// The new ones, up to the end of the table.
+    pub(crate) blocks: Vec<i32>,
 }
 
 impl Seats {
@@ -44,26 +43,16 @@ impl Seats {
         let empty = || SeatState {
             owner: None,
             sampling: Sampling::greedy(),
-            key: 0,
             prompt_len: 0,
-            history: Vec::new(),
-            seen: Vec::new(),
-            places: HashMap::new(),
-            last: None,
+            sampled_at: None,
             table_len: 0,
         };
-        Self {
-            states: (0..seats).map(|_| empty()).collect(),
-            tables: vec![0; seats as usize * width],
-            width,
-            blocks,
-        }
+        Self { states: (0..seats).map(|_| empty()).collect(), width, blocks }
     }
 
-    /// Takes over what a row says about its seat: the occupant and the block table.
-    pub(crate) fn update(&mut self, row: &Row) -> Result<(), BatchError> {
-        let seat = row.seat;
-        let limit = self.states.len();
+    /// Takes over what a row says about its seat: the occupant and the length of the block table.
+    pub(crate) fn update(&mut self, row: &Row) -> Result<TableChange, BatchError> {
+        let (seat, limit) = (row.seat, self.states.len());
         let state = self.states.get_mut(seat.0 as usize).ok_or(BatchError::Seat { seat, limit })?;
         if let Some(init) = &row.init {
             state.occupy((row.request, row.epoch), init);
@@ -71,22 +60,19 @@ impl Seats {
         if state.owner != Some((row.request, row.epoch)) {
             return Err(BatchError::Stranger { request: row.request, seat });
         }
-        let table = &mut self.tables[seat.0 as usize * self.width..][..self.width];
+        let mut change = TableChange { from: state.table_len, blocks: Vec::new() };
         for update in &row.tables {
-            let from = update.from as usize;
-            let end = from + update.blocks.len();
-            if update.group != 0 || from > state.table_len || end > table.len() {
+            let end = update.from as usize + update.blocks.len();
+            if update.group != 0 || update.from as usize > state.table_len || end > self.width {
                 return Err(BatchError::Table { request: row.request });
             }
-            for (entry, block) in table[from..end].iter_mut().zip(&update.blocks) {
-                if block.0 >= self.blocks {
-                    return Err(BatchError::Block { block: block.0, limit: self.blocks });
-                }
-                *entry = block.0 as i32;
+            if let Some(block) = update.blocks.iter().find(|block| block.0 >= self.blocks) {
+                return Err(BatchError::Block { block: block.0, limit: self.blocks });
             }
+            change.add(update);
             state.table_len = end;
         }
-        Ok(())
+        Ok(change)
     }
 
     /// State of a seat that `update` has accepted.
@@ -94,15 +80,22 @@ impl Seats {
         &self.states[seat.0 as usize]
     }
 
-    /// As `get`, to record a sampled token.
-    pub(crate) fn get_mut(&mut self, seat: Seat) -> &mut SeatState {
-        &mut self.states[seat.0 as usize]
+    /// Notes that `step` samples a token on a seat.
+    pub(crate) fn samples(&mut self, seat: Seat, step: StepId) {
+        self.states[seat.0 as usize].sampled_at = Some(step);
     }
+}
 
-    /// Blocks of a seat in order of position.
-    pub(crate) fn table(&self, seat: Seat) -> &[i32] {
-        let len = self.get(seat).table_len;
-        &self.tables[seat.0 as usize * self.width..][..len]
+impl TableChange {
+    /// Each update ends the table; a later one replaces what it overlaps.
+    fn add(&mut self, update: &TableUpdate) {
+        let from = update.from as usize;
+        if from < self.from {
+            self.blocks.clear();
+            self.from = from;
+        }
+        self.blocks.truncate(from - self.from);
+        self.blocks.extend(update.blocks.iter().map(|block| block.0 as i32));
     }
 }
 
@@ -110,156 +103,87 @@ impl SeatState {
     fn occupy(&mut self, owner: (RequestId, u32), init: &SeatInit) {
         self.owner = Some(owner);
         self.sampling.clone_from(&init.sampling);
-        self.key = init.key;
         self.prompt_len = init.prompt_len;
-        self.last = None;
+        self.sampled_at = None;
         self.table_len = 0;
-        self.history.clear();
-        self.seen.clear();
-        self.places.clear();
-        if init.sampling.reads_history() {
-            for (position, &token) in (0..).zip(&init.history) {
-                self.remember(token, position >= init.prompt_len);
-            }
-        }
     }
 
-    fn remember(&mut self, token: Token, output: bool) {
-        self.history.push(token);
-        let place = *self.places.entry(token).or_insert_with(|| {
-            self.seen.push(Seen { id: token, count: 0 });
-            self.seen.len() as u32 - 1
-        });
-        self.seen[place as usize].count += u32::from(output);
+    /// Entries of the block table.
+    pub(crate) fn table_len(&self) -> usize {
+        self.table_len
     }
 
-    /// Notes the token that `step` sampled.
-    pub(crate) fn record(&mut self, step: StepId, token: Token) {
-        self.last = Some((step, token));
-        if self.sampling.reads_history() {
-            self.remember(token, true);
-        }
+    /// Whether the newest token on the seat is the one that `step` sampled.
+    pub(crate) fn holds_token_of(&self, step: StepId) -> bool {
+        self.sampled_at == Some(step)
     }
 
-    /// The token that `step` sampled, if it is the newest.
-    pub(crate) fn sampled_at(&self, step: StepId) -> Option<Token> {
-        self.last.filter(|&(at, _)| at == step).map(|(_, token)| token)
-    }
-
-    /// The different ids known, with their counts in the output; empty unless a rule reads them.
-    pub(crate) fn seen(&self) -> &[Seen] {
-        &self.seen
-    }
-
-    /// Ids that may not stand at `position`: the ends of bad words, and stop ids that come too early.
-    pub(crate) fn banned(&self, position: u32, banned: &mut Vec<Token>) {
-        banned.clear();
+    /// Stages what changes single logits of the token at `position`: bad words, stop ids that would come
+    /// too early, and the bias. Returns the first edit and their number.
+    pub(crate) fn stage_edits(&self, position: u32, stage: &mut Stage) -> (i32, i32) {
+        let first = stage.edits.len();
+        let masked = |id: Token| StageEdit { id, value: f32::NEG_INFINITY, ..StageEdit::default() };
         for word in &self.sampling.bad_words {
-            if let Some((&end, start)) = word.split_last()
-                && self.history.ends_with(start)
-            {
-                banned.push(end);
-            }
+            let Some((&end, start)) = word.split_last() else { continue };
+            let when_at = stage.push_words(start.iter().map(|&id| id as i32));
+            stage.edits.push(StageEdit { when_at, when_len: start.len() as i32, ..masked(end) });
         }
         if position.saturating_sub(self.prompt_len) < self.sampling.min_tokens {
-            banned.extend_from_slice(&self.sampling.stop_ids);
+            stage.edits.extend(self.sampling.stop_ids.iter().map(|&id| masked(id)));
         }
+        let bias = self.sampling.logit_bias.iter();
+        stage.edits.extend(bias.map(|&(id, value)| StageEdit {
+            id,
+            value,
+            ..StageEdit::default()
+        }));
+        (first as i32, (stage.edits.len() - first) as i32)
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use protocol::{BlockId, Input, TableUpdate};
+/// Words of a mask over `vocab` ids.
+pub(crate) fn mask_words(vocab: usize) -> usize {
+    vocab.div_ceil(32)
+}
 
-    fn row(seat: u32, tables: &[(u32, &[u32])], init: Option<SeatInit>) -> Row {
-        let update = |&(from, blocks): &(u32, &[u32])| TableUpdate {
-            group: 0,
-            from,
-            blocks: blocks.iter().map(|&b| BlockId(b)).collect(),
-        };
-        Row {
-            request: RequestId(7),
-            epoch: 1,
-            seat: Seat(seat),
-            start: 0,
-            len: 1,
-            drafts: 0,
-            samples: true,
-            input: Input::Tokens(vec![1].into()),
-            tables: tables.iter().map(update).collect(),
-            next: None,
-            init: init.map(Box::new),
+/// Stages the device's part of a seat.
+pub(crate) fn stage_init(seat: Seat, init: &SeatInit, vocab: usize, stage: &mut Stage) {
+    let sampling = &init.sampling;
+    let mask_at = sampling.allowed.as_ref().map_or(-1, |allowed| {
+        let mut mask = vec![0u32; mask_words(vocab)];
+        for &id in allowed.iter().filter(|&&id| (id as usize) < vocab) {
+            mask[id as usize / 32] |= 1 << (id % 32);
         }
-    }
+        stage.push_words(mask.into_iter().map(|word| word as i32))
+    });
+    let history = if sampling.reads_history() { &init.history[..] } else { &[] };
+    stage.inits.push(StageInit {
+        seat: seat.0 as i32,
+        history_at: stage.words.len() as i32,
+        history_from: 0,
+        history_len: history.len() as i32,
+        mask_at,
+        reserved: [0; 3],
+        rules: rules(init),
+    });
+    stage.push_words(history.iter().map(|&id| id as i32));
+}
 
-    fn init(sampling: Sampling, prompt_len: u32, history: &[Token]) -> SeatInit {
-        SeatInit { sampling, key: 9, prompt_len, history: history.to_vec() }
-    }
-
-    #[test]
-    fn tables_grow_and_are_replaced_from_any_entry() {
-        let mut seats = Seats::new(2, 4, 10);
-        seats.update(&row(1, &[(0, &[3, 4])], Some(init(Sampling::greedy(), 1, &[])))).unwrap();
-        assert_eq!(seats.table(Seat(1)), [3, 4]);
-        seats.update(&row(1, &[(2, &[9])], None)).unwrap();
-        seats.update(&row(1, &[(1, &[8, 7, 6])], None)).unwrap();
-        assert_eq!(seats.table(Seat(1)), [3, 8, 7, 6]);
-        seats.update(&row(1, &[(0, &[5])], Some(init(Sampling::greedy(), 1, &[])))).unwrap();
-        assert_eq!(seats.table(Seat(1)), [5]);
-    }
-
-    #[test]
-    fn impossible_rows_are_refused() {
-        let mut seats = Seats::new(2, 4, 10);
-        let fresh = || Some(init(Sampling::greedy(), 1, &[]));
-        let refused = |seats: &mut Seats, row: Row| seats.update(&row).unwrap_err();
-        let error = refused(&mut seats, row(2, &[], fresh()));
-        assert!(matches!(error, BatchError::Seat { limit: 2, .. }));
-        assert!(matches!(refused(&mut seats, row(0, &[], None)), BatchError::Stranger { .. }));
-        let error = refused(&mut seats, row(0, &[(1, &[1])], fresh()));
-        assert!(matches!(error, BatchError::Table { .. }), "a gap");
-        let error = refused(&mut seats, row(0, &[(0, &[1, 2, 3, 4, 5])], fresh()));
-        assert!(matches!(error, BatchError::Table { .. }), "too long");
-        let error = refused(&mut seats, row(0, &[(0, &[10])], fresh()));
-        assert!(matches!(error, BatchError::Block { block: 10, limit: 10 }));
-    }
-
-    #[test]
-    fn counts_cover_output_and_presence_covers_all() {
-        let mut seats = Seats::new(1, 4, 10);
-        let sampling = Sampling { frequency: 0.5, ..Sampling::greedy() };
-        seats.update(&row(0, &[], Some(init(sampling, 3, &[5, 6, 5, 6, 7])))).unwrap();
-        let seat = seats.get_mut(Seat(0));
-        seat.record(StepId(1), 6);
-        let seen = seat.seen().iter().map(|s| (s.id, s.count)).collect::<Vec<_>>();
-        assert_eq!(seen, [(5, 0), (6, 2), (7, 1)]);
-        assert_eq!((seat.sampled_at(StepId(1)), seat.sampled_at(StepId(2))), (Some(6), None));
-    }
-
-    #[test]
-    fn bad_words_end_where_their_beginning_stands() {
-        let mut seats = Seats::new(1, 4, 10);
-        let words = vec![vec![1], vec![2, 3, 4], vec![3, 5], vec![], vec![9, 9, 9, 9]];
-        let sampling = Sampling { bad_words: words, ..Sampling::greedy() };
-        seats.update(&row(0, &[], Some(init(sampling, 2, &[2, 3])))).unwrap();
-        let mut banned = Vec::new();
-        seats.get(Seat(0)).banned(2, &mut banned);
-        assert_eq!(banned, [1, 4, 5]);
-        seats.get_mut(Seat(0)).record(StepId(1), 6);
-        seats.get(Seat(0)).banned(3, &mut banned);
-        assert_eq!(banned, [1]);
-    }
-
-    #[test]
-    fn stop_ids_are_banned_until_the_output_is_long_enough() {
-        let mut seats = Seats::new(1, 4, 10);
-        let sampling = Sampling { min_tokens: 2, stop_ids: vec![8, 9], ..Sampling::greedy() };
-        seats.update(&row(0, &[], Some(init(sampling, 5, &[])))).unwrap();
-        let mut banned = Vec::new();
-        for (position, expected) in [(5, &[8, 9][..]), (6, &[8, 9]), (7, &[])] {
-            seats.get(Seat(0)).banned(position, &mut banned);
-            assert_eq!(banned, expected, "position {position}");
-        }
+fn rules(init: &SeatInit) -> SeatRules {
+    let s = &init.sampling;
+    let flag = |on: bool, flag: u32| if on { flag } else { 0 };
+    SeatRules {
+        temperature: s.temperature,
+        top_p: s.top_p,
+        min_p: s.min_p,
+        top_k: s.top_k.min(i32::MAX as u32) as i32,
+        repetition: s.repetition,
+        frequency: s.frequency,
+        presence: s.presence,
+        flags: flag(s.allowed.is_some(), ops::RULE_MASKED)
+            | flag(s.reads_history(), ops::RULE_HISTORY),
+        key: init.key,
+        prompt_len: init.prompt_len as i32,
+        reserved: 0,
     }
 }

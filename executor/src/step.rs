@@ -1,14 +1,26 @@
 //! One step: what a batch says, and nothing else.
+//!
+//! A step is submitted and finished apart: between the two the device works and the next step may be
+//! submitted. The stage of a step is one copy to the device, its answers are one copy back.
 
 use crate::ExecutorError;
-use crate::inputs::Inputs;
-use crate::sampler;
-use crate::seats::Seats;
+use crate::graph::Graphs;
+use crate::inputs::StepLimits;
+use crate::sampler::{self, Question};
+use crate::seats::{self, Seats, TableChange};
 use collectives::Group;
 use models::{Forward, Model};
-use ops::{BatchView, KvPool, Ops, Tensor};
-use protocol::{Batch, Epoch, RowOutput, StepOutput, StepTiming, Token};
+use ops::{
+    AnswerMemory, AnswersInFlight, InFlight, KvLayout, KvPool, Ops, Pinned, Stage, StepBuffers,
+    StepShape, StepSize, Tensor,
+};
+use protocol::{Batch, Bucket, Epoch, RowOutput, StepId, StepOutput, StepTiming};
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
+
+/// Steps whose inputs or answers may be under way at a time.
+pub(crate) const STEPS_IN_FLIGHT: usize = 2;
 
 /// What a step computes with: the weights, and who shares them.
 pub(crate) struct Engine {
@@ -18,77 +30,329 @@ pub(crate) struct Engine {
     pub(crate) ep: Group,
 }
 
+/// How large everything is that steps change.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StateSize {
+    pub(crate) kv: KvLayout,
+    pub(crate) limits: StepLimits,
+    /// Longest request.
+    pub(crate) longest: usize,
+    /// Questions answered at a time.
+    pub(crate) questions: usize,
+    /// Likeliest ids an answer can list.
+    pub(crate) top: usize,
+}
+
 /// What a step changes: KV bytes, seats and staging, all sized when the KV cache was.
 pub(crate) struct State {
-    pub(crate) epoch: Epoch,
-    pub(crate) kv: KvPool,
-    pub(crate) seats: Seats,
-    pub(crate) inputs: Inputs,
-    pub(crate) banned: Vec<Vec<Token>>,
-    pub(crate) rows_per_slice: usize,
+    epoch: Epoch,
+    size: StateSize,
+    pub(crate) device: DeviceState,
+    seats: Seats,
+    stage: Stage,
+    stage_words_max: usize,
+    changes: Vec<TableChange>,
+    questions: Vec<Question>,
+    uploads: VecDeque<InFlight>,
+    free: Vec<Pinned>,
+    answers: (Sender<AnswerMemory>, Receiver<AnswerMemory>),
+    pub(crate) graphs: Graphs,
+}
+
+/// The part of it that lies on the device.
+pub(crate) struct DeviceState {
+    kv: KvPool,
+    seats: ops::Seats,
+    buffers: StepBuffers,
+}
+
+/// A step that has been submitted.
+pub(crate) struct Pending {
+    step: StepId,
+    epoch: Epoch,
+    rows: Vec<RowOutput>,
+    questions: Vec<Question>,
+    answers: Option<AnswersInFlight>,
+    home: Sender<AnswerMemory>,
+    timing: StepTiming,
+    started: Instant,
 }
 
 impl State {
-    /// Runs a batch.
-    pub(crate) fn step(
+    pub(crate) fn new(ops: &Ops, epoch: Epoch, size: StateSize) -> Result<Self, ExecutorError> {
+        let StateSize { kv, limits, longest, questions, top } = size;
+        // A step's ids and tables, or the history and mask of a few requests that take a seat.
+        let tables = limits.rows * limits.width;
+        let words = limits.tokens + tables + 4 * (longest + limits.vocab.div_ceil(32));
+        let stage_bytes = sampler::stage_bytes(&limits, questions, words);
+        let buffers = StepBuffers::new(
+            ops,
+            StepSize {
+                tokens: limits.tokens,
+                rows: limits.rows,
+                questions,
+                top,
+                stage_bytes,
+                block_tokens: limits.block_tokens as usize,
+            },
+        )?;
+        let answers = channel();
+        for _ in 0..=STEPS_IN_FLIGHT {
+            // The receiver lives in the same struct.
+            let _ = answers.0.send(buffers.answer_memory(ops)?);
+        }
+        let pinned = |_| ops.device().alloc_pinned(stage_bytes);
+        let free = (0..STEPS_IN_FLIGHT).map(pinned).collect::<Result<_, _>>()?;
+        Ok(Self {
+            epoch,
+            size,
+            device: DeviceState {
+                kv: KvPool::new(ops, kv)?,
+                seats: ops::Seats::new(ops, limits.rows, limits.width, longest, limits.vocab)?,
+                buffers,
+            },
+            seats: Seats::new(limits.rows as u32, limits.width, kv.blocks as u32),
+            stage: Stage::default(),
+            stage_words_max: words,
+            changes: Vec::new(),
+            questions: Vec::new(),
+            uploads: VecDeque::new(),
+            free,
+            answers,
+            graphs: Graphs::default(),
+        })
+    }
+
+    /// Hands a batch to the device; the answers come with [`Pending::finish`].
+    pub(crate) fn submit(
         &mut self,
         engine: &Engine,
         batch: &Batch,
-    ) -> Result<StepOutput, ExecutorError> {
-        let mut timing = StepTiming::default();
-        let mut rows = vec![RowOutput::default(); batch.rows.len()];
+    ) -> Result<Pending, ExecutorError> {
         let started = Instant::now();
-        for row in &batch.rows {
-            self.seats.update(row)?;
+        let mut pending = Pending {
+            step: batch.step,
+            epoch: self.epoch,
+            rows: vec![RowOutput::default(); batch.rows.len()],
+            questions: Vec::new(),
+            answers: None,
+            home: self.answers.0.clone(),
+            timing: StepTiming::default(),
+            started,
+        };
+        self.stage_rows(engine, batch)?;
+        if batch.rows.is_empty() {
+            return Ok(pending);
         }
-        self.inputs.build(batch, &self.seats)?;
-        if !batch.rows.is_empty() {
-            let view = BatchView::new(&engine.ops, &self.inputs.batch)?;
-            let ids = engine.ops.ids(&self.inputs.ids)?;
-            timing.inputs_ns = ns_since(started);
-            self.run(engine, batch, (&view, &ids), &mut rows, &mut timing)?;
+        let mut questions = std::mem::take(&mut self.questions);
+        sampler::questions(batch, &self.seats, self.size.top, &mut questions);
+        let first = self.stage_slice(batch, &questions);
+        for row in batch.rows.iter().filter(|row| row.samples) {
+            self.seats.samples(row.seat, batch.step);
         }
-        Ok(StepOutput { step: batch.step, epoch: self.epoch, rows, timing })
+        pending.timing.inputs_ns = ns_since(started);
+        let hidden = self.run(engine, batch, first, &mut pending.timing)?;
+        self.answer(engine, batch, &questions, (first, hidden), &mut pending)?;
+        self.questions = questions;
+        Ok(pending)
     }
 
+    /// Stages the rows, and the seats they take; uploads early what would not fit.
+    fn stage_rows(&mut self, engine: &Engine, batch: &Batch) -> Result<(), ExecutorError> {
+        self.size.limits.check(batch)?;
+        self.stage.clear();
+        self.changes.clear();
+        let heavy = self.size.longest + self.size.limits.vocab.div_ceil(32);
+        for row in &batch.rows {
+            self.changes.push(self.seats.update(row)?);
+            if let Some(init) = &row.init {
+                if self.stage.words.len() + heavy > 4 * heavy {
+                    self.flush(engine)?;
+                }
+                seats::stage_init(row.seat, init, self.size.limits.vocab, &mut self.stage);
+            }
+        }
+        let tables: usize = self.changes.iter().map(|change| change.blocks.len()).sum();
+        let rows = self.size.limits.tokens + tables;
+        if self.stage.words.len() + rows > self.stage_words_max {
+            self.flush(engine)?;
+        }
+        for (row, change) in batch.rows.iter().zip(self.changes.drain(..)) {
+            self.size.limits.stage_row(row, change, &self.seats, &mut self.stage)?;
+        }
+        Ok(())
+    }
+
+    /// Uploads what has been staged about seats, ahead of the step.
+    fn flush(&mut self, engine: &Engine) -> Result<(), ExecutorError> {
+        let shape = StepShape { tokens: 0, rows: 0, questions: 0 };
+        self.upload(&engine.ops)?;
+        let DeviceState { seats, buffers, .. } = &mut self.device;
+        buffers.prepare(&engine.ops, seats, shape)?;
+        self.stage.clear();
+        Ok(())
+    }
+
+    /// Stages as many questions as fit and returns their number.
+    fn stage_slice(&mut self, batch: &Batch, questions: &[Question]) -> usize {
+        let (edits_max, words_max) = (sampler::edits_max(&self.size.limits), self.stage_words_max);
+        let most = questions.len().min(self.size.questions);
+        for (n, question) in questions[..most].iter().enumerate() {
+            let (edits, words) = (self.stage.edits.len(), self.stage.words.len());
+            let one = std::slice::from_ref(question);
+            sampler::stage_questions(one, batch, &self.seats, &mut self.stage);
+            let full = self.stage.edits.len() > edits_max || self.stage.words.len() > words_max;
+            if full && n > 0 {
+                self.stage.questions.pop();
+                self.stage.edits.truncate(edits);
+                self.stage.words.truncate(words);
+                return n;
+            }
+        }
+        most
+    }
+
+    fn upload(&mut self, ops: &Ops) -> Result<(), ExecutorError> {
+        let memory = match self.free.pop() {
+            Some(memory) => memory,
+            None => self.uploads.pop_front().expect("each is free or in flight").wait()?,
+        };
+        self.uploads.push_back(self.device.buffers.upload(ops, &self.stage, memory)?);
+        Ok(())
+    }
+
+    /// Forward pass and the first slice of answers, by replay or launch by launch. Returns the hidden
+    /// states where more slices may follow.
     fn run(
         &mut self,
         engine: &Engine,
         batch: &Batch,
-        (view, ids): (&BatchView, &Tensor),
-        rows: &mut [RowOutput],
+        questions: usize,
         timing: &mut StepTiming,
-    ) -> Result<(), ExecutorError> {
-        let Engine { ops, model, tp, ep } = engine;
-        let started = Instant::now();
-        let f = Forward { ops, tp, ep, kv: &self.kv, batch: view, probe: None };
-        let hidden = model.forward(&f, ids)?; // [T, H]
-        timing.forward_ns = ns_since(started);
-        let questions = sampler::questions(batch, &self.inputs, &self.seats);
-        for slice in questions.chunks(self.rows_per_slice) {
-            let started = Instant::now();
-            let wanted: Vec<i32> = slice.iter().map(|q| q.token).collect();
-            let logits = model.logits(&f, &hidden, &ops.ids(&wanted)?)?; // [n, V]
-            timing.forward_ns += ns_since(started);
-            let started = Instant::now();
-            let requests = sampler::requests(slice, batch, &self.seats, &mut self.banned);
-            let answers = ops.sample(&logits, &requests)?;
-            for (question, answer) in slice.iter().zip(answers) {
-                sampler::enter(question, answer, &mut rows[question.row]);
-            }
-            timing.sample_ns += ns_since(started);
+    ) -> Result<Option<Tensor>, ExecutorError> {
+        self.upload(&engine.ops)?;
+        if let Bucket::Graph { rows, width: 1 } = batch.bucket
+            && let Some(graph) = self.graphs.of(rows)
+            && batch.rows.len() <= rows as usize
+            && self.stage.tokens == batch.rows.len()
+            && questions <= rows as usize
+        {
+            engine.ops.device().replay(engine.ops.stream(), graph)?;
+            return Ok(None);
         }
-        self.record(batch, rows);
-        Ok(())
+        let (tokens, rows) = (self.stage.tokens, batch.rows.len());
+        let shape = StepShape { tokens, rows, questions };
+        Ok(Some(self.device.launch(engine, shape, timing)?))
     }
 
-    /// Notes sampled tokens on their seats, for rows to come that name them by step.
-    fn record(&mut self, batch: &Batch, rows: &[RowOutput]) {
-        for (row, output) in batch.rows.iter().zip(rows) {
-            for &token in &output.emitted {
-                self.seats.get_mut(row.seat).record(batch.step, token);
+    /// Answers what has not been answered yet, slice by slice; all but the last are waited for.
+    fn answer(
+        &mut self,
+        engine: &Engine,
+        batch: &Batch,
+        questions: &[Question],
+        (first, hidden): (usize, Option<Tensor>),
+        pending: &mut Pending,
+    ) -> Result<(), ExecutorError> {
+        let ops = &engine.ops;
+        let mut done = first;
+        let mut slice = &questions[..first];
+        loop {
+            let memory = self.answers.1.recv().expect("the sender lives in the same struct");
+            let lists = sampler::lists(slice);
+            let answers = self.device.buffers.download(ops, memory, slice.len(), lists)?;
+            if done == questions.len() {
+                pending.questions.extend_from_slice(slice);
+                pending.answers = Some(answers);
+                return Ok(());
             }
+            let answers = answers.wait()?;
+            sampler::enter(slice, &answers, &mut pending.rows);
+            let _ = self.answers.0.send(answers.into_memory());
+            let hidden = hidden.as_ref().expect("a graph answers all questions at once");
+            self.stage.clear();
+            let n = self.stage_slice(batch, &questions[done..]);
+            self.upload(ops)?;
+            self.device.answer(engine, hidden, n, &mut pending.timing)?;
+            slice = &questions[done..done + n];
+            done += n;
         }
+    }
+}
+
+impl DeviceState {
+    /// A whole step, launch by launch: what a stage that has been uploaded says, laid out as `shape`.
+    pub(crate) fn launch(
+        &mut self,
+        engine: &Engine,
+        shape: StepShape,
+        timing: &mut StepTiming,
+    ) -> Result<Tensor, ExecutorError> {
+        let started = Instant::now();
+        let Engine { ops, model, tp, ep } = engine;
+        self.buffers.prepare(ops, &mut self.seats, shape)?;
+        let (batch, ids) = self.buffers.view(&self.seats, shape)?;
+        let f = Forward { ops, tp, ep, kv: &self.kv, batch: &batch, probe: None };
+        let hidden = model.forward(&f, &ids)?; // [T, H]
+        if shape.questions > 0 {
+            let asked = self.buffers.question_tokens(shape.questions)?;
+            let logits = model.logits(&f, &hidden, &asked)?; // [n, V]
+            drop((batch, ids, asked));
+            timing.forward_ns += ns_since(started);
+            self.sample(ops, &logits, timing)?;
+        } else {
+            timing.forward_ns += ns_since(started);
+        }
+        Ok(hidden)
+    }
+
+    /// Answers the `n` questions of a stage that has been uploaded.
+    fn answer(
+        &mut self,
+        engine: &Engine,
+        hidden: &Tensor,
+        n: usize,
+        timing: &mut StepTiming,
+    ) -> Result<(), ExecutorError> {
+        let started = Instant::now();
+        let Engine { ops, model, tp, ep } = engine;
+        let shape = StepShape { tokens: 0, rows: 0, questions: n };
+        self.buffers.prepare(ops, &mut self.seats, shape)?;
+        let (batch, _) = self.buffers.view(&self.seats, shape)?;
+        let f = Forward { ops, tp, ep, kv: &self.kv, batch: &batch, probe: None };
+        let logits = model.logits(&f, hidden, &self.buffers.question_tokens(n)?)?; // [n, V]
+        drop(batch);
+        timing.forward_ns += ns_since(started);
+        self.sample(ops, &logits, timing)
+    }
+
+    fn sample(
+        &mut self,
+        ops: &Ops,
+        logits: &Tensor,
+        timing: &mut StepTiming,
+    ) -> Result<(), ExecutorError> {
+        let started = Instant::now();
+        self.buffers.sample(ops, &mut self.seats, logits)?;
+        timing.sample_ns += ns_since(started);
+        Ok(())
+    }
+}
+
+impl Pending {
+    /// Waits for the device and forms the answer.
+    pub(crate) fn finish(mut self) -> Result<StepOutput, ExecutorError> {
+        if let Some(answers) = self.answers.take() {
+            let answers = answers.wait()?;
+            sampler::enter(&self.questions, &answers, &mut self.rows);
+            // An executor that is gone needs no memory.
+            let _ = self.home.send(answers.into_memory());
+        }
+        let mut timing = self.timing;
+        let elapsed = ns_since(self.started);
+        timing.forward_ns =
+            timing.forward_ns.max(elapsed.saturating_sub(timing.inputs_ns + timing.sample_ns));
+        Ok(StepOutput { step: self.step, epoch: self.epoch, rows: self.rows, timing })
     }
 }
 

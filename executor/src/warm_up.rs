@@ -7,14 +7,19 @@ use protocol::{
 };
 use std::time::Instant;
 
-/// More tokens would only lengthen the start: the CPU's memory is not divided by what they show.
+/// More tokens would only lengthen the start where memory is not divided by what they show.
 const TOKENS_MAX: u32 = 512;
 
 /// Lengths of the rows of each pass: the largest prefill, the widest decode, and a single row.
-pub(crate) fn passes(config: &ExecutorConfig, rows_per_slice: usize) -> [Vec<u32>; 3] {
+pub(crate) fn passes(
+    config: &ExecutorConfig,
+    rows_per_slice: usize,
+    whole_budget: bool,
+) -> [Vec<u32>; 3] {
     let seats = config.max_num_seqs;
     let all = u64::from(seats) * u64::from(config.max_model_len);
-    let tokens = all.min(u64::from(config.tokens_per_step.min(TOKENS_MAX))) as u32;
+    let most = if whole_budget { u32::MAX } else { TOKENS_MAX };
+    let tokens = all.min(u64::from(config.tokens_per_step.min(most))) as u32;
     let whole = tokens / config.max_model_len;
     let rest = tokens % config.max_model_len;
     let mut prefill = vec![config.max_model_len; whole as usize];

@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use kernels::cpu::{CpuConfig, CpuDevice, Isa};
 use kernels::{
-    Attention, BatchRows, DType, Driver, HostMat, Kernels, KvLayout, Mat, MatMut, Packed, QkRope,
-    Rope, Stream, bf16,
+    Attention, BatchRows, DType, Driver, HostMat, Kernels, KvLayout, KvOrder, Mat, MatMut, Packed,
+    QkRope, Rope, Stream, bf16,
 };
 
 const S: Stream = Stream(0);
@@ -209,6 +209,7 @@ fn attention(device: &CpuDevice, rows: usize, len: usize, context: usize) {
         kv_heads,
         head_dim: dim,
         dtype: DType::BF16,
+        order: KvOrder::Lanes,
     };
     let mut pool = device.alloc(layout.bytes()).unwrap();
     let tokens = rows * len;
@@ -252,6 +253,7 @@ fn attention(device: &CpuDevice, rows: usize, len: usize, context: usize) {
             cu_q: Mat::of(&cu_q, 1, rows + 1).unwrap(),
             context_lens: Mat::of(&context_lens, 1, rows).unwrap(),
             block_tables: Mat::of(&table, rows, per_row).unwrap(),
+            table_rows: None,
         },
         heads,
         layer: 0,

@@ -11,8 +11,10 @@ pub struct BatchRows<'a> {
     pub cu_q: Mat<'a>,
     /// Keys of row `r`, its own tokens included; i32 `[R]`.
     pub context_lens: Mat<'a>,
-    /// Blocks of row `r` in order of position; i32 `[R, W]`, entries behind the context are not read.
+    /// Block tables in order of position; i32 `[S, W]`, entries behind a context are not read.
     pub block_tables: Mat<'a>,
+    /// Row `r` reads table `table_rows[r]`; i32 `[R]`. `None` = table `r`.
+    pub table_rows: Option<Mat<'a>>,
 }
 
 /// Rotary embedding, half pairing: channel `i` turns with `i + rotary / 2`.

@@ -1,9 +1,9 @@
 //! What every device offers: memory (`Driver`) and maths on it (`Kernels`).
 
-use crate::sample::{RowAnswer, RowRequest};
+use crate::step::{AnswerArrays, SeatArrays, StageView, StepArrays};
 use crate::{
-    Attention, BatchRows, Buffer, DType, DeviceError, Experts, HostMat, KvLayout, Mat, MatMut,
-    Packed, QkRope, Routes,
+    Attention, BatchRows, Buffer, DType, DeviceError, Experts, HostMat, InFlight, KvLayout,
+    KvOrder, Mat, MatMut, Packed, Pinned, QkRope, Routes,
 };
 
 /// An order of launches. The CPU device runs every launch to its end before it returns, so it has one.
@@ -17,6 +17,16 @@ pub struct MemInfo {
     pub free_bytes: u64,
     /// Bytes in all.
     pub total_bytes: u64,
+}
+
+/// A recording of launches.
+#[derive(Debug)]
+pub struct Graph(pub Box<dyn Replay>);
+
+/// What a device keeps of a recording.
+pub trait Replay: Send + std::fmt::Debug {
+    /// Runs it on `s`.
+    fn replay(&self, s: &Stream) -> Result<(), DeviceError>;
 }
 
 /// Memory, copies and order of one device.
@@ -41,6 +51,51 @@ pub trait Driver: Send + Sync {
 
     /// Waits for all launches on `s`.
     fn synchronize(&self, s: &Stream) -> Result<(), DeviceError>;
+
+    /// Allocates zeroed host memory for copies that run by themselves.
+    fn alloc_pinned(&self, bytes: usize) -> Result<Pinned, DeviceError>;
+
+    /// Starts a copy of the first `bytes` of `from` to the beginning of a buffer, in the order of `s`.
+    fn start_upload(
+        &self,
+        s: &Stream,
+        to: &mut Buffer,
+        from: Pinned,
+        bytes: usize,
+    ) -> Result<InFlight, DeviceError>;
+
+    /// Starts a copy of the first `bytes` of a buffer to the beginning of `to`, in the order of `s`.
+    fn start_download(
+        &self,
+        s: &Stream,
+        from: &Buffer,
+        to: Pinned,
+        bytes: usize,
+    ) -> Result<InFlight, DeviceError>;
+
+    /// Whether launches can be captured once and replayed.
+    fn captures_graphs(&self) -> bool {
+        false
+    }
+
+    /// From now on launches on `s` are recorded instead of run. No memory may be allocated, copied
+    /// synchronously or freed until `end_capture`.
+    fn begin_capture(&self, _: &Stream) -> Result<(), DeviceError> {
+        Err(DeviceError::NoGraphs { device: self.name() })
+    }
+
+    /// What has been recorded since `begin_capture`, ready to be replayed.
+    fn end_capture(&self, _: &Stream) -> Result<Graph, DeviceError> {
+        Err(DeviceError::NoGraphs { device: self.name() })
+    }
+
+    /// Runs a recording on `s`. Everything it reads and writes must still be allocated.
+    fn replay(&self, s: &Stream, graph: &Graph) -> Result<(), DeviceError> {
+        graph.0.replay(s)
+    }
+
+    /// Order of keys and values in a block on this device.
+    fn kv_order(&self) -> KvOrder;
 
     /// Free and total memory.
     fn mem_info(&self) -> MemInfo;
@@ -159,14 +214,28 @@ pub trait Kernels: Driver {
         experts: &Experts<'_>,
     ) -> Result<(), DeviceError>;
 
-    /// Chooses a token, or scores a known one, for each row of `logits` f32 `[n, V]`; the answers are
-    /// on the host. A row's answer depends on that row and its request alone.
-    fn sample(
+    /// Takes over what a stage says about seats and tables, then lays out ids, positions, slots, lengths
+    /// and question tokens of the step. See [`crate::step`].
+    fn prepare(
+        &self,
+        s: &Stream,
+        stage: &StageView<'_>,
+        seats: &mut SeatArrays<'_>,
+        step: &mut StepArrays<'_>,
+        block_tokens: usize,
+    ) -> Result<(), DeviceError>;
+
+    /// Answers the first `n` questions of a stage out of `logits` f32 `[n, V]`, row by row; rows
+    /// beyond the stage's questions are padding. A token that was chosen becomes the last one of its seat, and joins its
+    /// history where a rule reads it. A row's answer depends on that row and its seat alone.
+    fn sample_rows(
         &self,
         s: &Stream,
         logits: Mat<'_>,
-        rows: &[RowRequest<'_>],
-    ) -> Result<Vec<RowAnswer>, DeviceError>;
+        stage: &StageView<'_>,
+        seats: &mut SeatArrays<'_>,
+        answers: &mut AnswerArrays<'_>,
+    ) -> Result<(), DeviceError>;
 }
 
 /// Checks what kernels read without a type: lengths, tables and slots that come from the host.
@@ -194,6 +263,12 @@ impl BatchRows<'_> {
         self.context_lens.row::<i32>(0)[r] as usize
     }
 
+    /// Blocks of row `r`.
+    pub(crate) fn table(&self, r: usize) -> &[i32] {
+        let at = self.table_rows.map_or(r, |rows| rows.row::<i32>(0)[r] as usize);
+        self.block_tables.row::<i32>(at)
+    }
+
     /// Refuses rows that overlap, exceed the tokens, or name blocks outside the pool.
     pub(crate) fn check(&self, tokens: usize, layout: &KvLayout) -> Result<(), DeviceError> {
         const KERNEL: &str = "paged_attention";
@@ -203,8 +278,19 @@ impl BatchRows<'_> {
         if self.cu_q.cols() != rows + 1 {
             return Err(shape("cu_q", self.cu_q.cols(), rows + 1));
         }
-        if self.block_tables.rows() != rows && rows > 0 {
-            return Err(shape("block_tables", self.block_tables.rows(), rows));
+        match self.table_rows {
+            None if self.block_tables.rows() != rows && rows > 0 => {
+                return Err(shape("block_tables", self.block_tables.rows(), rows));
+            }
+            Some(at) => {
+                let limit = self.block_tables.rows();
+                let seats = &at.row::<i32>(0)[..rows];
+                if let Some(&seat) = seats.iter().find(|&&s| s < 0 || s as usize >= limit) {
+                    let (what, index) = ("table", i64::from(seat));
+                    return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
+                }
+            }
+            None => {}
         }
         let cu_q = self.cu_q.row::<i32>(0);
         if cu_q[0] != 0 || cu_q[rows] as usize != tokens || !cu_q.is_sorted() {
@@ -217,7 +303,7 @@ impl BatchRows<'_> {
                 return Err(shape("context_lens", context.max(0) as usize, to - from));
             }
             let used = (context as usize).div_ceil(layout.block_tokens);
-            let table = self.block_tables.row::<i32>(r);
+            let table = self.table(r);
             if used > table.len() {
                 return Err(shape("block_tables", table.len(), used));
             }

@@ -57,6 +57,12 @@ pub enum DeviceError {
     /// A GPU refused or failed.
     #[error(transparent)]
     Hip(#[from] crate::hip::HipError),
+    /// This device runs every launch at once.
+    #[error("{device} cannot capture launches")]
+    NoGraphs {
+        /// Device, in words.
+        device: String,
+    },
     /// A worker thread could not be started.
     #[error("cannot start worker thread {index}")]
     Thread {

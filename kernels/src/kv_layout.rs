@@ -3,9 +3,18 @@
 //! The pool is `[layer][block][kv head][K tile | V tile]`. Within a tile of `B` tokens and head size
 //! `D`: bf16 keys `[D / 2][B][d % 2]` and values `[B / 2][D][t % 2]`, so that scores and outputs are
 //! paired dot products over contiguous lines, with tokens (scores) or channels (outputs) along the
-//! lanes and no shuffles; f32 keys `[D][B]`, values `[B][D]`.
+//! lanes and no shuffles; f32 keys `[D][B]`, values `[B][D]`. A GPU keeps both as `[B][D]`.
 
 use crate::{DType, DeviceError};
+
+/// Order of the elements within a tile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvOrder {
+    /// For dot products along lanes, as described above: the CPU's.
+    Lanes,
+    /// `[B][D]`, keys and values alike: what wide loads of a GPU want.
+    Rows,
+}
 
 /// Shape of a KV pool: what one layer stores for one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +31,8 @@ pub struct KvLayout {
     pub head_dim: usize,
     /// f32 or bf16.
     pub dtype: DType,
+    /// Order within a tile; the device's.
+    pub order: KvOrder,
 }
 
 impl KvLayout {
@@ -81,17 +92,18 @@ impl KvLayout {
     /// Position of token `t`, channel `d` inside a key tile.
     #[must_use]
     pub const fn key(&self, t: usize, d: usize) -> usize {
-        match self.dtype {
-            DType::BF16 => (d / 2 * self.block_tokens + t) * 2 + d % 2,
-            _ => d * self.block_tokens + t,
+        match (self.order, self.dtype) {
+            (KvOrder::Rows, _) => t * self.head_dim + d,
+            (KvOrder::Lanes, DType::BF16) => (d / 2 * self.block_tokens + t) * 2 + d % 2,
+            (KvOrder::Lanes, _) => d * self.block_tokens + t,
         }
     }
 
     /// Position of token `t`, channel `d` inside a value tile.
     #[must_use]
     pub const fn value(&self, t: usize, d: usize) -> usize {
-        match self.dtype {
-            DType::BF16 => (t / 2 * self.head_dim + d) * 2 + t % 2,
+        match (self.order, self.dtype) {
+            (KvOrder::Lanes, DType::BF16) => (t / 2 * self.head_dim + d) * 2 + t % 2,
             _ => t * self.head_dim + d,
         }
     }

@@ -47,7 +47,7 @@ impl Ops {
         let upload = |values: &[f32]| {
             let mut table = self.zeros(DType::F32, &[positions, half])?;
             let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-            self.device.upload(table.buffer_mut(), 0, &bytes)?;
+            self.device.upload(table.buffer_mut()?, 0, &bytes)?;
             Ok::<_, OpError>(table)
         };
         Ok(RopeTable { cos: upload(cos)?, sin: upload(sin)? })

@@ -18,8 +18,6 @@ pub struct BatchInputs {
     pub context_lens: Vec<i32>,
     /// Blocks of row `r` at `[r W, (r + 1) W)`, padded with anything.
     pub block_tables: Vec<i32>,
-    /// Tokens whose hidden states or logits are wanted.
-    pub last_rows: Vec<i32>,
 }
 
 /// A batch on the device.
@@ -33,10 +31,10 @@ pub struct BatchView {
     pub cu_q: Tensor,
     /// i32 `[R]`.
     pub context_lens: Tensor,
-    /// i32 `[R, W]`.
+    /// i32 `[R, W]`, or `[S, W]` with `table_rows`.
     pub block_tables: Tensor,
-    /// i32 `[n]`.
-    pub last_rows: Tensor,
+    /// Which table is row `r`'s; i32 `[R]`. `None` = table `r`.
+    pub table_rows: Option<Tensor>,
 }
 
 impl BatchView {
@@ -49,14 +47,14 @@ impl BatchView {
         check_size("batch", "block_tables", inputs.block_tables.len(), width * rows)?;
         let mut slots = ops.scratch(DType::I64, &[inputs.slots.len()])?;
         let bytes: Vec<u8> = inputs.slots.iter().flat_map(|slot| slot.to_le_bytes()).collect();
-        ops.device.upload(slots.buffer_mut(), 0, &bytes)?;
+        ops.device.upload(slots.buffer_mut()?, 0, &bytes)?;
         Ok(Self {
             positions: ops.ids(&inputs.positions)?,
             slots,
             cu_q: ops.ids(&inputs.cu_q)?,
             context_lens: ops.ids(&inputs.context_lens)?,
             block_tables: ops.ids(&inputs.block_tables)?.reshape(&[rows, width])?,
-            last_rows: ops.ids(&inputs.last_rows)?,
+            table_rows: None,
         })
     }
 
@@ -77,6 +75,7 @@ impl BatchView {
             cu_q: self.cu_q.mat()?,
             context_lens: self.context_lens.mat()?,
             block_tables: self.block_tables.mat()?,
+            table_rows: self.table_rows.as_ref().map(Tensor::mat).transpose()?,
         })
     }
 }

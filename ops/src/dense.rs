@@ -94,7 +94,7 @@ impl Ops {
                     part.read_row(r, &mut row);
                     encode(&row, dtype, &mut bytes)?;
                 }
-                self.device.upload(tensor.buffer_mut(), offset, &bytes)?;
+                self.device.upload(tensor.buffer_mut()?, offset, &bytes)?;
                 offset += bytes.len();
             }
         }
@@ -105,7 +105,7 @@ impl Ops {
     pub fn ids(&self, ids: &[i32]) -> Result<Tensor, OpError> {
         let mut tensor = self.scratch(DType::I32, &[ids.len()])?;
         let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-        self.device.upload(tensor.buffer_mut(), 0, &bytes)?;
+        self.device.upload(tensor.buffer_mut()?, 0, &bytes)?;
         Ok(tensor)
     }
 
@@ -115,7 +115,7 @@ impl Ops {
         let mut tensor = self.scratch(dtype, shape)?;
         let mut bytes = Vec::with_capacity(x.len() * 4);
         encode(x, dtype, &mut bytes)?;
-        self.device.upload(tensor.buffer_mut(), 0, &bytes)?;
+        self.device.upload(tensor.buffer_mut()?, 0, &bytes)?;
         Ok(tensor)
     }
 
@@ -151,7 +151,7 @@ impl Ops {
                 check_size("pack_linear", "bias", bias.len(), weight.n())?;
                 let mut tensor = self.zeros(DType::F32, &[bias.len()])?;
                 let bytes: Vec<u8> = bias.iter().flat_map(|b| b.to_le_bytes()).collect();
-                self.device.upload(tensor.buffer_mut(), 0, &bytes)?;
+                self.device.upload(tensor.buffer_mut()?, 0, &bytes)?;
                 Some(Arc::new(tensor))
             }
             None => None,

@@ -27,6 +27,9 @@ pub enum OpError {
         /// Its type.
         dtype: DType,
     },
+    /// A tensor was to be written while part of it is in use under another name.
+    #[error("a tensor that is shared cannot be written")]
+    Shared,
     /// The device refused or failed.
     #[error(transparent)]
     Device(#[from] DeviceError),

@@ -41,6 +41,7 @@ impl KvPool {
     /// Key and value of one slot and head as f32, to be compared by tests and transfers.
     pub fn read_slot(
         &self,
+        ops: &Ops,
         layer: usize,
         slot: usize,
         head: usize,
@@ -57,19 +58,22 @@ impl KvPool {
             }
         }
         let (block, t) = (slot / layout.block_tokens, slot % layout.block_tokens);
-        let bytes = self.bytes.borrow();
-        let elements = layout.bytes() / layout.dtype.bytes();
-        let all = bytes.mat(layout.dtype, 1, elements)?;
-        let at = |i: usize| match layout.dtype {
-            DType::BF16 => all.row::<kernels::bf16>(0)[i].to_f32(),
-            _ => all.row::<f32>(0)[i],
+        let at = |i: usize| -> Result<f32, OpError> {
+            let mut raw = [0; 4];
+            let size = layout.dtype.bytes();
+            let bytes = self.bytes.borrow();
+            ops.device.download(&ops.stream, &bytes, i * size, &mut raw[..size])?;
+            Ok(match layout.dtype {
+                DType::BF16 => kernels::bf16::from_le_bytes([raw[0], raw[1]]).to_f32(),
+                _ => f32::from_le_bytes(raw),
+            })
         };
         let (key, value) =
             (layout.key_tile(layer, block, head), layout.value_tile(layer, block, head));
         let channels = 0..layout.head_dim;
         Ok((
-            channels.clone().map(|d| at(key + layout.key(t, d))).collect(),
-            channels.map(|d| at(value + layout.value(t, d))).collect(),
+            channels.clone().map(|d| at(key + layout.key(t, d))).collect::<Result<_, _>>()?,
+            channels.map(|d| at(value + layout.value(t, d))).collect::<Result<_, _>>()?,
         ))
     }
 }

@@ -13,7 +13,8 @@ mod dense;
 mod error;
 mod kv_pool;
 mod moe;
-pub mod sample;
+mod seats;
+mod step;
 mod tensor;
 mod weights;
 
@@ -21,8 +22,16 @@ pub use attention::{AttentionShape, QkRopeWeights, RopeTable};
 pub use batch::{BatchInputs, BatchView};
 pub use dense::Ops;
 pub use error::OpError;
-pub use kernels::{DType, HostMat, KvLayout, MappedFile, Stream, bf16, f16};
+pub use kernels::step::{
+    ANSWER_ALL_MASKED, ANSWER_NON_FINITE, ANSWER_OK, Answer, RULE_HISTORY, RULE_MASKED, SeatRules,
+    Stage, StageEdit, StageHeader, StageInit, StageQuestion, StageRow,
+};
+pub use kernels::{
+    DType, Graph, HostMat, InFlight, KvLayout, KvOrder, MappedFile, Pinned, Stream, bf16, f16,
+};
 pub use kv_pool::KvPool;
 pub use moe::{PackedExperts, Routing};
+pub use seats::Seats;
+pub use step::{AnswerMemory, Answers, AnswersInFlight, StepBuffers, StepShape, StepSize};
 pub use tensor::Tensor;
 pub use weights::{Embedding, PackedLinear};

@@ -1,22 +1,25 @@
 //! `Tensor`: contiguous elements of one type on the device, with a shape.
 
+use std::sync::Arc;
+
 use kernels::{DType, Mat, MatMut};
 
 use crate::OpError;
 use crate::arena::Storage;
 
-/// Contiguous, row-major elements on the device. Owns its memory; a view is a matrix of
-/// `rows() × cols()`, the last dimension being the columns.
+/// Contiguous, row-major elements on the device. A view is a matrix of `rows() × cols()`, the last
+/// dimension being the columns. Owns its memory, or shares it with those it was narrowed from; while
+/// shared it cannot be written.
 #[derive(Debug)]
 pub struct Tensor {
-    storage: Storage,
+    storage: Arc<Storage>,
     dtype: DType,
     shape: Vec<usize>,
 }
 
 impl Tensor {
     pub(crate) fn new(storage: Storage, dtype: DType, shape: &[usize]) -> Self {
-        Self { storage, dtype, shape: shape.to_vec() }
+        Self { storage: Arc::new(storage), dtype, shape: shape.to_vec() }
     }
 
     /// Sizes, outermost first.
@@ -65,6 +68,15 @@ impl Tensor {
         Ok(self)
     }
 
+    /// The first elements, enough for `shape`. As long as the result lives, neither can be written.
+    pub fn narrow(&self, shape: &[usize]) -> Result<Self, OpError> {
+        if shape.iter().product::<usize>() > self.len() {
+            let (got, expected) = (shape.to_vec(), self.shape.clone());
+            return Err(OpError::Shape { op: "narrow", what: "shape", got, expected });
+        }
+        Ok(Self { storage: self.storage.clone(), dtype: self.dtype, shape: shape.to_vec() })
+    }
+
     /// View for kernels, `[rows, cols]`.
     pub fn mat(&self) -> Result<Mat<'_>, OpError> {
         Ok(self.storage.buffer().mat(self.dtype, self.rows(), self.cols())?)
@@ -73,14 +85,14 @@ impl Tensor {
     /// View for kernels that write.
     pub fn mat_mut(&mut self) -> Result<MatMut<'_>, OpError> {
         let (dtype, rows, cols) = (self.dtype, self.rows(), self.cols());
-        Ok(self.storage.buffer_mut().mat_mut(dtype, rows, cols)?)
+        Ok(self.buffer_mut()?.mat_mut(dtype, rows, cols)?)
     }
 
     pub(crate) fn buffer(&self) -> &kernels::Buffer {
         self.storage.buffer()
     }
 
-    pub(crate) fn buffer_mut(&mut self) -> &mut kernels::Buffer {
-        self.storage.buffer_mut()
+    pub(crate) fn buffer_mut(&mut self) -> Result<&mut kernels::Buffer, OpError> {
+        Ok(Arc::get_mut(&mut self.storage).ok_or(OpError::Shared)?.buffer_mut())
     }
 }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use kernels::cpu::{CpuConfig, CpuDevice};
 use ops::{
-    AttentionShape, BatchInputs, BatchView, DType, Embedding, HostMat, KvLayout, KvPool, OpError,
-    Ops, PackedExperts, QkRopeWeights,
+    ANSWER_NON_FINITE, ANSWER_OK, AttentionShape, BatchInputs, BatchView, DType, Embedding,
+    HostMat, KvLayout, KvOrder, KvPool, OpError, Ops, PackedExperts, QkRopeWeights, SeatRules,
+    Seats, Stage, StageInit, StageQuestion, StepBuffers, StepShape, StepSize,
 };
 
 fn ops(dtype: DType) -> Ops {
@@ -95,8 +96,15 @@ fn attention_over_a_pool_is_the_same_in_any_chunks() {
     let (heads, kv_heads, dim, len) = (4, 2, 16, 40usize);
     for dtype in [DType::F32, DType::BF16] {
         let ops = ops(dtype);
-        let layout =
-            KvLayout { layers: 1, blocks: 4, block_tokens: 16, kv_heads, head_dim: dim, dtype };
+        let layout = KvLayout {
+            layers: 1,
+            blocks: 4,
+            block_tokens: 16,
+            kv_heads,
+            head_dim: dim,
+            dtype,
+            order: KvOrder::Lanes,
+        };
         let (cos, sin) = (vec![0.6; 64 * dim / 2], vec![0.8; 64 * dim / 2]);
         let rope = ops.rope_table(&cos, &sin, dim / 2).unwrap();
         let weights = QkRopeWeights { q_norm: None, k_norm: None, eps: 1e-6, rope: &rope };
@@ -115,7 +123,6 @@ fn attention_over_a_pool_is_the_same_in_any_chunks() {
                     cu_q: vec![0, (to - from) as i32],
                     context_lens: vec![to as i32],
                     block_tables: vec![2, 0, 1, -1],
-                    last_rows: vec![(to - from) as i32 - 1],
                 };
                 let batch = BatchView::new(&ops, &inputs).unwrap();
                 assert_eq!((batch.tokens(), batch.rows()), (to - from, 1));
@@ -126,9 +133,9 @@ fn attention_over_a_pool_is_the_same_in_any_chunks() {
                 out.extend(ops.read_f32(&o).unwrap());
             }
             // The value of the last token, second head, as stored.
-            let (_, value) = pool.read_slot(0, slot(len - 1) as usize, 1).unwrap();
+            let (_, value) = pool.read_slot(&ops, 0, slot(len - 1) as usize, 1).unwrap();
             assert_eq!(value, qkv[len * width - dim..]);
-            assert!(pool.read_slot(0, 64, 0).is_err());
+            assert!(pool.read_slot(&ops, 0, 64, 0).is_err());
             out
         };
         let whole = run(len);
@@ -152,4 +159,36 @@ fn wrong_shapes_are_refused_with_their_numbers() {
     assert!(ops.push_expert(&mut experts, &[gate_up], &gate_up).is_err());
     assert!(experts.is_empty());
     assert!(Ops::new(ops.device().clone(), DType::F16).is_err());
+}
+
+/// Two rows of logits, two seats: the second row is no number.
+#[test]
+fn questions_are_answered_row_by_row() {
+    let ops = ops(DType::F32);
+    let size =
+        StepSize { tokens: 4, rows: 2, questions: 3, top: 2, stage_bytes: 4096, block_tokens: 16 };
+    let mut buffers = StepBuffers::new(&ops, size).unwrap();
+    let mut seats = Seats::new(&ops, 2, 1, 16, 3).unwrap();
+    let mut stage = Stage::default();
+    for seat in 0..2 {
+        let rules = SeatRules { top_p: 1.0, repetition: 1.0, ..SeatRules::default() };
+        stage.inits.push(StageInit { seat, mask_at: -1, rules, ..StageInit::default() });
+        let question =
+            StageQuestion { token: seat, seat, known: -1, top: -1, ..Default::default() };
+        stage.questions.push(question);
+    }
+    stage.questions[0].top = 2;
+    let shape = StepShape { tokens: 0, rows: 0, questions: 2 };
+    let memory = ops.device().alloc_pinned(size.stage_bytes).unwrap();
+    buffers.upload(&ops, &stage, memory).unwrap().wait().unwrap();
+    buffers.prepare(&ops, &mut seats, shape).unwrap();
+    let l = [0.0, 2.0, 1.0, f32::NAN, 0.0, 0.0];
+    let logits = ops.floats(&l, DType::F32, &[2, 3]).unwrap();
+    buffers.sample(&ops, &mut seats, &logits).unwrap();
+    let memory = buffers.answer_memory(&ops).unwrap();
+    let answers = buffers.download(&ops, memory, 2, true).unwrap().wait().unwrap();
+    let found: Vec<_> = answers.iter().collect();
+    assert_eq!((found[0].token, found[0].status, found[0].rank), (1, ANSWER_OK, 1));
+    assert_eq!(found[1].status, ANSWER_NON_FINITE);
+    assert_eq!(answers.top(0, 2).map(|(id, _)| id).collect::<Vec<_>>(), [1, 2]);
 }

@@ -69,6 +69,8 @@ pub enum Phase {
     Load,
     /// Forward passes that measure memory and speed; units are passes.
     WarmUp,
+    /// Recording steps of the row counts to come; units are recordings.
+    Capture,
 }
 
 /// Measured after the warm-up.

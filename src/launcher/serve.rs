@@ -167,6 +167,7 @@ fn new_progress(phase: Phase, total: u64) -> Progress {
     match phase {
         Phase::Load => Progress::new("load weights", total, Unit::Bytes),
         Phase::WarmUp => Progress::new("warm up", total, Unit::Items),
+        Phase::Capture => Progress::new("capture steps", total, Unit::Items),
     }
 }
 

@@ -161,6 +161,9 @@ pub fn executor(args: &ServeArgs, files: &ModelFiles) -> ExecutorConfig {
             (None, Some(bytes)) => KvSize::Bytes(bytes.0),
             (None, None) => KvSize::Auto,
         },
+        memory_utilization: engine.gpu_memory_utilization,
+        enforce_eager: engine.enforce_eager,
+        logprobs_max: u32::try_from(args.reply.max_logprobs).unwrap_or(u32::MAX), // −1 = all.
         epoch: Epoch(1), // The first generation of the engine's executor groups.
         rank: Rank(0),
     }

@@ -92,11 +92,14 @@ fn executor(world: World) -> Executor {
         max_num_seqs: world.requests_running,
         tokens_per_step: world.tokens_per_step,
         kv: KvSize::Blocks(world.blocks),
+        memory_utilization: 0.9,
+        enforce_eager: false,
+        logprobs_max: u32::MAX,
         epoch: Epoch(1),
         rank: Rank(0),
     };
     let mut executor = Executor::load(config, &mut |_| {}).unwrap();
-    executor.size_kv(world.blocks).unwrap();
+    executor.size_kv(world.blocks, &mut |_| {}).unwrap();
     executor
 }
 

@@ -91,6 +91,7 @@ impl Replay {
             kv_heads: config.kv_heads,
             head_dim: config.head_dim,
             dtype,
+            order: ops.device().kv_order(),
         };
         let spec = models::kv_spec(config, dtype, BLOCK_TOKENS as u32);
         assert_eq!(spec.bytes_per_block(), layout.bytes_per_block() as u64);
@@ -117,7 +118,9 @@ impl Replay {
         let f = Forward { ops: &self.ops, tp: &tp, ep: &ep, kv: &self.kv, batch: &batch, probe };
         let ids = self.ops.ids(&ids).unwrap();
         let hidden = self.model.forward(&f, &ids).unwrap();
-        let logits = self.model.logits(&f, &hidden, &batch.last_rows).unwrap();
+        let everywhere: Vec<i32> = (0..batch.tokens() as i32).collect();
+        let rows = self.ops.ids(&everywhere).unwrap();
+        let logits = self.model.logits(&f, &hidden, &rows).unwrap();
         matrix(&self.ops, &logits).unwrap()
     }
 
@@ -168,7 +171,6 @@ fn inputs(rows: &[&Row]) -> (Vec<i32>, BatchInputs) {
         let blocks = row.blocks.iter().map(|b| *b as i32).chain(std::iter::repeat(-1));
         inputs.block_tables.extend(blocks.take(width));
     }
-    inputs.last_rows = (0..ids.len() as i32).collect();
     (ids, inputs)
 }
 

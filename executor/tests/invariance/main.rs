@@ -195,8 +195,11 @@ fn batches_before_the_cache_has_a_size_are_refused() {
     let bucket = Bucket::Eager { tokens: 0 };
     let batch = Batch { step: StepId(1), epoch: Epoch(1), bucket, moe_tokens: 0, rows: Vec::new() };
     assert!(matches!(executor.step(&batch), Err(ExecutorError::NotSized)));
-    assert!(matches!(executor.size_kv(15), Err(ExecutorError::KvTooSmall { longest: 240, .. })));
-    assert_eq!(executor.size_kv(16).unwrap().blocks, 16);
+    assert!(matches!(
+        executor.size_kv(15, &mut |_| {}),
+        Err(ExecutorError::KvTooSmall { longest: 240, .. })
+    ));
+    assert_eq!(executor.size_kv(16, &mut |_| {}).unwrap().blocks, 16);
 }
 
 #[test]

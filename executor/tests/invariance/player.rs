@@ -34,6 +34,9 @@ pub(crate) fn config(dtype: Dtype, threads: usize) -> ExecutorConfig {
         max_num_seqs: 40,
         tokens_per_step: 1024,
         kv: KvSize::Blocks(BLOCKS),
+        memory_utilization: 0.9,
+        enforce_eager: false,
+        logprobs_max: u32::MAX,
         epoch: Epoch(1),
         rank: Rank(0),
     }
@@ -115,7 +118,7 @@ pub(crate) struct Player {
 impl Player {
     pub(crate) fn new(dtype: Dtype, threads: usize) -> Self {
         let mut executor = Executor::load(config(dtype, threads), &mut |_| {}).unwrap();
-        executor.size_kv(BLOCKS).unwrap();
+        executor.size_kv(BLOCKS, &mut |_| {}).unwrap();
         // Blocks of a request shall not lie in order.
         let free = (0..BLOCKS).map(|i| BlockId(i * 229 % BLOCKS)).collect();
         Self { executor, free, step: StepId(0), from_device: false }

@@ -8,10 +8,11 @@ use super::moe::Workspace;
 use super::pool::ThreadPool;
 use super::sample::Sampler;
 use super::topology::physical_cores;
-use crate::sample::{RowAnswer, RowRequest};
+use crate::pinned::Passed;
+use crate::step::{AnswerArrays, SeatArrays, StageView, StepArrays};
 use crate::{
-    Attention, Buffer, DType, DeviceError, Driver, Experts, HostMat, Kernels, KvLayout, Mat,
-    MatMut, MemInfo, Packed, QkRope, Routes, Stream,
+    Attention, Buffer, DType, DeviceError, Driver, Experts, HostMat, InFlight, Kernels, KvLayout,
+    KvOrder, Mat, MatMut, MemInfo, Packed, Pinned, QkRope, Routes, Stream,
 };
 
 /// How a CPU device computes.
@@ -73,6 +74,10 @@ impl CpuDevice {
         &self.experts
     }
 
+    pub(super) fn sampler(&self) -> &Sampler {
+        &self.sampler
+    }
+
     /// The threads, for other host work between kernels (sampling).
     #[must_use]
     pub fn threads(&self) -> &ThreadPool {
@@ -115,6 +120,39 @@ impl Driver for CpuDevice {
 
     fn synchronize(&self, _: &Stream) -> Result<(), DeviceError> {
         Ok(())
+    }
+
+    fn alloc_pinned(&self, bytes: usize) -> Result<Pinned, DeviceError> {
+        // SAFETY: this device's memory is the host's.
+        Ok(unsafe { Pinned::from_host(self.memory.alloc(bytes)?) })
+    }
+
+    fn start_upload(
+        &self,
+        _: &Stream,
+        to: &mut Buffer,
+        from: Pinned,
+        bytes: usize,
+    ) -> Result<InFlight, DeviceError> {
+        check_range("start_upload", 0, bytes, from.bytes().len())?;
+        self.upload(to, 0, &from.bytes()[..bytes])?;
+        Ok(InFlight::new(from, Box::new(Passed)))
+    }
+
+    fn start_download(
+        &self,
+        s: &Stream,
+        from: &Buffer,
+        mut to: Pinned,
+        bytes: usize,
+    ) -> Result<InFlight, DeviceError> {
+        check_range("start_download", 0, bytes, to.bytes().len())?;
+        self.download(s, from, 0, &mut to.bytes_mut()[..bytes])?;
+        Ok(InFlight::new(to, Box::new(Passed)))
+    }
+
+    fn kv_order(&self) -> KvOrder {
+        KvOrder::Lanes
     }
 
     fn mem_info(&self) -> MemInfo {
@@ -244,15 +282,26 @@ impl Kernels for CpuDevice {
         self.expert_mlp(y, x, routes, experts)
     }
 
-    fn sample(
+    fn prepare(
+        &self,
+        _: &Stream,
+        stage: &StageView<'_>,
+        seats: &mut SeatArrays<'_>,
+        step: &mut StepArrays<'_>,
+        block_tokens: usize,
+    ) -> Result<(), DeviceError> {
+        Self::prepare_step(stage, seats, step, block_tokens)
+    }
+
+    fn sample_rows(
         &self,
         _: &Stream,
         logits: Mat<'_>,
-        rows: &[RowRequest<'_>],
-    ) -> Result<Vec<RowAnswer>, DeviceError> {
-        check_dtype("sample", "logits", logits.dtype(), DType::F32)?;
-        check_size("sample", "rows", rows.len(), logits.rows())?;
-        Ok(self.sampler.answer(&self.threads, logits, rows))
+        stage: &StageView<'_>,
+        seats: &mut SeatArrays<'_>,
+        answers: &mut AnswerArrays<'_>,
+    ) -> Result<(), DeviceError> {
+        self.answer_questions(logits, stage, seats, answers)
     }
 }
 

@@ -18,8 +18,9 @@ mod pool;
 mod product;
 mod qk_rope;
 mod row_kernel;
-pub mod sample;
+mod sample;
 mod share;
+mod step;
 mod topology;
 
 pub use device::{CpuConfig, CpuDevice};

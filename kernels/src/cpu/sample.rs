@@ -10,6 +10,7 @@
 
 mod philox;
 mod row;
+pub(crate) mod rules;
 mod vector;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,9 +18,10 @@ use std::sync::{Mutex, PoisonError};
 
 use super::pool::ThreadPool;
 use crate::Mat;
-use crate::sample::{Pick, Picked, RowAnswer, RowRequest};
+use crate::cpu::sample::rules::{Pick, Picked, RowAnswer, RowRequest};
 
-pub use philox::{DRAW_TOKEN, gumbel, philox4x32_10};
+#[cfg(test)]
+use philox::{DRAW_TOKEN, gumbel, philox4x32_10};
 use row::{Scratch, choose, logprobs};
 
 /// Answers row by row, the rows spread over the threads, with memory of its own for each thread.

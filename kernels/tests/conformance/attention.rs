@@ -1,8 +1,8 @@
 //! The KV write and paged attention: mixed rows, random blocks, every ratio of heads, all block sizes.
 
 use kernels::{
-    Attention, BatchRows, Buffer, DeviceError, Driver, Kernels, KvLayout, Mat, MatMut, QkRope,
-    Rope, Stream, bf16,
+    Attention, BatchRows, Buffer, DeviceError, Driver, Kernels, KvLayout, KvOrder, Mat, MatMut,
+    QkRope, Rope, Stream, bf16,
     cpu::{CpuDevice, Isa},
 };
 
@@ -43,6 +43,7 @@ impl Case {
             kv_heads,
             head_dim,
             dtype: T::DTYPE,
+            order: KvOrder::Lanes,
         };
         let mut free: Vec<i32> = (0..layout.blocks as i32).collect();
         let requests = lens
@@ -190,6 +191,7 @@ impl Case {
                 cu_q: Mat::of(&cu_q, 1, rows + 1).unwrap(),
                 context_lens: Mat::of(&context_lens, 1, rows).unwrap(),
                 block_tables: Mat::of(&tables, rows, widest).unwrap(),
+                table_rows: None,
             },
             heads: self.heads,
             layer: 1,
@@ -324,6 +326,7 @@ fn check_slots<T: Real>() {
         kv_heads: 2,
         head_dim: 16,
         dtype: T::DTYPE,
+        order: KvOrder::Lanes,
     };
     let (heads, tokens, width) = (2, 4, 6 * 16);
     let qkv = cast::<T>(&Numbers::new(3).floats(tokens * width));
@@ -407,6 +410,7 @@ fn lying_tables_are_refused() {
         kv_heads: 1,
         head_dim: 16,
         dtype: kernels::DType::F32,
+        order: KvOrder::Lanes,
     };
     let pool = device.alloc(layout.bytes()).unwrap();
     let q = [0.0f32; 3 * 16];
@@ -418,6 +422,7 @@ fn lying_tables_are_refused() {
                 cu_q: Mat::of(cu_q, 1, cu_q.len()).unwrap(),
                 context_lens: Mat::of(context, 1, context.len()).unwrap(),
                 block_tables: Mat::of(table, 1, table.len()).unwrap(),
+                table_rows: None,
             },
             heads: 1,
             layer: 0,

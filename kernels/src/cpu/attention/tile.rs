@@ -65,7 +65,7 @@ impl Tile {
         let blocks = Blocks {
             pool: call.pool,
             layout: call.layout,
-            table: call.args.rows.block_tables.row(self.row),
+            table: call.args.rows.table(self.row),
             layer: call.args.layer,
             head: self.head,
         };

@@ -12,11 +12,12 @@ const ROUNDS: usize = 10;
 pub(super) const LANES: usize = 16;
 
 /// The `draw` word of a counter for plain token choice; speculation uses others.
-pub const DRAW_TOKEN: u32 = 0;
+pub(super) const DRAW_TOKEN: u32 = 0;
 
 /// One block of four random words.
 #[must_use]
-pub fn philox4x32_10(key: u64, counter: [u32; 4]) -> [u32; 4] {
+#[cfg(test)]
+pub(super) fn philox4x32_10(key: u64, counter: [u32; 4]) -> [u32; 4] {
     let mut words = counter.map(|word| [word; 1]);
     rounds(key, &mut words);
     words.map(|[word]| word)
@@ -52,7 +53,7 @@ fn rounds<const N: usize>(key: u64, words: &mut [[u32; N]; 4]) {
 
 /// Standard Gumbel noise of one random word: `-ln E`, `E = -ln(1 - u)`, `u` in (0, 1) from the word.
 #[must_use]
-pub fn gumbel(word: u32) -> f32 {
+pub(super) fn gumbel(word: u32) -> f32 {
     const TOP: f32 = 1.0 - 1.0 / 16_777_216.0;
     let u = ((word as f32 + 0.5) * (1.0 / 4_294_967_296.0)).min(TOP);
     let e = -f64::from(-u).ln_1p() as f32;

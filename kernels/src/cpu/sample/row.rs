@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use crate::sample::{Draw, Edits, Logprobs, Rules, Unusable};
+use crate::cpu::sample::rules::{Draw, Edits, Logprobs, Rules, Unusable};
 
 use super::philox::{LANES, gumbel, highest_word};
 use super::vector::{self, CHUNK};

@@ -1,7 +1,7 @@
 //! Every rule against a naive reference that sorts, in f64; and the draw against the distribution.
 
 use super::*;
-use crate::sample::{Draw, Edits, Rules, Seen, Unusable};
+use crate::cpu::sample::rules::{Draw, Edits, Rules, Seen, Unusable};
 use proptest::prelude::*;
 
 /// A row of `v` logits with the spread of a real one, different for each `seed`.

@@ -5,30 +5,30 @@
 
 /// An id that occurred in the prompt or the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seen {
+pub(crate) struct Seen {
     /// The id.
-    pub id: u32,
+    pub(crate) id: u32,
     /// Occurrences in the output; 0 = only in the prompt.
-    pub count: u32,
+    pub(crate) count: u32,
 }
 
 /// Changes of single logits before the draw, in the order of the fields. Ids beyond the row have no logit and are passed over.
 #[derive(Debug, Clone, Copy)]
-pub struct Edits<'a> {
+pub(crate) struct Edits<'a> {
     /// If present, every other id is masked.
-    pub allowed: Option<&'a [u32]>,
+    pub(crate) allowed: Option<&'a [u32]>,
     /// Masked ids.
-    pub banned: &'a [u32],
+    pub(crate) banned: &'a [u32],
     /// Added to single logits.
-    pub bias: &'a [(u32, f32)],
+    pub(crate) bias: &'a [(u32, f32)],
     /// What the penalties count.
-    pub seen: &'a [Seen],
+    pub(crate) seen: &'a [Seen],
     /// Divides positive and multiplies negative logits of seen ids; 1 = off.
-    pub repetition: f32,
+    pub(crate) repetition: f32,
     /// Subtracted per occurrence in the output.
-    pub frequency: f32,
+    pub(crate) frequency: f32,
     /// Subtracted once for an occurrence in the output.
-    pub presence: f32,
+    pub(crate) presence: f32,
 }
 
 impl Default for Edits<'_> {
@@ -55,44 +55,44 @@ impl Edits<'_> {
 
 /// How a token is drawn from the edited logits: temperature, min-p, top-k, top-p, then the draw.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Draw {
+pub(crate) struct Draw {
     /// Softmax temperature, at least `1e-5`.
-    pub temperature: f32,
+    pub(crate) temperature: f32,
     /// Least probability, relative to the likeliest id; 0 = off.
-    pub min_p: f32,
+    pub(crate) min_p: f32,
     /// Ids kept; 0 = all.
-    pub top_k: usize,
+    pub(crate) top_k: usize,
     /// Probability kept; 1 = all.
-    pub top_p: f32,
+    pub(crate) top_p: f32,
     /// Key of the request's noise.
-    pub key: u64,
+    pub(crate) key: u64,
     /// Index of the token produced.
-    pub position: u32,
+    pub(crate) position: u32,
 }
 
 /// Everything about the choice of one row's token.
 #[derive(Debug, Clone, Copy)]
-pub struct Rules<'a> {
+pub(crate) struct Rules<'a> {
     /// Changes before the draw.
-    pub edits: Edits<'a>,
+    pub(crate) edits: Edits<'a>,
     /// The draw; `None` takes the likeliest id.
-    pub draw: Option<Draw>,
+    pub(crate) draw: Option<Draw>,
 }
 
 /// Log-probabilities under the raw logits.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Logprobs {
+pub(crate) struct Logprobs {
     /// Of the id asked for.
-    pub logprob: f32,
+    pub(crate) logprob: f32,
     /// Its place among all ids, from 1.
-    pub rank: u32,
+    pub(crate) rank: u32,
     /// The likeliest ids in order.
-    pub top: Vec<(u32, f32)>,
+    pub(crate) top: Vec<(u32, f32)>,
 }
 
 /// Why a row yields no token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unusable {
+pub(crate) enum Unusable {
     /// A logit is NaN or infinite.
     NonFinite,
     /// The rules mask every id.
@@ -101,16 +101,16 @@ pub enum Unusable {
 
 /// What is asked about one row of logits.
 #[derive(Debug, Clone, Copy)]
-pub struct RowRequest<'a> {
+pub(crate) struct RowRequest<'a> {
     /// Which token it is about.
-    pub pick: Pick<'a>,
+    pub(crate) pick: Pick<'a>,
     /// Log-probabilities to report beside the token's own; `None` = none at all.
-    pub logprobs: Option<usize>,
+    pub(crate) logprobs: Option<usize>,
 }
 
 /// The token of a row.
 #[derive(Debug, Clone, Copy)]
-pub enum Pick<'a> {
+pub(crate) enum Pick<'a> {
     /// To be chosen.
     Choose(Rules<'a>),
     /// Known: only its log-probability is wanted.
@@ -119,12 +119,12 @@ pub enum Pick<'a> {
 
 /// The answer about one row.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Picked {
+pub(crate) struct Picked {
     /// The token.
-    pub token: u32,
+    pub(crate) token: u32,
     /// If asked for.
-    pub logprobs: Option<Logprobs>,
+    pub(crate) logprobs: Option<Logprobs>,
 }
 
 /// One answer per row: a strange row fails alone.
-pub type RowAnswer = Result<Picked, Unusable>;
+pub(crate) type RowAnswer = Result<Picked, Unusable>;

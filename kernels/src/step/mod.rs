@@ -1,0 +1,264 @@
+//! What the host stages for one step, and what a step leaves behind: records shared with the device.
+//!
+//! The device twin of every record is in `csrc/step/step.h`; a test compares sizes and offsets. A stage is
+//! one buffer, so that a step needs one copy to the device: a header, then five regions.
+//!
+//! Legend: S seats, W block table width, L longest request, V vocabulary, T tokens, R rows, Q questions.
+
+mod stage;
+
+use crate::{Mat, MatMut};
+
+pub use stage::Stage;
+pub(crate) use stage::StageRead;
+
+/// A record as the device reads it.
+///
+/// # Safety
+/// The type is `repr(C)`, has no padding, and every bit pattern is a value.
+pub unsafe trait Record: Copy + Send + Sync + 'static {}
+
+macro_rules! records {
+    ($($name:ty),*) => {$(
+        // SAFETY: `repr(C)` structs of 32- and 64-bit numbers whose sizes add up (checked by a test).
+        unsafe impl Record for $name {}
+    )*};
+}
+records!(StageHeader, StageRow, StageInit, StageQuestion, StageEdit, SeatRules, Answer, i32, u32);
+
+/// Where the regions of a stage begin, in bytes, and how many records they hold.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct StageHeader {
+    /// Records of the rows region.
+    pub rows: u32,
+    /// Records of the questions region.
+    pub questions: u32,
+    /// Records of the seat region.
+    pub inits: u32,
+    /// Words of the words region.
+    pub words: u32,
+    /// Records of the edits region.
+    pub edits: u32,
+    /// First byte of the rows.
+    pub rows_at: u32,
+    /// First byte of the questions.
+    pub questions_at: u32,
+    /// First byte of the seat records.
+    pub inits_at: u32,
+    /// First byte of the words.
+    pub words_at: u32,
+    /// First byte of the edits.
+    pub edits_at: u32,
+    /// Tokens of the step.
+    pub tokens: u32,
+    /// Zero.
+    pub reserved: [u32; 5],
+}
+
+/// One row of the step: `len` tokens of the request on `seat`, from position `start`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct StageRow {
+    /// Whose tokens.
+    pub seat: i32,
+    /// Position of the first one.
+    pub start: i32,
+    /// How many.
+    pub len: i32,
+    /// Index of the first one in the step.
+    pub token: i32,
+    /// Index of their ids in the words; −1 = one id, the one sampled last on this seat.
+    pub ids: i32,
+    /// First entry of the block table that is replaced.
+    pub table_from: i32,
+    /// Entries replaced.
+    pub table_len: i32,
+    /// Index of the new entries in the words.
+    pub table_at: i32,
+}
+
+/// A request takes a seat.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[repr(C)]
+pub struct StageInit {
+    /// Which seat.
+    pub seat: i32,
+    /// Index of known ids in the words.
+    pub history_at: i32,
+    /// Position of the first of them.
+    pub history_from: i32,
+    /// How many.
+    pub history_len: i32,
+    /// Index of `ceil(V / 32)` mask words; −1 = none.
+    pub mask_at: i32,
+    /// Zero.
+    pub reserved: [i32; 3],
+    /// How its tokens are chosen.
+    pub rules: SeatRules,
+}
+
+/// What is asked about the logits behind one token of the step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct StageQuestion {
+    /// The token of the step; −1 = padding, nothing is asked.
+    pub token: i32,
+    /// Whose rules.
+    pub seat: i32,
+    /// Position of the token asked for.
+    pub position: i32,
+    /// The token, where only its log-probability is asked for; −1 = choose one.
+    pub known: i32,
+    /// Ids to report beside the token; −1 = no log-probabilities at all.
+    pub top: i32,
+    /// First of its edits.
+    pub edits_at: i32,
+    /// How many.
+    pub edits: i32,
+    /// Zero.
+    pub reserved: i32,
+}
+
+/// Changes one logit, always or behind certain ids.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[repr(C)]
+pub struct StageEdit {
+    /// Whose logit; ids beyond the row have none and are passed over.
+    pub id: u32,
+    /// Added; −∞ masks.
+    pub value: f32,
+    /// Index in the words of the ids that must stand before the position.
+    pub when_at: i32,
+    /// How many of them; 0 = always.
+    pub when_len: i32,
+}
+
+/// How the tokens of the request on a seat are chosen; held on the device for the life of the seat.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[repr(C)]
+pub struct SeatRules {
+    /// Softmax temperature; below `1e-5` the likeliest id is taken.
+    pub temperature: f32,
+    /// Probability kept; 1 = all.
+    pub top_p: f32,
+    /// Least probability, relative to the likeliest id; 0 = off.
+    pub min_p: f32,
+    /// Ids kept; 0 = all.
+    pub top_k: i32,
+    /// Divides positive and multiplies negative logits of ids in prompt or output; 1 = off.
+    pub repetition: f32,
+    /// Subtracted per occurrence in the output.
+    pub frequency: f32,
+    /// Subtracted once for an occurrence in the output.
+    pub presence: f32,
+    /// [`RULE_MASKED`], [`RULE_HISTORY`].
+    pub flags: u32,
+    /// Key of the request's noise.
+    pub key: u64,
+    /// Positions from here on are output.
+    pub prompt_len: i32,
+    /// Zero.
+    pub reserved: i32,
+}
+
+/// Ids whose mask bit is clear are out.
+pub const RULE_MASKED: u32 = 1;
+/// A rule reads earlier ids: sampled ones are appended to the history.
+pub const RULE_HISTORY: u32 = 2;
+
+/// The answer to one question.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[repr(C)]
+pub struct Answer {
+    /// The token.
+    pub token: i32,
+    /// [`ANSWER_OK`], [`ANSWER_NON_FINITE`] or [`ANSWER_ALL_MASKED`].
+    pub status: u32,
+    /// Its log-probability under the raw logits, if asked for.
+    pub logprob: f32,
+    /// Its place among all ids, from 1; if asked for.
+    pub rank: u32,
+}
+
+/// A token was chosen or scored.
+pub const ANSWER_OK: u32 = 0;
+/// A logit is NaN or infinite.
+pub const ANSWER_NON_FINITE: u32 = 1;
+/// The rules mask every id.
+pub const ANSWER_ALL_MASKED: u32 = 2;
+
+/// A stage on the device.
+#[derive(Debug, Clone, Copy)]
+pub struct StageView<'a> {
+    /// The stage's bytes as words, i32 `[1, n]`, from the header on.
+    pub bytes: Mat<'a>,
+    /// Rows to prepare: those of the stage, or more where a captured graph has a fixed number. Rows
+    /// beyond the stage's are padding: no token, no key.
+    pub rows: usize,
+    /// Tokens to lay out, likewise; those beyond the stage's get id 0, position 0 and slot −1.
+    pub tokens: usize,
+    /// Questions to lay out, likewise.
+    pub questions: usize,
+}
+
+/// Per-request state on the device.
+#[derive(Debug)]
+pub struct SeatArrays<'a> {
+    /// The token sampled last, i32 `[1, S]`.
+    pub last: MatMut<'a>,
+    /// Block tables, i32 `[S, W]`.
+    pub tables: MatMut<'a>,
+    /// Known ids by position, where a rule reads them; i32 `[S, L]`.
+    pub history: MatMut<'a>,
+    /// Masks of allowed ids, one bit each; i32 `[S, ceil(V / 32)]`.
+    pub masks: MatMut<'a>,
+    /// [`SeatRules`] as words; i32 `[S, 12]`.
+    pub rules: MatMut<'a>,
+}
+
+/// What a forward pass reads, written by `prepare`.
+#[derive(Debug)]
+pub struct StepArrays<'a> {
+    /// i32 `[1, T]`.
+    pub ids: MatMut<'a>,
+    /// i32 `[1, T]`.
+    pub positions: MatMut<'a>,
+    /// i64 `[1, T]`; −1 stores nothing.
+    pub slots: MatMut<'a>,
+    /// First token of each row, and the end of the last; i32 `[1, R + 1]`.
+    pub cu_q: MatMut<'a>,
+    /// Keys of each row, its own tokens included; i32 `[1, R]`.
+    pub context_lens: MatMut<'a>,
+    /// Seat of each row; i32 `[1, R]`.
+    pub row_seats: MatMut<'a>,
+    /// Token behind each question, 0 for padding; i32 `[1, Q]`.
+    pub question_tokens: MatMut<'a>,
+}
+
+/// What `sample_rows` writes.
+#[derive(Debug)]
+pub struct AnswerArrays<'a> {
+    /// [`Answer`]s as words; i32 `[Q, 4]`.
+    pub answers: MatMut<'a>,
+    /// Likeliest ids in order, as many as asked for; i32 `[Q, most]`.
+    pub top_ids: MatMut<'a>,
+    /// Their log-probabilities; f32 `[Q, most]`.
+    pub top_logprobs: MatMut<'a>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_have_no_padding() {
+        assert_eq!(size_of::<StageHeader>(), 64);
+        assert_eq!(size_of::<StageRow>(), 32);
+        assert_eq!(size_of::<StageQuestion>(), 32);
+        assert_eq!(size_of::<StageEdit>(), 16);
+        assert_eq!(size_of::<SeatRules>(), 48);
+        assert_eq!(size_of::<StageInit>(), 80);
+        assert_eq!(size_of::<Answer>(), 16);
+    }
+}

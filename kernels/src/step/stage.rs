@@ -1,0 +1,179 @@
+//! A stage on the host: collected, laid out as one run of bytes, and read back by the CPU device.
+
+use super::{Record, StageEdit, StageHeader, StageInit, StageQuestion, StageRow};
+use crate::{DeviceError, Mat};
+
+/// Regions begin at multiples of this.
+const ALIGN: usize = 16;
+
+/// What one step stages, region by region. Cleared and filled anew by every step.
+#[derive(Debug, Default)]
+pub struct Stage {
+    /// The rows of the step.
+    pub rows: Vec<StageRow>,
+    /// What is asked about its logits.
+    pub questions: Vec<StageQuestion>,
+    /// Requests that take a seat with it.
+    pub inits: Vec<StageInit>,
+    /// Token ids, block ids, histories, masks.
+    pub words: Vec<i32>,
+    /// Changes of logits.
+    pub edits: Vec<StageEdit>,
+    /// Tokens of the step.
+    pub tokens: usize,
+}
+
+impl Stage {
+    /// Forgets everything but the memory.
+    pub fn clear(&mut self) {
+        self.rows.clear();
+        self.questions.clear();
+        self.inits.clear();
+        self.words.clear();
+        self.edits.clear();
+        self.tokens = 0;
+    }
+
+    /// Appends words and returns the index of the first.
+    pub fn push_words(&mut self, words: impl IntoIterator<Item = i32>) -> i32 {
+        let at = self.words.len() as i32;
+        self.words.extend(words);
+        at
+    }
+
+    fn header(&self) -> (StageHeader, usize) {
+        let mut end = size_of::<StageHeader>();
+        let mut region = |bytes: usize| {
+            let at = end.next_multiple_of(ALIGN);
+            end = at + bytes;
+            at as u32
+        };
+        let header = StageHeader {
+            rows: self.rows.len() as u32,
+            questions: self.questions.len() as u32,
+            inits: self.inits.len() as u32,
+            words: self.words.len() as u32,
+            edits: self.edits.len() as u32,
+            rows_at: region(size_of_val(&self.rows[..])),
+            questions_at: region(size_of_val(&self.questions[..])),
+            inits_at: region(size_of_val(&self.inits[..])),
+            words_at: region(size_of_val(&self.words[..])),
+            edits_at: region(size_of_val(&self.edits[..])),
+            tokens: self.tokens as u32,
+            reserved: [0; 5],
+        };
+        (header, end.next_multiple_of(ALIGN))
+    }
+
+    /// Bytes it takes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.header().1
+    }
+
+    /// Lays it out at the beginning of `to` and returns the bytes it takes.
+    ///
+    /// # Panics
+    /// If `to` is shorter than [`Stage::bytes`].
+    pub fn write(&self, to: &mut [u8]) -> usize {
+        let (header, bytes) = self.header();
+        let mut put = |at: u32, from: &[u8]| {
+            to[at as usize..][..from.len()].copy_from_slice(from);
+        };
+        put(0, bytes_of(&[header]));
+        put(header.rows_at, bytes_of(&self.rows));
+        put(header.questions_at, bytes_of(&self.questions));
+        put(header.inits_at, bytes_of(&self.inits));
+        put(header.words_at, bytes_of(&self.words));
+        put(header.edits_at, bytes_of(&self.edits));
+        bytes
+    }
+}
+
+fn bytes_of<R: Record>(records: &[R]) -> &[u8] {
+    // SAFETY: records have no padding, so all their bytes are initialised.
+    unsafe { std::slice::from_raw_parts(records.as_ptr().cast(), size_of_val(records)) }
+}
+
+/// A stage as the CPU device reads it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StageRead<'a> {
+    pub(crate) rows: &'a [StageRow],
+    pub(crate) questions: &'a [StageQuestion],
+    pub(crate) inits: &'a [StageInit],
+    pub(crate) words: &'a [i32],
+    pub(crate) edits: &'a [StageEdit],
+}
+
+impl<'a> StageRead<'a> {
+    /// Finds the regions of a stage; refuses one that ends beyond its buffer.
+    pub(crate) fn new(stage: Mat<'a>) -> Result<Self, DeviceError> {
+        let words = stage.row::<i32>(0);
+        let header: StageHeader = region(words, 0, 1)?[0];
+        Ok(Self {
+            rows: region(words, header.rows_at, header.rows)?,
+            questions: region(words, header.questions_at, header.questions)?,
+            inits: region(words, header.inits_at, header.inits)?,
+            words: region(words, header.words_at, header.words)?,
+            edits: region(words, header.edits_at, header.edits)?,
+        })
+    }
+
+    /// `len` words from `at` on; none where either is negative.
+    pub(crate) fn words(&self, at: i32, len: i32) -> Result<&'a [i32], DeviceError> {
+        let (from, len) = (at.max(0) as usize, len.max(0) as usize);
+        let limit = self.words.len();
+        let outside = DeviceError::Index {
+            kernel: "stage",
+            what: "words",
+            index: (from + len) as i64,
+            limit,
+        };
+        self.words.get(from..from + len).ok_or(outside)
+    }
+}
+
+fn region<R: Record>(words: &[i32], at: u32, records: u32) -> Result<&[R], DeviceError> {
+    let (at, bytes) = (at as usize, records as usize * size_of::<R>());
+    let expected = size_of_val(words);
+    if !at.is_multiple_of(ALIGN) || at + bytes > expected {
+        let (kernel, what) = ("stage", "end of a region");
+        return Err(DeviceError::Shape { kernel, what, got: at + bytes, expected });
+    }
+    // SAFETY: inside the words; device buffers are 64-byte aligned, regions 16, and records at most 8;
+    // any bits are a record.
+    Ok(unsafe { std::slice::from_raw_parts(words.as_ptr().byte_add(at).cast(), records as usize) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let mut stage = Stage::default();
+        let at = stage.push_words([5, 6, 7]);
+        stage.rows.push(StageRow { seat: 3, len: 2, ids: at, ..StageRow::default() });
+        stage.questions.push(StageQuestion { token: 1, top: -1, ..StageQuestion::default() });
+        stage.inits.push(StageInit { seat: 3, mask_at: -1, ..StageInit::default() });
+        stage.edits.push(StageEdit { id: 9, value: -1.5, when_at: 1, when_len: 2 });
+        stage.tokens = 2;
+        let mut words = vec![-1i32; stage.bytes() / 4 + 3];
+        // SAFETY: plain words.
+        let bytes = unsafe {
+            std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), size_of_val(&words[..]))
+        };
+        assert_eq!(stage.write(bytes), stage.bytes());
+        let aligned = words.as_ptr().addr().is_multiple_of(8);
+        assert!(aligned || cfg!(miri), "the allocator aligns large vectors");
+        let cols = words.len();
+        let read = StageRead::new(Mat::of(&words, 1, cols).unwrap()).unwrap();
+        assert_eq!(read.rows, stage.rows);
+        assert_eq!(read.questions, stage.questions);
+        assert_eq!((read.inits, read.edits), (&stage.inits[..], &stage.edits[..]));
+        assert_eq!(read.words(at, 3).unwrap(), [5, 6, 7]);
+        assert!(read.words(2, 2).is_err());
+        let cut = &words[..stage.bytes() / 4 - 1];
+        assert!(StageRead::new(Mat::of(cut, 1, cut.len()).unwrap()).is_err());
+    }
+}

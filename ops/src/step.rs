@@ -1,0 +1,254 @@
+//! The arrays of a step on the device: staged by one copy, laid out by `prepare`, read by the forward
+//! pass, answered by `sample`. All have their full size and their address from the start.
+//!
+//! T tokens, R rows, Q questions.
+
+use kernels::step::{Answer, AnswerArrays, Stage, StageView, StepArrays};
+use kernels::{DType, InFlight, Pinned};
+
+use crate::{BatchView, OpError, Ops, Seats, Tensor};
+
+/// Words of an `Answer`.
+const ANSWER_WORDS: usize = size_of::<Answer>() / 4;
+
+/// Bounds of all steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepSize {
+    /// Tokens per step.
+    pub tokens: usize,
+    /// Rows per step.
+    pub rows: usize,
+    /// Questions per step.
+    pub questions: usize,
+    /// Likeliest ids an answer can list.
+    pub top: usize,
+    /// Bytes of a stage.
+    pub stage_bytes: usize,
+    /// Token positions per KV block.
+    pub block_tokens: usize,
+}
+
+/// What one step lays out: what its stage says, or more where a captured graph is larger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepShape {
+    /// Tokens.
+    pub tokens: usize,
+    /// Rows.
+    pub rows: usize,
+    /// Questions.
+    pub questions: usize,
+}
+
+/// Device memory of a step's inputs and answers.
+#[derive(Debug)]
+pub struct StepBuffers {
+    size: StepSize,
+    stage: Tensor,           // i32 [1, bytes / 4]
+    ids: Tensor,             // i32 [1, T]
+    positions: Tensor,       // i32 [1, T]
+    slots: Tensor,           // i64 [1, T]
+    cu_q: Tensor,            // i32 [1, R + 1]
+    context_lens: Tensor,    // i32 [1, R]
+    row_seats: Tensor,       // i32 [1, R]
+    question_tokens: Tensor, // i32 [1, Q]
+    answers: Tensor,         // i32 [Q, 4]
+    top_ids: Tensor,         // i32 [Q, top]
+    top_logprobs: Tensor,    // f32 [Q, top]
+}
+
+impl StepBuffers {
+    /// Memory for steps up to `size`.
+    pub fn new(ops: &Ops, size: StepSize) -> Result<Self, OpError> {
+        let words = |n: usize| ops.zeros(DType::I32, &[1, n]);
+        Ok(Self {
+            size,
+            stage: words(size.stage_bytes.div_ceil(4))?,
+            ids: words(size.tokens)?,
+            positions: words(size.tokens)?,
+            slots: ops.zeros(DType::I64, &[1, size.tokens])?,
+            cu_q: words(size.rows + 1)?,
+            context_lens: words(size.rows)?,
+            row_seats: words(size.rows)?,
+            question_tokens: words(size.questions)?,
+            answers: ops.zeros(DType::I32, &[size.questions, ANSWER_WORDS])?,
+            top_ids: ops.zeros(DType::I32, &[size.questions, size.top])?,
+            top_logprobs: ops.zeros(DType::F32, &[size.questions, size.top])?,
+        })
+    }
+
+    /// Starts the copy of a stage. `memory` holds at least `stage_bytes` and comes back when it is over.
+    pub fn upload(
+        &mut self,
+        ops: &Ops,
+        stage: &Stage,
+        mut memory: Pinned,
+    ) -> Result<InFlight, OpError> {
+        let bytes = stage.write(memory.bytes_mut());
+        Ok(ops.device.start_upload(&ops.stream, self.stage.buffer_mut()?, memory, bytes)?)
+    }
+
+    /// Takes over what the uploaded stage says about seats and lays out the step.
+    pub fn prepare(
+        &mut self,
+        ops: &Ops,
+        seats: &mut Seats,
+        shape: StepShape,
+    ) -> Result<(), OpError> {
+        let stage = view(&self.stage, shape)?;
+        let mut step = StepArrays {
+            ids: self.ids.mat_mut()?,
+            positions: self.positions.mat_mut()?,
+            slots: self.slots.mat_mut()?,
+            cu_q: self.cu_q.mat_mut()?,
+            context_lens: self.context_lens.mat_mut()?,
+            row_seats: self.row_seats.mat_mut()?,
+            question_tokens: self.question_tokens.mat_mut()?,
+        };
+        let (s, block_tokens) = (&ops.stream, self.size.block_tokens);
+        ops.device.prepare(s, &stage, &mut seats.arrays()?, &mut step, block_tokens)?;
+        Ok(())
+    }
+
+    /// What a forward pass over a prepared step reads: its batch, and the ids `[T]`.
+    pub fn view(&self, seats: &Seats, shape: StepShape) -> Result<(BatchView, Tensor), OpError> {
+        let StepShape { tokens, rows, .. } = shape;
+        let tables = &seats.tables;
+        let batch = BatchView {
+            positions: self.positions.narrow(&[tokens])?,
+            slots: self.slots.narrow(&[tokens])?,
+            cu_q: self.cu_q.narrow(&[rows + 1])?,
+            context_lens: self.context_lens.narrow(&[rows])?,
+            block_tables: tables.narrow(tables.shape())?,
+            table_rows: Some(self.row_seats.narrow(&[rows])?),
+        };
+        Ok((batch, self.ids.narrow(&[tokens])?))
+    }
+
+    /// Tokens behind the first `n` questions, i32 `[n]`: whose logits are wanted.
+    pub fn question_tokens(&self, n: usize) -> Result<Tensor, OpError> {
+        self.question_tokens.narrow(&[n])
+    }
+
+    /// Answers the first `n` questions out of `logits` f32 `[n, V]`.
+    pub fn sample(&mut self, ops: &Ops, seats: &mut Seats, logits: &Tensor) -> Result<(), OpError> {
+        let shape = StepShape { tokens: 0, rows: 0, questions: logits.rows() };
+        let stage = view(&self.stage, shape)?;
+        let mut answers = AnswerArrays {
+            answers: self.answers.mat_mut()?,
+            top_ids: self.top_ids.mat_mut()?,
+            top_logprobs: self.top_logprobs.mat_mut()?,
+        };
+        let (s, logits) = (&ops.stream, logits.mat()?);
+        ops.device.sample_rows(s, logits, &stage, &mut seats.arrays()?, &mut answers)?;
+        Ok(())
+    }
+
+    /// Host memory for the answers of a step.
+    pub fn answer_memory(&self, ops: &Ops) -> Result<AnswerMemory, OpError> {
+        let pinned = |tensor: &Tensor| ops.device.alloc_pinned(tensor.len() * 4);
+        Ok(AnswerMemory {
+            answers: pinned(&self.answers)?,
+            top_ids: pinned(&self.top_ids)?,
+            top_logprobs: pinned(&self.top_logprobs)?,
+        })
+    }
+
+    /// Starts the copy of the first `questions` answers to the host; their lists too, if any asked.
+    pub fn download(
+        &self,
+        ops: &Ops,
+        memory: AnswerMemory,
+        questions: usize,
+        tops: bool,
+    ) -> Result<AnswersInFlight, OpError> {
+        let start = |from: &Tensor, to: Pinned, rows: usize| {
+            let bytes = rows * from.cols() * 4;
+            ops.device.start_download(&ops.stream, from.buffer(), to, bytes)
+        };
+        let listed = if tops { questions } else { 0 };
+        Ok(AnswersInFlight {
+            questions,
+            top: self.size.top,
+            top_ids: start(&self.top_ids, memory.top_ids, listed)?,
+            top_logprobs: start(&self.top_logprobs, memory.top_logprobs, listed)?,
+            answers: start(&self.answers, memory.answers, questions)?,
+        })
+    }
+}
+
+/// Host memory for the answers of one step.
+#[derive(Debug)]
+pub struct AnswerMemory {
+    answers: Pinned,
+    top_ids: Pinned,
+    top_logprobs: Pinned,
+}
+
+/// Answers on their way to the host.
+#[derive(Debug)]
+pub struct AnswersInFlight {
+    questions: usize,
+    top: usize,
+    answers: InFlight,
+    top_ids: InFlight,
+    top_logprobs: InFlight,
+}
+
+/// Answers on the host.
+#[derive(Debug)]
+pub struct Answers {
+    questions: usize,
+    top: usize,
+    memory: AnswerMemory,
+}
+
+impl AnswersInFlight {
+    /// Waits for them.
+    pub fn wait(self) -> Result<Answers, OpError> {
+        let memory = AnswerMemory {
+            answers: self.answers.wait()?,
+            top_ids: self.top_ids.wait()?,
+            top_logprobs: self.top_logprobs.wait()?,
+        };
+        Ok(Answers { questions: self.questions, top: self.top, memory })
+    }
+}
+
+impl Answers {
+    /// The answers, in the order of the questions.
+    pub fn iter(&self) -> impl Iterator<Item = Answer> + '_ {
+        let bytes = &self.memory.answers.bytes()[..self.questions * size_of::<Answer>()];
+        bytes.as_chunks::<16>().0.iter().map(|raw| {
+            let word = |i: usize| [raw[4 * i], raw[4 * i + 1], raw[4 * i + 2], raw[4 * i + 3]];
+            Answer {
+                token: i32::from_ne_bytes(word(0)),
+                status: u32::from_ne_bytes(word(1)),
+                logprob: f32::from_ne_bytes(word(2)),
+                rank: u32::from_ne_bytes(word(3)),
+            }
+        })
+    }
+
+    /// The first `n` of the likeliest ids listed for question `q`, with their log-probabilities.
+    pub fn top(&self, q: usize, n: usize) -> impl Iterator<Item = (u32, f32)> + '_ {
+        let words = |memory: &'_ Pinned| {
+            let row = &memory.bytes()[q * self.top * 4..][..n.min(self.top) * 4];
+            row.as_chunks::<4>().0.to_vec()
+        };
+        let (ids, values) = (words(&self.memory.top_ids), words(&self.memory.top_logprobs));
+        let pair = |(id, value)| (u32::from_ne_bytes(id), f32::from_ne_bytes(value));
+        ids.into_iter().zip(values).map(pair)
+    }
+
+    /// The memory, for another step.
+    #[must_use]
+    pub fn into_memory(self) -> AnswerMemory {
+        self.memory
+    }
+}
+
+/// A stage tensor as kernels read it.
+fn view(stage: &Tensor, shape: StepShape) -> Result<StageView<'_>, OpError> {
+    let StepShape { tokens, rows, questions } = shape;
+    Ok(StageView { bytes: stage.mat()?, rows, tokens, questions })
+}
