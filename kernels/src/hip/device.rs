@@ -1,15 +1,17 @@
-//! `HipDevice`: one GPU, and the table that leads each kernel of the trait to its file.
+//! `HipDevice`: one GPU, its memory, its graphs, and what the files of its kernels build on.
 
 use std::sync::Arc;
 
 use super::config::HipConfig;
-use super::error::HipError;
 use super::jit::Jit;
 use super::memory::Scratch;
 use super::module::{Function, Modules};
 use super::runtime::Runtime;
 use super::source::{Define, Source};
-use crate::{DType, DeviceError};
+use super::{graph, memory};
+use crate::{
+    Buffer, DType, DeviceError, Driver, Graph, InFlight, KvOrder, MemInfo, Pinned, Stream,
+};
 
 /// A GPU.
 #[derive(Debug)]
@@ -87,9 +89,79 @@ impl HipDevice {
     }
 }
 
-/// What kernels that exist elsewhere, but not here, answer.
-pub(super) fn no_kernel(kernel: &'static str) -> DeviceError {
-    HipError::NoKernel { kernel }.into()
+impl Driver for HipDevice {
+    fn name(&self) -> String {
+        let facts = &self.runtime.facts;
+        format!("{}, {}, {} multiprocessors", facts.name, facts.arch, facts.multiprocessors)
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError> {
+        Ok(memory::alloc(&self.runtime, bytes)?)
+    }
+
+    fn upload(&self, to: &mut Buffer, offset: usize, from: &[u8]) -> Result<(), DeviceError> {
+        self.copy_in(to, offset, from)
+    }
+
+    fn download(
+        &self,
+        s: &Stream,
+        from: &Buffer,
+        offset: usize,
+        to: &mut [u8],
+    ) -> Result<(), DeviceError> {
+        self.copy_out(s, from, offset, to)
+    }
+
+    fn synchronize(&self, s: &Stream) -> Result<(), DeviceError> {
+        Ok(self.runtime.synchronize(s)?)
+    }
+
+    fn alloc_pinned(&self, bytes: usize) -> Result<Pinned, DeviceError> {
+        // SAFETY: memory of the host.
+        Ok(unsafe { Pinned::from_host(memory::alloc_host(&self.runtime, bytes)?) })
+    }
+
+    fn start_upload(
+        &self,
+        s: &Stream,
+        to: &mut Buffer,
+        from: Pinned,
+        bytes: usize,
+    ) -> Result<InFlight, DeviceError> {
+        self.begin_copy_in(s, to, from, bytes)
+    }
+
+    fn start_download(
+        &self,
+        s: &Stream,
+        from: &Buffer,
+        to: Pinned,
+        bytes: usize,
+    ) -> Result<InFlight, DeviceError> {
+        self.begin_copy_out(s, from, to, bytes)
+    }
+
+    fn captures_graphs(&self) -> bool {
+        true
+    }
+
+    fn begin_capture(&self, s: &Stream) -> Result<(), DeviceError> {
+        Ok(graph::begin(&self.runtime, s)?)
+    }
+
+    fn end_capture(&self, s: &Stream) -> Result<Graph, DeviceError> {
+        Ok(Graph(Box::new(graph::end(&self.runtime, s)?)))
+    }
+
+    fn kv_order(&self) -> KvOrder {
+        KvOrder::Rows
+    }
+
+    fn mem_info(&self) -> MemInfo {
+        let (free_bytes, total_bytes) = self.runtime.mem_info();
+        MemInfo { free_bytes, total_bytes }
+    }
 }
 
 /// The value of `ACT_F32` for activations of `dtype`.

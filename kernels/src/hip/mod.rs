@@ -24,12 +24,16 @@
 
 mod cache;
 mod config;
+mod copy;
 mod device;
 mod error;
+mod fence;
+mod graph;
 mod jit;
 mod launch;
 mod memory;
 mod module;
+mod routes;
 mod runtime;
 mod source;
 
