@@ -1,0 +1,96 @@
+// dev/strip.h - products of 16 rows of x with a strip of rows of W, 32 values of k at a time, with every operand
+// a 16-byte piece of 8 consecutive k of one row, as it lies in memory. Which lane multiplies which k is free as
+// long as both operands agree, so the pieces go to the matrix unit without a shuffle and without shared memory:
+// weights, and the keys of attention, stream from global memory straight into the product.
+//
+//   x pieces:  row strip_x_row(i), k strip_k()..+8        i < STRIP_X
+//   w piece:   row strip_w_row(), k strip_k()..+8
+//   c element: row strip_c_x(i) of x, row strip_c_w(i) of W,   i < 4
+//
+// A c element is the same sum in the same order whatever the other rows hold.
+#pragma once
+
+// Before a loop whose arrays must live in registers: unrolled whole, every index is a constant.
+#if DEV_EMU
+#  define UNROLL
+#else
+#  define UNROLL _Pragma("unroll")
+#endif
+
+#if WAVE == 64
+enum : u32 { STRIP_ROWS = 16, STRIP_X = 1 };
+DEV u32 strip_x_row(u32) { return lane() & 15; }
+DEV u32 strip_w_row() { return lane() & 15; }
+DEV u32 strip_k() { return (lane() >> 4) * 8; }
+DEV u32 strip_c_x(u32 i) { return (lane() >> 4) * 4 + i; }
+DEV u32 strip_c_w(u32) { return lane() & 15; }
+#else
+enum : u32 { STRIP_ROWS = 8, STRIP_X = 2 };
+DEV u32 strip_x_row(u32 i) { return (lane() >> 2) + i * 8; }
+DEV u32 strip_w_row() { return lane() >> 2; }
+DEV u32 strip_k() { return (lane() & 3) * 8; }
+DEV u32 strip_c_x(u32 i) { return (lane() >> 2) + (i >> 1) * 8; }
+DEV u32 strip_c_w(u32 i) { return (lane() & 3) * 2 + (i & 1); }
+#endif
+
+struct StripX { bf16x8 v[STRIP_X]; };
+
+DEV bf16x8 zero8() { return bits_as<bf16x8>(u32x4{{0, 0, 0, 0}}); }
+
+#if DEV_NV
+// One m16n8k16: c (16x8) += a (16x16) * b (16x8).
+DEV void mma_half(f32x4& c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+        : "+f"(c.v[0]), "+f"(c.v[1]), "+f"(c.v[2]), "+f"(c.v[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+DEV void strip_mma(f32x4& c, const StripX& x, const bf16x8& w) {
+    const u32x4 a = bits_as<u32x4>(x.v[0]), b = bits_as<u32x4>(x.v[1]), v = bits_as<u32x4>(w);
+    mma_half(c, a.v[0], b.v[0], a.v[1], b.v[1], v.v[0], v.v[1]);
+    mma_half(c, a.v[2], b.v[2], a.v[3], b.v[3], v.v[2], v.v[3]);
+}
+#elif DEV_AMD
+DEV void strip_mma(f32x4& c, const StripX& x, const bf16x8& w) {
+#  if DEV_GFX >= 0x950
+    mfma_16x16x32(c, x.v[0], w);
+#  else
+    struct Halves { bf16x4 v[2]; };
+    const Halves a = bits_as<Halves>(x.v[0]), b = bits_as<Halves>(w);
+    FragC sum = bits_as<FragC>(c);
+    mma16(sum, bits_as<FragA>(a.v[0]), bits_as<FragB>(b.v[0]));
+    mma16(sum, bits_as<FragA>(a.v[1]), bits_as<FragB>(b.v[1]));
+    c = bits_as<f32x4>(sum);
+#  endif
+}
+#else
+struct StripLayout {
+    enum : u32 { NA = 8 * STRIP_X, NB = 8, NC = 4 };
+    DEV u32 a_row(u32 i) { return strip_x_row(i / 8); }
+    DEV u32 a_k(u32 i) { return strip_k() + i % 8; }
+    DEV u32 b_k(u32 i) { return strip_k() + i; }
+    DEV u32 b_col(u32) { return strip_w_row(); }
+    DEV u32 c_row(u32 i) { return strip_c_x(i); }
+    DEV u32 c_col(u32 i) { return strip_c_w(i); }
+};
+#  if WAVE == 32
+struct HalfLayout {
+    enum : u32 { NA = 8, NB = 4, NC = 4 };
+    DEV u32 a_row(u32 i) { return (lane() >> 2) + (i >> 1 & 1) * 8; }
+    DEV u32 a_k(u32 i) { return (lane() & 3) * 2 + (i & 1) + (i >> 2) * 8; }
+    DEV u32 b_k(u32 i) { return (lane() & 3) * 2 + (i & 1) + (i >> 1) * 8; }
+    DEV u32 b_col(u32) { return lane() >> 2; }
+    DEV u32 c_row(u32 i) { return strip_c_x(i); }
+    DEV u32 c_col(u32 i) { return strip_c_w(i); }
+};
+DEV void mma_half(f32x4& c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    const u32 a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
+    bf16 as[8], bs[4];
+    for (u32 i = 0; i < 8; ++i) as[i].bits = (u16)(a[i / 2] >> (i % 2 * 16));
+    for (u32 i = 0; i < 4; ++i) bs[i].bits = (u16)(b[i / 2] >> (i % 2 * 16));
+    emu::tile_product<HalfLayout, 16, 8, 16>(c.v, as, bs);
+}
+#  endif
+DEV void strip_mma(f32x4& c, const StripX& x, const bf16x8& w) {
+    emu::tile_product<StripLayout, 16, STRIP_ROWS, 32>(c.v, x.v[0].v, w.v);
+}
+#endif

@@ -1,0 +1,34 @@
+// gemm: y [M, N] = x [M, K] W [N, K]^T + bias for any M, in bf16 on the matrix units: where no vendor library is.
+// CPU twin: `linear`, followed by `silu_mul` with GATED.
+//
+//   -DOUT_F32=1  y is float      -DGATED=1  N = 2 I, y [M, I] = silu(first half) * second half
+//   -DTILE_M=128|64
+// Grid: (N / OUTPUTS, M / TILE_M), rounded up. Block: 256. K a multiple of 8, rows of x and W on 16 bytes.
+// Dynamic shared memory: STAGES * (TILE_M + 128) * 80 bytes; 3 stages at wave 32, 1 at wave 64.
+//
+// Rounding: the sum plus bias once to the type of y; GATED as in skinny. Roofline: 2 M N K operations.
+#include "dev.h"
+#include "gemm/tile.h"
+
+#if OUT_F32
+typedef float OUT;
+#else
+typedef bf16 OUT;
+#endif
+
+KERNEL(256) gemm(OUT* y, const bf16* x, const bf16* w, const float* bias, u32 m, u32 n, u32 k, u32 y_stride,
+                 u32 x_stride) {
+    DYN_SHARED(bf16, stages);
+    grid_wait();
+    const u32 first = bid_x() * OUTPUTS, row = bid_y() * TILE_M, outputs = GATED ? n / 2 : n;
+    const auto x_row = [&](u32 r) { return row + r < m ? x + (u64)(row + r) * x_stride : nullptr; };
+    const Tile t = tile_product(stages, x_row, w, first, n, k);
+    each_output(t, [&](u32 r, u32 c, float value, float up) {
+        const u32 out = first + c;
+        if (row + r >= m || out >= outputs) return;
+        if (bias) value += bias[out];
+        if (GATED) value = gated(value, up + (bias ? bias[outputs + out] : 0.f));
+        y[(u64)(row + r) * y_stride + out] = to<OUT>(value);
+    });
+}
+EXPORT(gemm)

@@ -1,0 +1,106 @@
+// gemm/tile.h - a block's tile of x W^T on the matrix units: TILE_M rows of x by TILE_N rows of W, K in steps of 32
+// through shared memory, copies running STAGES - 1 steps ahead. Rows of x are where the caller says.
+//
+// The waves lie in a grid of WAVES_M x WAVES_N; each computes FRAGS_M x FRAGS_N products of 16 x 16.
+// -DGATED=1: rows of W come as 16 gate rows, then the 16 up rows of the same outputs, so that a lane holds both.
+// Sums ascend in k whatever the tile: a row gives the same bits for any TILE_M and any neighbours.
+#pragma once
+#include "dev/strip.h"
+
+#ifndef TILE_M
+#  define TILE_M 128
+#endif
+#ifndef GATED
+#  define GATED 0
+#endif
+
+enum : u32 {
+    WAVES = 512 / WAVE >= 16 ? 8 : 4,
+    WAVES_M = TILE_M >= 128 ? WAVES / 2 : WAVES / 4,
+    WAVES_N = WAVES / WAVES_M,
+    TILE_N = 128,
+    FRAGS_M = TILE_M / (WAVES_M * 16),
+    FRAGS_N = TILE_N / (WAVES_N * 16),
+    STEP_K = 32,
+    STRIDE = STEP_K + 8,  // rows 80 bytes apart: eight of them touch every bank once
+    STAGE = (TILE_M + TILE_N) * STRIDE,
+    STAGES = WAVE == 64 ? 1 : 3,  // AMD copies through registers: nothing to overlap
+    OUTPUTS = GATED ? TILE_N / 2 : TILE_N
+};
+static_assert(FRAGS_M * WAVES_M * 16 == TILE_M && FRAGS_N * WAVES_N * 16 == TILE_N, "waves do not cover the tile");
+
+struct Tile { FragC c[FRAGS_M][FRAGS_N]; };
+
+// Row of W in line `r` of the tile whose first output is `first`; n rows in all. Lines behind the last repeat it.
+DEV u32 line_row(u32 r, u32 first, u32 n) {
+    const u32 outputs = GATED ? n / 2 : n;
+    const u32 out = first + (GATED ? r / 32 * 16 + r % 16 : r);
+    return (out < outputs ? out : outputs - 1) + (GATED && r / 16 % 2 ? outputs : 0);
+}
+
+// Starts copying k [at, at + 32). x_row(r): row r of the tile, or null.
+template <class Row> DEV void copy_step(bf16* stage, const Row& x_row, const bf16* w, u32 first, u32 n, u32 k, u32 at) {
+    for (u32 i = tid(); i < (TILE_M + TILE_N) * (STEP_K / 8); i += WAVES * WAVE) {
+        const u32 line = i / (STEP_K / 8), here = i % (STEP_K / 8) * 8;
+        const bf16* row = line < TILE_M ? x_row(line) : w + (u64)line_row(line - TILE_M, first, n) * k;
+        const bool present = row && at + here < k;
+        copy16_or_zero(stage + line * STRIDE + here, present ? row + at + here : w, present);
+    }
+}
+
+DEV void multiply_step(Tile& t, const bf16* stage) {
+    const bf16* x = stage + wave() % WAVES_M * FRAGS_M * 16 * STRIDE;
+    const bf16* w = stage + (TILE_M + wave() / WAVES_M * FRAGS_N * 16) * STRIDE;
+    UNROLL for (u32 k = 0; k < STEP_K; k += 16) {
+        FragA a[FRAGS_M];
+        UNROLL for (u32 i = 0; i < FRAGS_M; ++i) a[i] = load_a(x + i * 16 * STRIDE + k, STRIDE);
+        UNROLL for (u32 j = 0; j < FRAGS_N; ++j) {
+            const FragB b = load_b(w + j * 16 * STRIDE + k, STRIDE);
+            UNROLL for (u32 i = 0; i < FRAGS_M; ++i) mma16(t.c[i][j], a[i], b);
+        }
+    }
+}
+
+// The tile of outputs [first, first + OUTPUTS), in shared memory of STAGES * STAGE elements.
+template <class Row> DEV Tile tile_product(bf16* stages, const Row& x_row, const bf16* w, u32 first, u32 n, u32 k) {
+    Tile t;
+    UNROLL for (u32 i = 0; i < FRAGS_M; ++i)
+        UNROLL for (u32 j = 0; j < FRAGS_N; ++j) t.c[i][j] = zero_c();
+    const u32 steps = (k + STEP_K - 1) / STEP_K;
+    for (u32 s = 0; s + 1 < STAGES; ++s) {
+        if (s < steps) copy_step(stages + s * STAGE, x_row, w, first, n, k, s * STEP_K);
+        copy_commit();
+    }
+    for (u32 s = 0; s < steps; ++s) {
+        if (STAGES == 1) copy_step(stages, x_row, w, first, n, k, s * STEP_K);
+        copy_wait<STAGES >= 2 ? STAGES - 2 : 0>();
+        sync();
+        if (STAGES > 1) {
+            // Into the stage that the step before this one has just left.
+            const u32 ahead = s + STAGES - 1;
+            if (ahead < steps) copy_step(stages + ahead % STAGES * STAGE, x_row, w, first, n, k, ahead * STEP_K);
+            copy_commit();
+        }
+        multiply_step(t, stages + s % STAGES * STAGE);
+        if (STAGES == 1) sync();
+    }
+    return t;
+}
+
+// Calls put(row of the tile, output of the tile, value[, up]) for every element of this lane.
+template <class Put> DEV void each_output(const Tile& t, const Put& put) {
+    const u32 row = wave() % WAVES_M * FRAGS_M * 16, column = wave() / WAVES_M * FRAGS_N * 16;
+    UNROLL for (u32 i = 0; i < FRAGS_M; ++i)
+        UNROLL for (u32 j = 0; j < FRAGS_N; j += GATED ? 2 : 1)
+            UNROLL for (u32 e = 0; e < Frag::NC; ++e) {
+                const u32 r = row + i * 16 + Frag::c_row(e), c = column + j * 16;
+                const float second = GATED ? t.c[i][j + (GATED ? 1 : 0)].x[e] : 0.f;
+                put(r, (GATED ? c / 2 : c) + Frag::c_col(e), t.c[i][j].x[e], second);
+            }
+}
+
+// silu(gate) * up of sums, each rounded as if they had been stored.
+DEV float gated(float gate, float up) {
+    const float g = f32(to_bf16(gate));
+    return g * rcp_(1.f + exp2_(-1.44269504f * g)) * f32(to_bf16(up));
+}
