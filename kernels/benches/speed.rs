@@ -11,7 +11,7 @@ use std::time::Instant;
 use kernels::cpu::{CpuConfig, CpuDevice, Isa};
 use kernels::{
     Attention, BatchRows, DType, Driver, HostMat, Kernels, KvLayout, KvOrder, Mat, MatMut, Packed,
-    QkRope, Rope, Stream, bf16,
+    QkRope, Rope, RowBounds, Stream, bf16,
 };
 
 const S: Stream = Stream(0);
@@ -254,6 +254,7 @@ fn attention(device: &CpuDevice, rows: usize, len: usize, context: usize) {
             context_lens: Mat::of(&context_lens, 1, rows).unwrap(),
             block_tables: Mat::of(&table, rows, per_row).unwrap(),
             table_rows: None,
+            bounds: RowBounds::of_any(tokens, rows, layout.slots()),
         },
         heads,
         layer: 0,

@@ -11,4 +11,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("dev/collective.h", include_str!("dev/collective.h")),
     ("dev/matrix.h", include_str!("dev/matrix.h")),
     ("dev/mfma.h", include_str!("dev/mfma.h")),
+    ("dev/strip.h", include_str!("dev/strip.h")),
+    ("attention/wave.h", include_str!("attention/wave.h")),
+    ("gemm/tile.h", include_str!("gemm/tile.h")),
 ];

@@ -15,6 +15,34 @@ pub struct BatchRows<'a> {
     pub block_tables: Mat<'a>,
     /// Row `r` reads table `table_rows[r]`; i32 `[R]`. `None` = table `r`.
     pub table_rows: Option<Mat<'a>>,
+    /// What the host knows of the rows.
+    pub bounds: RowBounds,
+}
+
+/// Bounds of the rows of a step. They choose kernels and grids, never results, and a captured graph serves
+/// every step within those it was captured with. Tighter bounds only run faster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowBounds {
+    /// The first so many rows have one token each, padded rows included.
+    pub decode_rows: usize,
+    /// Tokens of the longest row behind those.
+    pub longest_q: usize,
+    /// Keys of the longest row of all.
+    pub longest_context: usize,
+}
+
+impl RowBounds {
+    /// What holds for any `rows` rows of `tokens` tokens in all, none of them empty, and `positions`
+    /// positions in a block table.
+    #[must_use]
+    pub fn of_any(tokens: usize, rows: usize, positions: usize) -> Self {
+        let decode_rows = if tokens == rows { rows } else { 0 };
+        Self {
+            decode_rows,
+            longest_q: tokens + 1 - rows.clamp(1, tokens + 1),
+            longest_context: positions,
+        }
+    }
 }
 
 /// Rotary embedding, half pairing: channel `i` turns with `i + rotary / 2`.

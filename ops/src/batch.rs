@@ -1,6 +1,6 @@
 //! What a forward pass must know about its batch, on the device.
 
-use kernels::{BatchRows, DType};
+use kernels::{BatchRows, DType, RowBounds};
 
 use crate::error::check_size;
 use crate::{OpError, Ops, Tensor};
@@ -20,6 +20,21 @@ pub struct BatchInputs {
     pub block_tables: Vec<i32>,
 }
 
+impl BatchInputs {
+    /// Exact bounds of the rows.
+    fn bounds(&self) -> RowBounds {
+        let tokens: Vec<usize> = self.cu_q.windows(2).map(|w| (w[1] - w[0]) as usize).collect();
+        let decode_rows = tokens.iter().take_while(|&&n| n == 1).count();
+        let longest = |x: Option<&usize>| x.copied().unwrap_or(0);
+        let longest_context = self.context_lens.iter().max().map_or(0, |&n| n as usize);
+        RowBounds {
+            decode_rows,
+            longest_q: longest(tokens[decode_rows..].iter().max()),
+            longest_context,
+        }
+    }
+}
+
 /// A batch on the device.
 #[derive(Debug)]
 pub struct BatchView {
@@ -35,6 +50,8 @@ pub struct BatchView {
     pub block_tables: Tensor,
     /// Which table is row `r`'s; i32 `[R]`. `None` = table `r`.
     pub table_rows: Option<Tensor>,
+    /// What the host knows of the rows.
+    pub bounds: RowBounds,
 }
 
 impl BatchView {
@@ -55,6 +72,7 @@ impl BatchView {
             context_lens: ops.ids(&inputs.context_lens)?,
             block_tables: ops.ids(&inputs.block_tables)?.reshape(&[rows, width])?,
             table_rows: None,
+            bounds: inputs.bounds(),
         })
     }
 
@@ -76,6 +94,7 @@ impl BatchView {
             context_lens: self.context_lens.mat()?,
             block_tables: self.block_tables.mat()?,
             table_rows: self.table_rows.as_ref().map(Tensor::mat).transpose()?,
+            bounds: self.bounds,
         })
     }
 }

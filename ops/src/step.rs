@@ -4,7 +4,7 @@
 //! T tokens, R rows, Q questions.
 
 use kernels::step::{Answer, AnswerArrays, Stage, StageView, StepArrays};
-use kernels::{DType, InFlight, Pinned};
+use kernels::{DType, InFlight, Pinned, RowBounds};
 
 use crate::{BatchView, OpError, Ops, Seats, Tensor};
 
@@ -120,6 +120,7 @@ impl StepBuffers {
             context_lens: self.context_lens.narrow(&[rows])?,
             block_tables: tables.narrow(tables.shape())?,
             table_rows: Some(self.row_seats.narrow(&[rows])?),
+            bounds: RowBounds::of_any(tokens, rows, tables.cols() * self.size.block_tokens),
         };
         Ok((batch, self.ids.narrow(&[tokens])?))
     }
