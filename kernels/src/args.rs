@@ -92,6 +92,19 @@ pub struct Attention<'a> {
     pub scale: f32,
 }
 
+/// What `linear_around` does in one launch beside the product. Results are those of the separate kernels.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Around<'a> {
+    /// Weight `[K]` and epsilon of a root-mean-square norm of the input.
+    pub norm: Option<(Mat<'a>, f32)>,
+    /// Added to the sums; f32 `[N]`.
+    pub bias: Option<Mat<'a>>,
+    /// `y [T, N / 2] = silu(gate) · up` instead of the outputs, gate rows first.
+    pub silu_mul: bool,
+    /// `y += …` instead of `y = …`: the residual stream.
+    pub add: bool,
+}
+
 /// Which experts a token goes to, and with which weight.
 #[derive(Debug, Clone, Copy)]
 pub struct Routes<'a> {

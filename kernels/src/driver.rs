@@ -2,7 +2,7 @@
 
 use crate::step::{AnswerArrays, SeatArrays, StageView, StepArrays};
 use crate::{
-    Attention, BatchRows, Buffer, DType, DeviceError, Experts, HostMat, InFlight, KvLayout,
+    Around, Attention, BatchRows, Buffer, DType, DeviceError, Experts, HostMat, InFlight, KvLayout,
     KvOrder, Mat, MatMut, Packed, Pinned, QkRope, Routes,
 };
 
@@ -118,6 +118,24 @@ pub trait Kernels: Driver {
         w: &Packed,
         bias: Option<Mat<'_>>,
     ) -> Result<(), DeviceError>;
+
+    /// Whether `linear_around` exists for `rows` rows of input in `dtype`.
+    fn fuses(&self, _rows: usize, _dtype: DType, _w: &Packed) -> bool {
+        false
+    }
+
+    /// A linear layer with its neighbours in one launch: `x [T, K]`, `y [T, N]` or `[T, N / 2]`.
+    fn linear_around(
+        &self,
+        _: &Stream,
+        _y: MatMut<'_>,
+        x: Mat<'_>,
+        _w: &Packed,
+        _around: &Around<'_>,
+    ) -> Result<(), DeviceError> {
+        let (kernel, what) = ("linear_around", "input");
+        Err(DeviceError::Unsupported { kernel, what, dtype: x.dtype() })
+    }
 
     /// `y[t] = table[ids[t] - first]`, zero where the id is outside: `ids` i32 `[T]`, `y [T, H]`.
     fn embed(

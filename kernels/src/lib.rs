@@ -25,7 +25,7 @@ mod packed;
 mod pinned;
 pub mod step;
 
-pub use args::{Attention, BatchRows, Experts, QkRope, Rope, Routes, RowBounds};
+pub use args::{Around, Attention, BatchRows, Experts, QkRope, Rope, Routes, RowBounds};
 pub use buffer::{Buffer, Release};
 pub use driver::{Driver, Graph, Kernels, MemInfo, Replay, Stream};
 pub use dtype::{DType, Element, bf16, f16};

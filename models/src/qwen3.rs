@@ -21,11 +21,8 @@ pub(crate) struct Layer {
 impl DecoderLayer for Layer {
     /// `x += attn(norm(x)); x += mlp(norm(x))`
     fn forward(&self, f: &Forward<'_>, x: &mut Residual) -> Result<(), ForwardError> {
-        let h = x.normed(f, &self.attn_norm)?; // [T, H]
-        x.add(self.attn.forward(f, &h)?);
-        let h = x.normed(f, &self.mlp_norm)?; // [T, H]
-        x.add(self.mlp.forward(f, &h)?);
-        Ok(())
+        self.attn.forward(f, x, &self.attn_norm)?;
+        self.mlp.forward(f, x, &self.mlp_norm)
     }
 
     fn load(config: &Config, w: &Weights<'_>, rope: &Rope, i: usize) -> Result<Self, LoadError> {

@@ -6,7 +6,6 @@
 
 use crate::layers::{Attention, Decoder, DecoderLayer, GatedMlp, MoeMlp, Residual, RmsNorm, Rope};
 use crate::{Config, Forward, ForwardError, LoadError, Weights, qwen3};
-use ops::Tensor;
 
 /// The model.
 pub(crate) type Qwen3Moe = Decoder<Layer>;
@@ -30,11 +29,8 @@ enum Mlp {
 impl DecoderLayer for Layer {
     /// `x += attn(norm(x)); x += mlp(norm(x))`
     fn forward(&self, f: &Forward<'_>, x: &mut Residual) -> Result<(), ForwardError> {
-        let h = x.normed(f, &self.attn_norm)?; // [T, H]
-        x.add(self.attn.forward(f, &h)?);
-        let h = x.normed(f, &self.mlp_norm)?; // [T, H]
-        x.add(self.mlp.forward(f, &h)?);
-        Ok(())
+        self.attn.forward(f, x, &self.attn_norm)?;
+        self.mlp.forward(f, x, &self.mlp_norm)
     }
 
     fn load(config: &Config, w: &Weights<'_>, rope: &Rope, i: usize) -> Result<Self, LoadError> {
@@ -52,10 +48,15 @@ impl DecoderLayer for Layer {
 }
 
 impl Mlp {
-    fn forward(&self, f: &Forward<'_>, x: &Tensor) -> Result<Tensor, ForwardError> {
+    fn forward(
+        &self,
+        f: &Forward<'_>,
+        x: &mut Residual,
+        norm: &RmsNorm,
+    ) -> Result<(), ForwardError> {
         match self {
-            Self::Dense(mlp) => mlp.forward(f, x),
-            Self::Sparse(mlp) => mlp.forward(f, x),
+            Self::Dense(mlp) => mlp.forward(f, x, norm),
+            Self::Sparse(mlp) => mlp.forward(f, x, norm),
         }
     }
 }

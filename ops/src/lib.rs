@@ -11,6 +11,7 @@ mod attention;
 mod batch;
 mod dense;
 mod error;
+mod fused;
 mod kv_pool;
 mod moe;
 mod seats;

@@ -1,10 +1,11 @@
 //! Causal attention over the paged KV cache.
 
-use super::{ColumnParallelLinear, Rope, RowParallelLinear};
+use super::{ColumnParallelLinear, Residual, RmsNorm, Rope, RowParallelLinear};
 use crate::{Config, Forward, ForwardError, LoadError, Weights};
 use ops::{AttentionShape, QkRopeWeights, Tensor};
 
-/// `o(softmax(rope(norm q) · rope(norm k)ᵀ / √D) · v)`; without norms, `norm` is nothing.
+/// `x += o(softmax(rope(norm q) · rope(norm k)ᵀ / √D) · v)` of the normed stream; `norm` is that of queries
+/// and keys, if the model has one.
 #[derive(Debug)]
 pub(crate) struct Attention {
     qkv: ColumnParallelLinear,
@@ -49,7 +50,13 @@ impl Attention {
         })
     }
 
-    pub(crate) fn forward(&self, f: &Forward<'_>, x: &Tensor) -> Result<Tensor, ForwardError> {
+    pub(crate) fn forward(
+        &self,
+        f: &Forward<'_>,
+        x: &mut Residual,
+        norm: &RmsNorm,
+    ) -> Result<(), ForwardError> {
+        let qkv = self.qkv.forward(f, x, norm)?; // [T, (N + 2 K) D]
         let norm = self.norm.as_ref();
         let weights = QkRopeWeights {
             q_norm: norm.map(|n| &n.q),
@@ -57,9 +64,8 @@ impl Attention {
             eps: norm.map_or(0.0, |n| n.eps),
             rope: &self.rope.table,
         };
-        let qkv = self.qkv.forward(f, x)?; // [T, (N + 2 K) D]
         let q = f.ops.qk_norm_rope_kv_write(&qkv, &weights, &self.shape, f.kv, f.batch)?; // [T, N D]
         let o = f.ops.paged_attention(&q, &self.shape, f.kv, f.batch)?; // [T, N D]
-        self.out.forward(f, &o) // [T, H]; all-reduced over f.tp
+        self.out.add_to(f, x, &o) // [T, H]; all-reduced over f.tp
     }
 }

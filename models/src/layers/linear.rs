@@ -1,5 +1,6 @@
 //! Linear layers split over the ranks of `f.tp`.
 
+use super::{Residual, RmsNorm};
 use crate::{Forward, ForwardError, LoadError, Weights};
 use ops::{PackedLinear, Tensor};
 
@@ -17,9 +18,24 @@ impl ColumnParallelLinear {
         Ok(Self(w.linear(names, bias)?))
     }
 
-    /// `[T, inputs]` to `[T, outputs of this rank]`.
-    pub(crate) fn forward(&self, f: &Forward<'_>, x: &Tensor) -> Result<Tensor, ForwardError> {
-        Ok(f.ops.linear(x, &self.0)?)
+    /// `norm(x) Wᵀ + b`: the stream `[T, inputs]` to `[T, outputs of this rank]`.
+    pub(crate) fn forward(
+        &self,
+        f: &Forward<'_>,
+        x: &mut Residual,
+        norm: &RmsNorm,
+    ) -> Result<Tensor, ForwardError> {
+        x.normed_linear(f, norm, &self.0)
+    }
+
+    /// `silu(gate) · up` of the same, gate rows first: `[T, outputs of this rank / 2]`.
+    pub(crate) fn forward_silu_mul(
+        &self,
+        f: &Forward<'_>,
+        x: &mut Residual,
+        norm: &RmsNorm,
+    ) -> Result<Tensor, ForwardError> {
+        x.normed_silu_mul(f, norm, &self.0)
     }
 }
 
@@ -28,10 +44,13 @@ impl RowParallelLinear {
         Ok(Self(w.linear(&[name], bias)?))
     }
 
-    /// `[T, inputs of this rank]` to `[T, outputs]`, the same on all ranks.
-    pub(crate) fn forward(&self, f: &Forward<'_>, x: &Tensor) -> Result<Tensor, ForwardError> {
-        let mut y = f.ops.linear(x, &self.0)?;
-        f.tp.all_reduce(f.ops.stream(), y.mat_mut()?)?;
-        Ok(y)
+    /// `x += W h + b`: `h [T, inputs of this rank]`, the stream `[T, outputs]` is the same on all ranks.
+    pub(crate) fn add_to(
+        &self,
+        f: &Forward<'_>,
+        x: &mut Residual,
+        h: &Tensor,
+    ) -> Result<(), ForwardError> {
+        x.add_linear(f, h, &self.0)
     }
 }

@@ -1,10 +1,9 @@
 //! The dense MLP of every supported family.
 
-use super::{ColumnParallelLinear, RowParallelLinear};
+use super::{ColumnParallelLinear, Residual, RmsNorm, RowParallelLinear};
 use crate::{Forward, ForwardError, LoadError, Weights};
-use ops::Tensor;
 
-/// `down(silu(gate x) · up x)`
+/// `x += down(silu(gate h) · up h)` with `h = norm(x)`.
 #[derive(Debug)]
 pub(crate) struct GatedMlp {
     gate_up: ColumnParallelLinear,
@@ -17,9 +16,13 @@ impl GatedMlp {
         Ok(Self { gate_up, down: RowParallelLinear::load(w, "down_proj", bias)? })
     }
 
-    pub(crate) fn forward(&self, f: &Forward<'_>, x: &Tensor) -> Result<Tensor, ForwardError> {
-        let gate_up = self.gate_up.forward(f, x)?; // [T, 2 I]
-        let y = f.ops.silu_mul(&gate_up)?; // [T, I]
-        self.down.forward(f, &y) // [T, H]; all-reduced over f.tp
+    pub(crate) fn forward(
+        &self,
+        f: &Forward<'_>,
+        x: &mut Residual,
+        norm: &RmsNorm,
+    ) -> Result<(), ForwardError> {
+        let h = self.gate_up.forward_silu_mul(f, x, norm)?; // [T, I]
+        self.down.add_to(f, x, &h) // [T, H]; all-reduced over f.tp
     }
 }

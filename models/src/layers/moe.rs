@@ -1,10 +1,11 @@
 //! A mixture of experts behind a softmax router.
 
+use super::{Residual, RmsNorm};
 use crate::config::MoeConfig;
 use crate::{Forward, ForwardError, LoadError, Weights};
-use ops::{DType, PackedExperts, PackedLinear, Tensor};
+use ops::{DType, PackedExperts, PackedLinear};
 
-/// `Σ weight_e · expert_e(x)` over the `top_k` experts with the largest `softmax(router x)`.
+/// `x += Σ weight_e · expert_e(h)` over the `top_k` experts with the largest `softmax(router h)`, `h = norm(x)`.
 #[derive(Debug)]
 pub(crate) struct MoeMlp {
     router: PackedLinear,
@@ -32,15 +33,22 @@ impl MoeMlp {
         })
     }
 
-    pub(crate) fn forward(&self, f: &Forward<'_>, x: &Tensor) -> Result<Tensor, ForwardError> {
-        let logits = f.ops.linear_f32(x, &self.router)?; // [T, E]
+    pub(crate) fn forward(
+        &self,
+        f: &Forward<'_>,
+        x: &mut Residual,
+        norm: &RmsNorm,
+    ) -> Result<(), ForwardError> {
+        let h = x.normed(f, norm)?; // [T, H]
+        let logits = f.ops.linear_f32(&h, &self.router)?; // [T, E]
         let routing = f.ops.moe_route_softmax(&logits, self.top_k, self.normalise)?;
         if let Some(probe) = f.probe {
             probe.routes(f.ops, self.layer, &routing)?;
         }
-        let mut y = f.ops.moe_mlp(x, &routing, &self.experts)?; // [T, H]
+        let mut y = f.ops.moe_mlp(&h, &routing, &self.experts)?; // [T, H]
         let ranks = if self.spread { f.ep } else { f.tp };
         ranks.all_reduce(f.ops.stream(), y.mat_mut()?)?;
-        Ok(y)
+        x.add(y);
+        Ok(())
     }
 }

@@ -3,7 +3,7 @@
 
 use super::RmsNorm;
 use crate::{Forward, ForwardError};
-use ops::Tensor;
+use ops::{PackedLinear, Tensor};
 
 /// `x + pending`, `[T, H]`.
 #[derive(Debug)]
@@ -34,6 +34,49 @@ impl Residual {
             Some(delta) => f.ops.add_rms_norm(&mut self.x, &delta, weight, eps)?,
             None => f.ops.rms_norm(&self.x, weight, eps)?,
         })
+    }
+
+    /// `norm(x) Wᵀ + bias`, leaving `x` as the stream.
+    pub(crate) fn normed_linear(
+        &mut self,
+        f: &Forward<'_>,
+        norm: &RmsNorm,
+        w: &PackedLinear,
+    ) -> Result<Tensor, ForwardError> {
+        if self.pending.is_some() {
+            return Ok(f.ops.linear(&self.normed(f, norm)?, w)?);
+        }
+        Ok(f.ops.norm_linear(&self.x, (&norm.weight, norm.eps), w)?)
+    }
+
+    /// `silu(gate) · up` of `norm(x) Wᵀ + bias`, gate rows first, leaving `x` as the stream.
+    pub(crate) fn normed_silu_mul(
+        &mut self,
+        f: &Forward<'_>,
+        norm: &RmsNorm,
+        w: &PackedLinear,
+    ) -> Result<Tensor, ForwardError> {
+        if self.pending.is_some() {
+            return Ok(f.ops.silu_mul(&f.ops.linear(&self.normed(f, norm)?, w)?)?);
+        }
+        Ok(f.ops.norm_linear_silu_mul(&self.x, (&norm.weight, norm.eps), w)?)
+    }
+
+    /// `x += h Wᵀ + bias`, summed over the ranks of `f.tp`.
+    pub(crate) fn add_linear(
+        &mut self,
+        f: &Forward<'_>,
+        h: &Tensor,
+        w: &PackedLinear,
+    ) -> Result<(), ForwardError> {
+        debug_assert!(self.pending.is_none(), "two sums without a norm between them");
+        if f.tp.size() == 1 && f.ops.fuses(h.rows(), w) {
+            return Ok(f.ops.linear_add(&mut self.x, h, w)?);
+        }
+        let mut y = f.ops.linear(h, w)?;
+        f.tp.all_reduce(f.ops.stream(), y.mat_mut()?)?;
+        self.add(y);
+        Ok(())
     }
 
     /// Shows the stream after layer `layer` to whoever watches.

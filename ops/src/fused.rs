@@ -1,0 +1,71 @@
+//! Linear layers with their neighbours: one launch where the device has one, else the kernels one by one.
+//! Either way the results are the same.
+//!
+//! Legend: T tokens, H hidden, N outputs, K inputs, I intermediate size.
+
+use kernels::Around;
+
+use crate::{OpError, Ops, PackedLinear, Tensor};
+
+impl Ops {
+    /// Whether a layer of these inputs is one launch together with its neighbours.
+    #[must_use]
+    pub fn fuses(&self, rows: usize, w: &PackedLinear) -> bool {
+        self.device.fuses(rows, self.dtype(), &w.weight)
+    }
+
+    /// `y = norm(x) Wᵀ + bias`: `x [T, K]`, `norm [K]`, `y [T, N]`. See [`Ops::rms_norm`].
+    pub fn norm_linear(
+        &self,
+        x: &Tensor,
+        (norm, eps): (&Tensor, f32),
+        w: &PackedLinear,
+    ) -> Result<Tensor, OpError> {
+        if !self.fuses(x.rows(), w) {
+            return self.linear(&self.rms_norm(x, norm, eps)?, w);
+        }
+        let around = Around { norm: Some((norm.mat()?, eps)), ..Around::default() };
+        self.around(x, w, around, w.outputs())
+    }
+
+    /// `y = silu(gate) · up` of `norm(x) Wᵀ + bias`: `x [T, K]`, `norm [K]`, `W [2 I, K]`, `y [T, I]`.
+    pub fn norm_linear_silu_mul(
+        &self,
+        x: &Tensor,
+        (norm, eps): (&Tensor, f32),
+        w: &PackedLinear,
+    ) -> Result<Tensor, OpError> {
+        if !self.fuses(x.rows(), w) {
+            return self.silu_mul(&self.norm_linear(x, (norm, eps), w)?);
+        }
+        let norm = Some((norm.mat()?, eps));
+        self.around(x, w, Around { norm, silu_mul: true, ..Around::default() }, w.outputs() / 2)
+    }
+
+    /// `x += h Wᵀ + bias`: `h [T, K]`, `x [T, N]`, the residual stream, rounded once more by the sum.
+    pub fn linear_add(&self, x: &mut Tensor, h: &Tensor, w: &PackedLinear) -> Result<(), OpError> {
+        if !self.fuses(h.rows(), w) {
+            *x = self.add(x, &self.linear(h, w)?)?;
+            return Ok(());
+        }
+        let bias = w.bias.as_ref().map(|b| b.mat()).transpose()?;
+        let around = Around { bias, add: true, ..Around::default() };
+        let (s, y) = (&self.stream, x.mat_mut()?);
+        Ok(self.device.linear_around(s, y, h.mat()?, &w.weight, &around)?)
+    }
+
+    fn around(
+        &self,
+        x: &Tensor,
+        w: &PackedLinear,
+        around: Around<'_>,
+        outputs: usize,
+    ) -> Result<Tensor, OpError> {
+        let mut y = self.scratch(x.dtype(), &[x.rows(), outputs])?;
+        let bias = w.bias.as_ref().map(|b| b.mat()).transpose()?;
+        let around = Around { bias, ..around };
+        let (s, out) = (&self.stream, y.mat_mut()?);
+        self.device.linear_around(s, out, x.mat()?, &w.weight, &around)?;
+        Ok(y)
+    }
+}
