@@ -1,0 +1,53 @@
+// elementwise.hip - activations and sums. CPU twin: cpu/elementwise.rs.
+//
+// silu_mul_rows  y = silu(gate) * up     y [rows, cols], x [rows, 2 cols]: gate columns, then up columns; all of ACT
+// add_rows       y = a + b               all [rows, cols] of ACT
+// Grid: rows * parts, part fastest; each block takes every `parts`-th run of bdim() eights of its row. Block: a
+// multiple of WAVE up to 256.
+// Rounding: f32 throughout, one rounding at the store. Roofline: 3 row lengths over bandwidth; one row is latency.
+#include "dev.h"
+#include "elementwise/elementwise.h"
+
+// Calls wide(c) for every aligned eight of columns this thread owns, or narrow(c) for single columns.
+template <class Wide, class Narrow> DEV void each_column(u32 cols, u32 parts, bool aligned, Wide wide, Narrow narrow) {
+    const u32 first = bid_x() % parts * bdim() + tid(), step = parts * bdim();
+    if (aligned && cols % 8 == 0) {
+        for (u32 c = first * 8; c < cols; c += step * 8) wide(c);
+    } else {
+        for (u32 c = first; c < cols; c += step) narrow(c);
+    }
+}
+
+// Strides are in elements.
+KERNEL(256) silu_mul_rows(ACT* y, const ACT* x, u32 cols, u32 parts, u32 y_stride, u32 x_stride) {
+    grid_wait();
+    grid_release();
+    const u64 row = bid_x() / parts;
+    ACT* to_row = y + row * y_stride;
+    const ACT *gate = x + row * x_stride, *up = gate + cols;
+    const bool aligned = (((u64)to_row | (u64)gate | (u64)up) & 15) == 0;
+    each_column(
+        cols, parts, aligned, [=](u32 c) { store8(to_row + c, silu_mul(load8(gate + c), load8(up + c))); },
+        [=](u32 c) { to_row[c] = to<ACT>(silu(f32(gate[c])) * f32(up[c])); });
+}
+EXPORT(silu_mul_rows)
+
+KERNEL(256)
+add_rows(ACT* y, const ACT* a, const ACT* b, u32 cols, u32 parts, u32 y_stride, u32 a_stride, u32 b_stride) {
+    grid_wait();
+    grid_release();
+    const u64 row = bid_x() / parts;
+    ACT* to_row = y + row * y_stride;
+    const ACT *left = a + row * a_stride, *right = b + row * b_stride;
+    const bool aligned = (((u64)to_row | (u64)left | (u64)right) & 15) == 0;
+    each_column(
+        cols, parts, aligned,
+        [=](u32 c) {
+            const f32x8 l = load8(left + c), r = load8(right + c);
+            f32x8 sum;
+            for (u32 i = 0; i < 8; ++i) sum.v[i] = l.v[i] + r.v[i];
+            store8(to_row + c, sum);
+        },
+        [=](u32 c) { to_row[c] = to<ACT>(f32(left[c]) + f32(right[c])); });
+}
+EXPORT(add_rows)

@@ -1,0 +1,43 @@
+// prepare.h - what a stage says, on the device: the regions of step.h, and the seats they change.
+#pragma once
+#include "step/step.h"
+
+// Per-request state. S seats, W table width, L longest request, V vocabulary.
+struct Seats {
+    i32* last;         // [S]
+    i32* tables;       // [S, W]
+    i32* history;      // [S, L]
+    u32* masks;        // [S, ceil(V / 32)]
+    SeatRules* rules;  // [S]
+    u32 table_width, history_len, mask_words;
+};
+
+DEV const StageHeader* header_of(const u8* stage) { return (const StageHeader*)stage; }
+DEV const StageRow* rows_of(const u8* stage) { return (const StageRow*)(stage + header_of(stage)->rows_at); }
+DEV const StageQuestion* questions_of(const u8* stage) {
+    return (const StageQuestion*)(stage + header_of(stage)->questions_at);
+}
+DEV const StageInit* inits_of(const u8* stage) { return (const StageInit*)(stage + header_of(stage)->inits_at); }
+DEV const i32* words_of(const u8* stage) { return (const i32*)(stage + header_of(stage)->words_at); }
+DEV const StageEdit* edits_of(const u8* stage) { return (const StageEdit*)(stage + header_of(stage)->edits_at); }
+
+// The block copies `len` words.
+DEV void copy_words(i32* to, const i32* from, u32 len) {
+    for (u32 i = tid(); i < len; i += bdim()) to[i] = from[i];
+}
+
+DEV void take_seat(const Seats& seats, const StageInit& init, const i32* words) {
+    const u64 seat = (u64)init.seat;
+    if (init.history_len > 0)
+        copy_words(seats.history + seat * seats.history_len + init.history_from, words + init.history_at,
+                   (u32)init.history_len);
+    if (init.mask_at >= 0)
+        copy_words((i32*)seats.masks + seat * seats.mask_words, words + init.mask_at, seats.mask_words);
+    copy_words((i32*)(seats.rules + seat), (const i32*)&init.rules, sizeof(SeatRules) / 4);
+}
+
+// Entry `e` of the row's block table as it will be after the update: another block may be writing it.
+DEV i32 table_entry(const StageRow& row, const i32* table, const i32* words, i32 e) {
+    const i32 within = e - row.table_from;
+    return within >= 0 && within < row.table_len ? words[row.table_at + within] : table[e];
+}

@@ -1,0 +1,85 @@
+// prepare.hip - what the host staged becomes what a forward pass reads. CPU twin: cpu/step.rs (prepare_step).
+//
+// prepare_step  seats: rules, history and mask of requests that take one; block tables of the rows
+//               ids, positions i32 [tokens], slots i64 [tokens]; cu_q i32 [rows + 1]; context_lens, row_seats i32 [rows];
+//               question_tokens i32 [questions]
+// Grid: rows (at least 1) x parts. Block: 256. In a captured graph rows, tokens and questions are those of the bucket
+// and the header says how many are real; the rest is padding: no keys, id 0, position 0, slot -1, question token 0.
+// A slot is table[position / block_tokens] * block_tokens + position mod block_tokens. Blocks of one row read its new
+// table entries out of the stage, so they need not wait for the one that stores them.
+// What a stage names (seats, table entries, words) was checked by the host. Roofline: latency, three dependent loads.
+#include "dev.h"
+#include "prepare/prepare.h"
+
+struct StepOut {
+    i32 *ids, *positions;
+    i64* slots;
+    i32 *cu_q, *context_lens, *row_seats, *question_tokens;
+};
+
+// Tokens `from`, `from + step`, ... of the row.
+DEV void lay_out(const StepOut& out, const Seats& seats, const StageRow& row, const i32* words, u32 block_tokens,
+                 u32 from, u32 step) {
+    const i32* table = seats.tables + (u64)row.seat * seats.table_width;
+    for (u32 i = from; i < (u32)row.len; i += step) {
+        const u32 t = (u32)row.token + i, position = (u32)row.start + i;
+        const i32 block = table_entry(row, table, words, (i32)(position / block_tokens));
+        out.ids[t] = row.ids < 0 ? seats.last[row.seat] : words[row.ids + (i32)i];
+        out.positions[t] = (i32)position;
+        out.slots[t] = (i64)block * block_tokens + position % block_tokens;
+    }
+}
+
+DEV void pad_tokens(const StepOut& out, u32 from, u32 to, u32 step) {
+    for (u32 t = from; t < to; t += step) {
+        out.ids[t] = 0;
+        out.positions[t] = 0;
+        out.slots[t] = -1;
+    }
+}
+
+KERNEL(256)
+prepare_step(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context_lens, i32* row_seats, i32* question_tokens,
+             i32* tables, i32* history, u32* masks, u8* rules, const i32* last, const u8* stage, u32 rows, u32 tokens,
+             u32 questions, u32 table_width, u32 history_len, u32 mask_words, u32 block_tokens) {
+    grid_wait();
+    grid_release();
+    const StepOut out = {ids, positions, slots, cu_q, context_lens, row_seats, question_tokens};
+    const Seats seats = {(i32*)last, tables, history, masks, (SeatRules*)rules, table_width, history_len, mask_words};
+    const StageHeader header = *header_of(stage);
+    const i32* words = words_of(stage);
+    const u32 r = bid_x(), part = bid_y(), parts = gdim_y();
+    const u32 blocks = gdim_x() * parts, block = r * parts + part;
+    const u32 thread = block * bdim() + tid(), threads = blocks * bdim();
+
+    for (u32 i = block; i < header.inits; i += blocks) take_seat(seats, inits_of(stage)[i], words);
+    u32 end = 0;
+    if (header.rows > 0) {
+        const StageRow& last_row = rows_of(stage)[header.rows - 1];
+        end = (u32)(last_row.token + last_row.len);
+    }
+    if (r < header.rows && r < rows) {
+        const StageRow row = rows_of(stage)[r];
+        lay_out(out, seats, row, words, block_tokens, part * bdim() + tid(), parts * bdim());
+        if (part == 0) {
+            i32* table = tables + (u64)row.seat * table_width;
+            if (row.table_len > 0) copy_words(table + row.table_from, words + row.table_at, (u32)row.table_len);
+            if (tid() == 0) {
+                context_lens[r] = row.start + row.len;
+                row_seats[r] = row.seat;
+                cu_q[r + 1] = row.token + row.len;
+            }
+        }
+    } else if (r < rows && part == 0 && tid() == 0) {
+        context_lens[r] = 0;
+        row_seats[r] = 0;
+        cu_q[r + 1] = (i32)end;
+    }
+    if (thread == 0) cu_q[0] = 0;
+    pad_tokens(out, end + thread, tokens, threads);
+    for (u32 q = thread; q < questions; q += threads) {
+        const i32 token = q < header.questions ? questions_of(stage)[q].token : 0;
+        question_tokens[q] = token > 0 ? token : 0;
+    }
+}
+EXPORT(prepare_step)

@@ -1,0 +1,110 @@
+// qk_rope.h - norm and rotation of one head by a group of lanes, for the kernel and for kernels that fuse it.
+//
+// Options: HEAD_DIM (a multiple of 16), ROTARY (even, <= HEAD_DIM): channels that turn.
+// Half pairing: channel p turns with p + ROTARY / 2. A lane holds a low and a high run of RUN channels that belong
+// together, so that nothing is exchanged; channels behind ROTARY lie in such pairs of runs too and stay as they are.
+// Rounding points, as in cpu/qk_rope.rs: x * scale to ACT, the product with the weight to ACT, the rotation to ACT.
+#pragma once
+#include "norm/norm.h"
+
+constexpr u32 group_for(u32 runs) {
+    u32 lanes = 1;
+    while (lanes < runs && lanes < 32) lanes *= 2;
+    return lanes;
+}
+
+enum : u32 {
+    HALF = ROTARY / 2,
+    RUN = HALF % 4 == 0 ? 4 : HALF % 2 == 0 ? 2 : 1,  // channels of one load
+    RUNS = HEAD_DIM / 2 / RUN,                        // pairs of runs in a head
+    GROUP = group_for(RUNS),                          // lanes that share a head
+    TURNS = (RUNS + GROUP - 1) / GROUP,               // pairs of runs of one lane
+};
+
+template <class T> struct alignas(RUN * sizeof(T)) Run { T v[RUN]; };
+
+// A lane's channels of one head, in f32.
+struct HeadPart {
+    float low[TURNS][RUN], high[TURNS][RUN];
+};
+
+// First channels of the `turn`-th pair of runs; rotated or not.
+struct RunPlace {
+    u32 low, high;
+    bool turns, exists;
+};
+DEV RunPlace run_place(u32 turn, u32 member) {
+    const u32 run = turn * GROUP + member, p = run * RUN;
+    const bool turns = p < HALF;
+    const u32 low = turns ? p : 2 * p;
+    return RunPlace{low, turns ? p + HALF : 2 * p + RUN, turns, run < RUNS};
+}
+
+template <class T> DEV void load_run(float* to, const T* from) {
+    const Run<T> run = *(const Run<T>*)from;
+    for (u32 i = 0; i < RUN; ++i) to[i] = f32(run.v[i]);
+}
+template <class T> DEV void store_run(T* to, const float* from, float factor) {
+    Run<T> run;
+    for (u32 i = 0; i < RUN; ++i) run.v[i] = ::to<T>(from[i] * factor);
+    *(Run<T>*)to = run;
+}
+
+DEV HeadPart load_head(const ACT* x, u32 member) {
+    HeadPart part;
+    for (u32 t = 0; t < TURNS; ++t) {
+        const RunPlace place = run_place(t, member);
+        if (!place.exists) continue;
+        load_run(part.low[t], x + place.low);
+        load_run(part.high[t], x + place.high);
+    }
+    return part;
+}
+
+// Stores `part * factor`.
+template <class T> DEV void store_head(T* y, const HeadPart& part, u32 member, float factor) {
+    for (u32 t = 0; t < TURNS; ++t) {
+        const RunPlace place = run_place(t, member);
+        if (!place.exists) continue;
+        store_run(y + place.low, part.low[t], factor);
+        store_run(y + place.high, part.high[t], factor);
+    }
+}
+
+// Every lane of the wave must come.
+DEV void norm_head(HeadPart& part, const ACT* w, float eps, u32 member) {
+    float squares = 0.f;
+    for (u32 t = 0; t < TURNS; ++t) {
+        if (!run_place(t, member).exists) continue;
+        for (u32 i = 0; i < RUN; ++i) squares += part.low[t][i] * part.low[t][i];
+        for (u32 i = 0; i < RUN; ++i) squares += part.high[t][i] * part.high[t][i];
+    }
+    const float scale = inverse_rms(group_sum<GROUP>(squares), HEAD_DIM, eps);
+    for (u32 t = 0; t < TURNS; ++t) {
+        const RunPlace place = run_place(t, member);
+        if (!place.exists) continue;
+        float low[RUN], high[RUN];
+        load_run(low, w + place.low);
+        load_run(high, w + place.high);
+        for (u32 i = 0; i < RUN; ++i) {
+            part.low[t][i] = f32(to<ACT>(normed(part.low[t][i], scale, low[i])));
+            part.high[t][i] = f32(to<ACT>(normed(part.high[t][i], scale, high[i])));
+        }
+    }
+}
+
+// cos and sin point at the row of the token's position, [HALF] each.
+DEV void turn_head(HeadPart& part, const float* cos, const float* sin, u32 member) {
+    for (u32 t = 0; t < TURNS; ++t) {
+        const RunPlace place = run_place(t, member);
+        if (!place.exists || !place.turns) continue;
+        float c[RUN], s[RUN];
+        load_run(c, cos + place.low);
+        load_run(s, sin + place.low);
+        for (u32 i = 0; i < RUN; ++i) {
+            const float a = part.low[t][i], b = part.high[t][i];
+            part.low[t][i] = f32(to<ACT>(a * c[i] - b * s[i]));
+            part.high[t][i] = f32(to<ACT>(b * c[i] + a * s[i]));
+        }
+    }
+}

@@ -1,0 +1,58 @@
+// qk_rope.hip - between the projections and attention: q/k norm, rotation, and the store into the KV pool.
+// CPU twin: cpu/qk_rope.rs.
+//
+// qk_norm_rope_kv_write  q [tokens, heads * D] = rope(norm(query heads)); rope(norm(key heads)) and the value heads go
+//                        to the pool by slot, slot < 0 stores nothing.
+//   qkv [tokens, (heads + 2 kv_heads) * D] of ACT; q_norm, k_norm [D] of ACT or null: no norm
+//   cos, sin f32 [positions, ROTARY / 2]; positions i32 [tokens]; slots i64 [tokens]
+//   kv: one layer of the pool, [block][kv head][K tile | V tile], tile [BLOCK_TOKENS][D] of ACT, or fp8 e4m3
+// Options: HEAD_DIM, ROTARY, BLOCK_TOKENS, ACT_F32, KV_FP8.
+// Grid: tokens * (heads + 2 kv_heads) groups of GROUP lanes, 128 threads a block.
+// Rounding points: qk_rope.h; fp8 keys and values are rounded to ACT first, then divided by their scale and rounded.
+// Roofline: 2 bytes of qkv over bandwidth; one token is latency: two dependent loads, a reduction of GROUP lanes.
+#include "dev.h"
+#include "qk_rope/qk_rope.h"
+
+#if KV_FP8
+typedef fp8 KV;
+#else
+typedef ACT KV;
+#endif
+
+// Strides are in elements; key_factor and value_factor are 1 over the layer's scales.
+KERNEL(128)
+qk_norm_rope_kv_write(ACT* q, KV* kv, const ACT* qkv, const ACT* q_norm, const ACT* k_norm, const float* cos,
+                      const float* sin, const i32* positions, const i64* slots, u32 tokens, u32 heads, u32 kv_heads,
+                      u32 q_stride, u32 qkv_stride, float eps, float key_factor, float value_factor) {
+    grid_wait();
+    grid_release();
+    const u32 all = heads + 2 * kv_heads, member = tid() % GROUP;
+    const u32 unit = bid_x() * (bdim() / GROUP) + tid() / GROUP;
+    const bool real = unit < tokens * all;  // Others still take part in the sums of their wave.
+    const u32 token = real ? unit / all : 0, head = real ? unit % all : 0;
+    const bool is_query = head < heads, is_value = head >= heads + kv_heads;
+    const i64 slot = real && !is_query ? slots[token] : 0;
+
+    HeadPart part = load_head(qkv + (u64)token * qkv_stride + head * HEAD_DIM, member);
+    const ACT* w = is_query ? q_norm : k_norm;
+    if (q_norm != nullptr || k_norm != nullptr) {
+        HeadPart unit_part = part;
+        norm_head(unit_part, w != nullptr ? w : (q_norm != nullptr ? q_norm : k_norm), eps, member);
+        if (w != nullptr && !is_value) part = unit_part;
+    }
+    if (!is_value) {
+        const u64 row = (u64)positions[token] * HALF;
+        turn_head(part, cos + row, sin + row, member);
+    }
+    if (!real) return;
+    if (is_query) {
+        store_head(q + (u64)token * q_stride + head * HEAD_DIM, part, member, 1.f);
+    } else if (slot >= 0) {
+        const u64 block = (u64)slot / BLOCK_TOKENS, row = (u64)slot % BLOCK_TOKENS;
+        const u32 kv_head = head - heads - (is_value ? kv_heads : 0);
+        const u64 tile = (block * kv_heads + kv_head) * 2 + (is_value ? 1 : 0);
+        KV* to_row = kv + (tile * BLOCK_TOKENS + row) * HEAD_DIM;
+        store_head(to_row, part, member, is_value ? value_factor : key_factor);
+    }
+}
+EXPORT(qk_norm_rope_kv_write)

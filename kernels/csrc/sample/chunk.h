@@ -1,0 +1,80 @@
+// chunk.h - rows of logits in chunks, and what is known about each.
+//
+// Every sum and choice is made per chunk and then over the chunks in order, so it does not depend on how many blocks
+// share a row. One chunk is also what is passed over when a cut lies above all of it.
+#pragma once
+#include "prepare/prepare.h"
+#include "sample/order.h"
+#include "sample/philox.h"
+
+enum : u32 {
+    CHUNK = 2048,        // ids
+    MAX_CHUNKS = 128,    // rows of up to 262,144 ids
+    SCAN_THREADS = 256,  // of a block that scans chunks
+    PICK_THREADS = 512,  // of a block that answers a question
+};
+
+#define GREEDY_BELOW 1e-5f
+
+// What the scan leaves behind for each chunk of each question.
+struct ChunkRecord {
+    u64 best;            // first place after edits and temperature; STRANGE if a raw logit is NaN or infinite
+    u64 winner;          // place of the largest noisy value, if the row is drawn from
+    float winner_value;  // its value without the noise
+    float mass;          // sum of exp(value - best value), if top-p asks for it
+    float raw_best, raw_mass;  // largest raw logit, and sum of exp(logit - raw_best); if log-probabilities are asked for
+};
+
+// How the token of one question is found.
+struct Choice {
+    bool chooses;  // a token is wanted, not only the probability of a known one
+    bool scores;   // log-probabilities are wanted
+    bool draws;    // by chance
+    bool masked, penalised, edited;  // logits change before the draw
+    bool cuts;     // some ids are cut off before the draw
+    bool weighs;   // by probability
+    float factor;  // of the edited logits
+};
+
+DEV Choice choice_of(const StageQuestion& question, const SeatRules& rules, u32 vocab) {
+    Choice c;
+    c.chooses = question.known < 0;
+    c.scores = question.top >= 0;
+    c.draws = c.chooses && rules.temperature >= GREEDY_BELOW;
+    c.masked = c.chooses && (rules.flags & RULE_MASKED) != 0;
+    c.penalised = c.chooses && (rules.flags & RULE_HISTORY) != 0 && question.position > 0 &&
+                  (rules.repetition != 1.f || rules.frequency != 0.f || rules.presence != 0.f);
+    c.edited = c.masked || c.penalised || (c.chooses && question.edits > 0);
+    c.weighs = c.draws && rules.top_p < 1.f;
+    c.cuts = c.weighs || (c.draws && (rules.min_p > 0.f || (rules.top_k > 0 && (u32)rules.top_k < vocab)));
+    c.factor = c.draws ? 1.f / rules.temperature : 1.f;
+    return c;
+}
+
+DEV u32 chunks_of(u32 vocab) { return (vocab + CHUNK - 1) / CHUNK; }
+DEV float minus_infinity() { return as_f32(0xff800000u); }
+
+// A row to read.
+struct Row {
+    const float* values;
+    float factor;
+    u32 vocab;
+    bool aligned;  // fours may be read at once
+};
+DEV Row row_of(const float* values, float factor, u32 vocab) {
+    return Row{values, factor, vocab, ((u64)values & 15) == 0};
+}
+
+// Values of ids [id, id + 4), id a multiple of 4, as they are stored; minus infinity beyond the row.
+DEV f32x4 stored4(const Row& row, u32 id) {
+    if (row.aligned && id + 4 <= row.vocab) return *(const f32x4*)(row.values + id);
+    f32x4 r;
+    for (u32 i = 0; i < 4; ++i) r.v[i] = id + i < row.vocab ? row.values[id + i] : minus_infinity();
+    return r;
+}
+// The same, times the row's factor.
+DEV f32x4 values4(const Row& row, u32 id) {
+    f32x4 r = stored4(row, id);
+    for (u32 i = 0; i < 4; ++i) r.v[i] = times(r.v[i], row.factor);
+    return r;
+}

@@ -1,0 +1,153 @@
+// sample.hip - the questions of a step, answered out of the logits. CPU twins: cpu/step.rs (answer_questions) and
+// cpu/sample, whose rules these are: mask, edits, penalties, temperature, min-p, top-k, top-p, then the largest noisy
+// value, or the largest below temperature 1e-5; log-probabilities, rank and the likeliest ids of the raw logits.
+//
+// sample_scan  reads logits f32 [questions, vocab] once, chunk by chunk of 2048 ids, into records [questions, chunks];
+//              where cuts follow edits, the edited logits go to edited f32 [questions, edited_stride].
+//              Grid: blocks per question x questions; the answer does not depend on how many. Block: 256.
+// sample_pick  answers [questions, 4 words]; top_ids i32, top_logprobs f32 [questions, most]; the seat's last token and
+//              history. Grid: questions. Block: 512. Reads logits again only where cuts, ranks or lists ask for it, and
+//              of them only chunks that reach the limit looked for.
+// vocab <= 262,144; most <= 1024. Questions beyond the stage's, or about token -1, are padding: token -1, no seat changed.
+//
+// Greedy tokens are the CPU's exactly. Drawn ones differ only where the last bits of noise, of a probability or of a
+// cut's sum decide. Roofline: the row once over bandwidth (0.6 MB at 151,936 ids); plain draws add 40 instructions an
+// id; top-p adds on average about one more reading.
+#include "dev.h"
+#include "sample/cut.h"
+#include "sample/scan.h"
+
+// The rules of a question's seat; none where nothing is chosen.
+DEV SeatRules rules_of(const StageQuestion& question, const u8* rules) {
+    SeatRules r = {};
+    if (question.known < 0) r = ((const SeatRules*)rules)[question.seat];
+    return r;
+}
+DEV bool is_padding(const u8* stage, u32 q) {
+    return q >= header_of(stage)->questions || questions_of(stage)[q].token < 0;
+}
+
+KERNEL(SCAN_THREADS)
+sample_scan(u8* records, float* edited, const float* logits, const u8* stage, const i32* history, const u32* masks,
+            const u8* rules, u32 vocab, u32 stride, u32 edited_stride, u32 history_len, u32 mask_words) {
+    grid_wait();
+    grid_release();
+    const u32 q = bid_y(), chunks = chunks_of(vocab);
+    if (is_padding(stage, q)) return;
+    Scanned s;
+    s.question = questions_of(stage)[q];
+    s.rules = rules_of(s.question, rules);
+    s.choice = choice_of(s.question, s.rules, vocab);
+    if (!s.choice.chooses && !s.choice.scores) return;
+    const u64 seat = s.choice.chooses ? (u64)s.question.seat : 0;
+    s.history = history + seat * history_len;
+    s.mask = masks + seat * mask_words;
+    s.words = words_of(stage);
+    s.edits = edits_of(stage) + s.question.edits_at;
+    const Row raw = row_of(logits + (u64)q * stride, 1.f, vocab);
+    for (u32 c = bid_x(); c < chunks; c += gdim_x())
+        scan_chunk((ChunkRecord*)records + (u64)q * chunks + c, edited + (u64)q * edited_stride, raw, c * CHUNK, s);
+}
+EXPORT(sample_scan)
+
+// Log-probabilities of the raw row: of the token, its rank, and the `top` likeliest ids.
+DEV void score(Search& search, Answer& answer, i32* top_ids, float* top_logprobs, const ChunkRecord* records,
+               const Row& raw, u32 top) {
+    const u32 chunks = chunks_of(raw.vocab);
+    const bool holds = tid() < chunks;
+    const float chunk_best = holds ? records[tid()].raw_best : -3.0e38f;
+    const float best = block_max(chunk_best);
+    const float mass = block_sum(holds ? records[tid()].raw_mass * exp_(chunk_best - best) : 0.f);
+    const float log_sum = best + ln(mass);
+    if (holds) search.order[tid()] = order_of(chunk_best);
+    sync();
+    const float logit = raw.values[answer.token];
+    answer.logprob = logit - log_sum;
+    answer.rank = count_from(search, raw, place_of(logit, (u32)answer.token) + 1) + 1;
+    if (top == 0) return;
+    const u64 last = kth_place(search, raw, top);
+    const u32 n = gather(search, raw, last > LAST_UNMASKED ? last : LAST_UNMASKED, STRANGE);
+    sort_list(search, n);
+    for (u32 i = tid(); i < n; i += bdim()) {
+        top_ids[i] = (i32)id_of(search.sorted[i]);
+        top_logprobs[i] = value_of(search.sorted[i]) - log_sum;
+    }
+}
+
+// The token chosen by the rules, or the status that says why there is none.
+DEV u32 choose(Search& search, Winners& winners, i32& token, const ChunkRecord* records, const Row& row,
+               const Choice& choice, const SeatRules& rules, const Draw& draw) {
+    const bool holds = tid() < chunks_of(row.vocab);
+    const u64 chunk_best = holds ? records[tid()].best : 0;
+    const u64 best = block_first(chunk_best);
+    if (best < LAST_UNMASKED) return ANSWER_ALL_MASKED;
+    if (!choice.draws) {
+        token = (i32)id_of(best);
+        return ANSWER_OK;
+    }
+    if (holds) {
+        search.order[tid()] = (u32)(chunk_best >> 32);
+        winners.noisy[tid()] = records[tid()].winner;
+        winners.value[tid()] = records[tid()].winner_value;
+    }
+    sync();
+    if (!choice.cuts) {
+        token = (i32)id_of(block_first(holds ? winners.noisy[tid()] : 0));
+        return ANSWER_OK;
+    }
+    float total = 0.f;
+    if (choice.weighs) {
+        const bool weighed = holds && chunk_best >= LAST_UNMASKED;
+        total = block_sum(weighed ? records[tid()].mass * exp_(value_of(chunk_best) - value_of(best)) : 0.f);
+    }
+    token = (i32)draw_with_cuts(search, winners, row, rules, draw, best, total);
+    return ANSWER_OK;
+}
+
+KERNEL(PICK_THREADS)
+sample_pick(u8* answers, i32* top_ids, float* top_logprobs, i32* last, i32* history, const u8* records,
+            const float* edited, const float* logits, const u8* stage, const u8* rules, u32 vocab, u32 stride,
+            u32 edited_stride, u32 history_len, u32 most) {
+    SHARED(Search, search, 1);
+    SHARED(Winners, winners, 1);
+    grid_wait();
+    grid_release();
+    const u64 q = bid_x();
+    Answer answer = {-1, ANSWER_OK, 0.f, 0};
+    if (is_padding(stage, (u32)q)) {
+        if (tid() == 0) ((Answer*)answers)[q] = answer;
+        return;
+    }
+    const StageQuestion question = questions_of(stage)[q];
+    const SeatRules seat_rules = rules_of(question, rules);
+    const Choice choice = choice_of(question, seat_rules, vocab);
+    const u32 chunks = chunks_of(vocab);
+    const ChunkRecord* own = (const ChunkRecord*)records + q * chunks;
+
+    i32 token = question.known;
+    if (choice.chooses || choice.scores) {
+        const bool strange = tid() < chunks && own[tid()].best == STRANGE;
+        if (block_max(strange ? 1u : 0u) != 0) answer.status = ANSWER_NON_FINITE;
+    }
+    if (answer.status == ANSWER_OK && choice.chooses) {
+        const bool stored = choice.edited && choice.cuts;
+        const Row row = row_of(stored ? edited + q * edited_stride : logits + q * stride, choice.factor, vocab);
+        answer.status = choose(*search, *winners, token, own, row, choice, seat_rules,
+                               Draw{seat_rules.key, (u32)question.position});
+    }
+    if (answer.status == ANSWER_OK) {
+        answer.token = token;
+        if (choice.scores) {
+            const u32 top = (u32)question.top < most ? (u32)question.top : most;
+            score(*search, answer, top_ids + q * most, top_logprobs + q * most, own,
+                  row_of(logits + q * stride, 1.f, vocab), top);
+        }
+    }
+    if (tid() != 0) return;
+    ((Answer*)answers)[q] = answer;
+    if (answer.status != ANSWER_OK || !choice.chooses) return;
+    last[question.seat] = answer.token;
+    if ((seat_rules.flags & RULE_HISTORY) != 0 && (u32)question.position < history_len)
+        history[(u64)question.seat * history_len + question.position] = answer.token;
+}
+EXPORT(sample_pick)

@@ -1,0 +1,107 @@
+// scan.h - one reading of one chunk: everything that later steps want to know about it.
+#pragma once
+#include "sample/edit.h"
+
+// What all chunks of a question share.
+struct Scanned {
+    Choice choice;
+    SeatRules rules;
+    StageQuestion question;
+    const i32* history;
+    const u32* mask;
+    const i32* words;
+    const StageEdit* edits;
+};
+
+// First place among the block's values.
+DEV u64 first_of(const Held& x, u32 first, u32 vocab) {
+    u64 own = 0;
+    for (u32 j = 0; j < FOURS; ++j)
+        for (u32 i = 0; i < 4; ++i) {
+            const u32 id = id4(first, j) + i;
+            const u64 place = id < vocab ? place_of(x.v[j].v[i], id) : 0;
+            own = place > own ? place : own;
+        }
+    return block_first(own);
+}
+
+DEV bool any_strange(const Held& x, u32 first, u32 vocab) {
+    bool strange = false;
+    for (u32 j = 0; j < FOURS; ++j)
+        for (u32 i = 0; i < 4; ++i) {
+            const bool infinite_or_nan = (as_u32(x.v[j].v[i]) & 0x7fffffffu) >= 0x7f800000u;
+            strange = strange || (infinite_or_nan && id4(first, j) + i < vocab);
+        }
+    return strange;
+}
+
+// Sum of exp(x - most) over the chunk.
+DEV float mass_of(const Held& x, float most) {
+    float sum = 0.f;
+    for (u32 j = 0; j < FOURS; ++j)
+        for (u32 i = 0; i < 4; ++i) sum += exp_(x.v[j].v[i] - most);
+    return block_sum(sum);
+}
+
+// The largest noisy value. Most ids get by with cheap noise: only those near the largest of that are computed exactly.
+DEV void find_noisy(ChunkRecord* record, const Held& x, u32 first, u32 vocab, u64 key, u32 position) {
+    u32x4 words[FOURS];
+    float top = -3.0e38f;
+    for (u32 j = 0; j < FOURS; ++j) {
+        words[j] = philox(key, id4(first, j) / 4, DRAW_TOKEN, position);
+        for (u32 i = 0; i < 4; ++i) top = fmax_(top, x.v[j].v[i] + gumbel_about(words[j].v[i]));
+    }
+    top = block_max(top);
+    const float least = top - 2.f * GUMBEL_SLACK - 1e-6f * fabs_(top);
+    u64 own = 0;
+    float own_value = 0.f;
+    for (u32 j = 0; j < FOURS; ++j)
+        for (u32 i = 0; i < 4; ++i) {
+            const u32 id = id4(first, j) + i;
+            const float value = x.v[j].v[i];
+            if (id >= vocab || !(value + gumbel_about(words[j].v[i]) >= least)) continue;
+            const u64 noisy = place_of(value + gumbel(words[j].v[i]), id);
+            if (noisy > own && noisy >= LAST_UNMASKED) {
+                own = noisy;
+                own_value = value;
+            }
+        }
+    const u64 winner = block_first(own);
+    if (winner == 0 ? tid() == 0 : own == winner) {
+        record->winner = winner;
+        record->winner_value = own_value;
+    }
+}
+
+// Fills the record of the chunk that begins at id `first`; writes its edited logits where they are wanted again.
+DEV void scan_chunk(ChunkRecord* record, float* edited, const Row& raw, u32 first, const Scanned& s) {
+    Held x;
+    for (u32 j = 0; j < FOURS; ++j) x.v[j] = stored4(raw, id4(first, j));
+    const bool strange = any_strange(x, first, raw.vocab);
+    if (s.choice.scores) {
+        const float raw_best = value_of(first_of(x, first, raw.vocab));
+        const float raw_mass = mass_of(x, raw_best);
+        if (tid() == 0) {
+            record->raw_best = raw_best;
+            record->raw_mass = raw_mass;
+        }
+    }
+    if (s.choice.masked) mask_ids(x, first, s.mask, raw.vocab);
+    if (s.choice.chooses && s.question.edits > 0)
+        add_edits(x, first, s.edits, (u32)s.question.edits, s.words, s.history, s.question.position);
+    if (s.choice.penalised) penalise_seen(x, first, s.rules, s.history, s.question.position);
+    if (s.choice.edited && s.choice.cuts)
+        for (u32 j = 0; j < FOURS; ++j)
+            if (id4(first, j) < raw.vocab) *(f32x4*)(edited + id4(first, j)) = x.v[j];
+    for (u32 j = 0; j < FOURS; ++j)
+        for (u32 i = 0; i < 4; ++i) x.v[j].v[i] = times(x.v[j].v[i], s.choice.factor);
+
+    const u64 best = block_first(strange ? STRANGE : 0);
+    const u64 place = first_of(x, first, raw.vocab);
+    if (tid() == 0) record->best = best == STRANGE ? STRANGE : place;
+    if (s.choice.draws) find_noisy(record, x, first, raw.vocab, s.rules.key, (u32)s.question.position);
+    if (s.choice.weighs) {
+        const float mass = place < LAST_UNMASKED ? 0.f : mass_of(x, value_of(place));
+        if (tid() == 0) record->mass = mass;
+    }
+}

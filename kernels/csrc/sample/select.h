@@ -1,0 +1,144 @@
+// select.h - finding places in a row by one block: sums and counts behind a limit, the k-th place, the first k in order.
+// Waves take chunks in turn; a chunk whose first value lies behind the limit is not read.
+#pragma once
+#include "sample/chunk.h"
+
+enum : u32 {
+    LIST = 1024,     // places that can be sorted at once; also the longest list of log-probabilities
+    BIN_BITS = 11,
+    BINS = 1u << BIN_BITS,
+};
+
+// Shared memory of a search.
+struct Search {
+    u64 list[LIST], sorted[LIST];
+    u32 bins[BINS];
+    u32 order[MAX_CHUNKS];  // order_of each chunk's largest value in the row that is searched
+    u32 found, bin, above;
+    u64 place;
+};
+
+// Calls f(place, value, id) for every id of the row whose chunk may hold places from `limit` on, one id per lane and
+// call; the chunk's lanes come together, so f may not meet others.
+template <class F> DEV void each_from(const Search& search, const Row& row, u64 limit, F f) {
+    for (u32 c = wave(); c < chunks_of(row.vocab); c += bdim() / WAVE) {
+        if (search.order[c] < (u32)(limit >> 32)) continue;
+        for (u32 at = lane() * 4; at < CHUNK; at += WAVE * 4) {
+            const u32 id = c * CHUNK + at;
+            if (id >= row.vocab) break;
+            const f32x4 four = values4(row, id);
+            for (u32 i = 0; i < 4; ++i) {
+                const u64 place = place_of(four.v[i], id + i);
+                if (place >= limit && id + i < row.vocab) f(place, four.v[i]);
+            }
+        }
+    }
+}
+
+// Number of ids whose place is at least `limit`. Every thread must come.
+DEV u32 count_from(const Search& search, const Row& row, u64 limit) {
+    u32 n = 0;
+    each_from(search, row, limit, [&](u64, float) { ++n; });
+    return block_sum(n);
+}
+
+// Their probability, relative to a value of `best`: summed per lane, wave and block, each in fixed order.
+DEV float mass_from(const Search& search, const Row& row, u64 limit, float best) {
+    float mass = 0.f;
+    each_from(search, row, limit, [&](u64, float value) { mass += exp_(value - best); });
+    return block_sum(mass);
+}
+
+// Lists the places from `limit` on, below `end`, in no order; returns how many there are, which may exceed LIST.
+DEV u32 gather(Search& search, const Row& row, u64 limit, u64 end) {
+    if (tid() == 0) search.found = 0;
+    sync();
+    each_from(search, row, limit, [&](u64 place, float) {
+        if (place >= end) return;
+        const u32 slot = atomic_add(&search.found, 1u);
+        if (slot < LIST) search.list[slot] = place;
+    });
+    sync();
+    return search.found;
+}
+
+// Sorts the first `n` <= LIST places of the list: each counts those before it. All places differ.
+DEV void sort_list(Search& search, u32 n) {
+    for (u32 i = tid(); i < n; i += bdim()) {
+        const u64 place = search.list[i];
+        u32 before = 0;
+        for (u32 j = 0; j < n; ++j) before += search.list[j] > place;
+        search.sorted[before] = place;
+    }
+    sync();
+}
+
+// A limit behind which at least k ids lie: the k-th of the chunks' largest values.
+DEV u64 bound_for(Search& search, u32 chunks, u32 k) {
+    if (k > chunks) return LAST_UNMASKED;
+    if (tid() < chunks) {
+        const u32 own = search.order[tid()];
+        u32 before = 0;
+        for (u32 c = 0; c < chunks; ++c) before += search.order[c] > own || (search.order[c] == own && c < tid());
+        if (before == k - 1) search.place = (u64)own << 32;
+    }
+    sync();
+    const u64 bound = search.place;
+    sync();
+    return bound > LAST_UNMASKED ? bound : LAST_UNMASKED;
+}
+
+// The bin, counted from the highest, in which the k-th entry lies, and the entries above it; bin BINS if there are
+// fewer than k.
+DEV void find_bin(Search& search, u32 k) {
+    const u32 each = BINS / PICK_THREADS, top = BINS - 1 - tid() * each;
+    u32 own = 0;
+    for (u32 i = 0; i < each; ++i) own += search.bins[top - i];
+    if (tid() == 0) search.bin = BINS;
+    const Prefix sums = block_prefix(own);
+    u32 above = sums.before;
+    if (above < k && k <= above + own) {
+        u32 bin = top;
+        while (above + search.bins[bin] < k) above += search.bins[bin--];
+        search.bin = bin;
+        search.above = above;
+    }
+    sync();
+}
+
+// Place of the k-th id, 0 if fewer are unmasked. Few candidates are sorted; many are narrowed down digit by digit.
+DEV u64 kth_place(Search& search, const Row& row, u32 k) {
+    const u64 bound = bound_for(search, chunks_of(row.vocab), k);
+    u32 n = gather(search, row, bound, STRANGE);
+    u64 low = bound;
+    if (n > LIST) {
+        u32 shift = 64 - BIN_BITS, bits = BIN_BITS;
+        u64 prefix = 0;
+        for (;;) {
+            for (u32 i = tid(); i < BINS; i += bdim()) search.bins[i] = 0;
+            sync();
+            const u32 above_shift = shift + bits;
+            each_from(search, row, low > bound ? low : bound, [&](u64 place, float) {
+                if (above_shift < 64 && place >> above_shift != prefix) return;
+                atomic_add(&search.bins[(u32)(place >> shift) & ((1u << bits) - 1)], 1u);
+            });
+            sync();
+            find_bin(search, k);
+            if (search.bin == BINS) return 0;
+            prefix = prefix << bits | search.bin;
+            k -= search.above;
+            n = search.bins[search.bin];
+            low = prefix << shift;
+            sync();
+            if (n <= LIST) break;
+            bits = shift < BIN_BITS ? shift : BIN_BITS;
+            shift -= bits;
+        }
+        gather(search, row, low > bound ? low : bound, low + ((u64)1 << shift));
+    }
+    if (n < k) return 0;
+    sort_list(search, n);
+    const u64 place = search.sorted[k - 1];
+    sync();
+    return place;
+}
