@@ -2,6 +2,13 @@
 // lists all follow it (CPU twin: src/sample.rs), so they agree with each other.
 #pragma once
 
+// Before loops over values in registers whose bodies are too long for the compiler to unroll them unasked.
+#if DEV_EMU
+#  define IN_REGISTERS
+#else
+#  define IN_REGISTERS _Pragma("unroll")
+#endif
+
 // Orders floats as unsigned numbers; any bits have their place.
 DEV u32 order_of(float x) {
     const u32 bits = as_u32(x == 0.f ? 0.f : x);  // -0 and +0 are equals.

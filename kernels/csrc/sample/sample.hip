@@ -17,11 +17,9 @@
 #include "sample/cut.h"
 #include "sample/scan.h"
 
-// The rules of a question's seat; none where nothing is chosen.
-DEV SeatRules rules_of(const StageQuestion& question, const u8* rules) {
-    SeatRules r = {};
-    if (question.known < 0) r = ((const SeatRules*)rules)[question.seat];
-    return r;
+// The rules of a question's seat. Where nothing is chosen, no seat is named, and nobody looks at the rules.
+DEV const SeatRules& rules_of(const StageQuestion& question, const u8* rules) {
+    return ((const SeatRules*)rules)[question.known < 0 ? question.seat : 0];
 }
 DEV bool is_padding(const u8* stage, u32 q) {
     return q >= header_of(stage)->questions || questions_of(stage)[q].token < 0;
@@ -35,15 +33,15 @@ sample_scan(u8* records, float* edited, const float* logits, const u8* stage, co
     const u32 q = bid_y(), chunks = chunks_of(vocab);
     if (is_padding(stage, q)) return;
     Scanned s;
-    s.question = questions_of(stage)[q];
-    s.rules = rules_of(s.question, rules);
-    s.choice = choice_of(s.question, s.rules, vocab);
+    s.question = questions_of(stage) + q;
+    s.rules = &rules_of(*s.question, rules);
+    s.choice = choice_of(*s.question, *s.rules, vocab);
     if (!s.choice.chooses && !s.choice.scores) return;
-    const u64 seat = s.choice.chooses ? (u64)s.question.seat : 0;
+    const u64 seat = s.choice.chooses ? (u64)s.question->seat : 0;
     s.history = history + seat * history_len;
     s.mask = masks + seat * mask_words;
     s.words = words_of(stage);
-    s.edits = edits_of(stage) + s.question.edits_at;
+    s.edits = edits_of(stage) + s.question->edits_at;
     const Row raw = row_of(logits + (u64)q * stride, 1.f, vocab);
     for (u32 c = bid_x(); c < chunks; c += gdim_x())
         scan_chunk((ChunkRecord*)records + (u64)q * chunks + c, edited + (u64)q * edited_stride, raw, c * CHUNK, s);
@@ -118,8 +116,8 @@ sample_pick(u8* answers, i32* top_ids, float* top_logprobs, i32* last, i32* hist
         if (tid() == 0) ((Answer*)answers)[q] = answer;
         return;
     }
-    const StageQuestion question = questions_of(stage)[q];
-    const SeatRules seat_rules = rules_of(question, rules);
+    const StageQuestion& question = questions_of(stage)[q];
+    const SeatRules& seat_rules = rules_of(question, rules);
     const Choice choice = choice_of(question, seat_rules, vocab);
     const u32 chunks = chunks_of(vocab);
     const ChunkRecord* own = (const ChunkRecord*)records + q * chunks;

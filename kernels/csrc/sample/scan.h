@@ -5,8 +5,8 @@
 // What all chunks of a question share.
 struct Scanned {
     Choice choice;
-    SeatRules rules;
-    StageQuestion question;
+    const SeatRules* rules;
+    const StageQuestion* question;
     const i32* history;
     const u32* mask;
     const i32* words;
@@ -47,16 +47,16 @@ DEV float mass_of(const Held& x, float most) {
 DEV void find_noisy(ChunkRecord* record, const Held& x, u32 first, u32 vocab, u64 key, u32 position) {
     u32x4 words[FOURS];
     float top = -3.0e38f;
-    for (u32 j = 0; j < FOURS; ++j) {
+    IN_REGISTERS for (u32 j = 0; j < FOURS; ++j) {
         words[j] = philox(key, id4(first, j) / 4, DRAW_TOKEN, position);
-        for (u32 i = 0; i < 4; ++i) top = fmax_(top, x.v[j].v[i] + gumbel_about(words[j].v[i]));
+        IN_REGISTERS for (u32 i = 0; i < 4; ++i) top = fmax_(top, x.v[j].v[i] + gumbel_about(words[j].v[i]));
     }
     top = block_max(top);
     const float least = top - 2.f * GUMBEL_SLACK - 1e-6f * fabs_(top);
     u64 own = 0;
     float own_value = 0.f;
-    for (u32 j = 0; j < FOURS; ++j)
-        for (u32 i = 0; i < 4; ++i) {
+    IN_REGISTERS for (u32 j = 0; j < FOURS; ++j)
+        IN_REGISTERS for (u32 i = 0; i < 4; ++i) {
             const u32 id = id4(first, j) + i;
             const float value = x.v[j].v[i];
             if (id >= vocab || !(value + gumbel_about(words[j].v[i]) >= least)) continue;
@@ -87,9 +87,9 @@ DEV void scan_chunk(ChunkRecord* record, float* edited, const Row& raw, u32 firs
         }
     }
     if (s.choice.masked) mask_ids(x, first, s.mask, raw.vocab);
-    if (s.choice.chooses && s.question.edits > 0)
-        add_edits(x, first, s.edits, (u32)s.question.edits, s.words, s.history, s.question.position);
-    if (s.choice.penalised) penalise_seen(x, first, s.rules, s.history, s.question.position);
+    if (s.choice.chooses && s.question->edits > 0)
+        add_edits(x, first, s.edits, (u32)s.question->edits, s.words, s.history, s.question->position);
+    if (s.choice.penalised) penalise_seen(x, first, *s.rules, s.history, s.question->position);
     if (s.choice.edited && s.choice.cuts)
         for (u32 j = 0; j < FOURS; ++j)
             if (id4(first, j) < raw.vocab) *(f32x4*)(edited + id4(first, j)) = x.v[j];
@@ -99,7 +99,7 @@ DEV void scan_chunk(ChunkRecord* record, float* edited, const Row& raw, u32 firs
     const u64 best = block_first(strange ? STRANGE : 0);
     const u64 place = first_of(x, first, raw.vocab);
     if (tid() == 0) record->best = best == STRANGE ? STRANGE : place;
-    if (s.choice.draws) find_noisy(record, x, first, raw.vocab, s.rules.key, (u32)s.question.position);
+    if (s.choice.draws) find_noisy(record, x, first, raw.vocab, s.rules->key, (u32)s.question->position);
     if (s.choice.weighs) {
         const float mass = place < LAST_UNMASKED ? 0.f : mass_of(x, value_of(place));
         if (tid() == 0) record->mass = mass;
