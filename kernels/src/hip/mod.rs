@@ -23,9 +23,12 @@
 #![allow(clippy::trivially_copy_pass_by_ref, reason = "streams are passed as the traits pass them")]
 
 mod cache;
+mod check;
 mod config;
 mod copy;
 mod device;
+mod elementwise;
+mod embed;
 mod error;
 mod fence;
 mod graph;
@@ -33,9 +36,14 @@ mod jit;
 mod launch;
 mod memory;
 mod module;
+mod moe_route;
+mod norm;
+mod qk_rope;
 mod routes;
 mod runtime;
+mod sample;
 mod source;
+mod step;
 
 pub use config::{HipConfig, Libraries};
 pub use device::HipDevice;

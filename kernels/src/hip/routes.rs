@@ -38,7 +38,7 @@ impl Kernels for HipDevice {
         table: Mat<'_>,
         first: usize,
     ) -> Result<(), DeviceError> {
-        no_kernel("embed")
+        self.embed_table(s, y, ids, table, first)
     }
 
     fn embed_packed(
@@ -49,7 +49,7 @@ impl Kernels for HipDevice {
         table: &Packed,
         first: usize,
     ) -> Result<(), DeviceError> {
-        no_kernel("embed_packed")
+        self.embed_matrix(s, y, ids, table, first)
     }
 
     fn rms_norm(
@@ -60,7 +60,7 @@ impl Kernels for HipDevice {
         w: Mat<'_>,
         eps: f32,
     ) -> Result<(), DeviceError> {
-        no_kernel("rms_norm")
+        self.norm_rows(s, y, x, w, eps)
     }
 
     fn add_rms_norm(
@@ -72,7 +72,7 @@ impl Kernels for HipDevice {
         w: Mat<'_>,
         eps: f32,
     ) -> Result<(), DeviceError> {
-        no_kernel("add_rms_norm")
+        self.add_norm_rows(s, y, x, delta, w, eps)
     }
 
     fn qk_norm_rope_kv_write(
@@ -82,7 +82,7 @@ impl Kernels for HipDevice {
         kv: (&mut Buffer, &KvLayout),
         args: &QkRope<'_>,
     ) -> Result<(), DeviceError> {
-        no_kernel("qk_norm_rope_kv_write")
+        self.rope_and_store(s, q, kv, args)
     }
 
     fn paged_attention(
@@ -96,11 +96,11 @@ impl Kernels for HipDevice {
     }
 
     fn silu_mul(&self, s: &Stream, y: MatMut<'_>, x: Mat<'_>) -> Result<(), DeviceError> {
-        no_kernel("silu_mul")
+        self.silu_mul_rows(s, y, x)
     }
 
     fn add(&self, s: &Stream, y: MatMut<'_>, a: Mat<'_>, b: Mat<'_>) -> Result<(), DeviceError> {
-        no_kernel("add")
+        self.add_rows(s, y, a, b)
     }
 
     fn gather_rows(
@@ -110,7 +110,7 @@ impl Kernels for HipDevice {
         x: Mat<'_>,
         rows: Mat<'_>,
     ) -> Result<(), DeviceError> {
-        no_kernel("gather_rows")
+        self.gather(s, y, x, rows)
     }
 
     fn moe_route_softmax(
@@ -121,7 +121,7 @@ impl Kernels for HipDevice {
         logits: Mat<'_>,
         normalise: bool,
     ) -> Result<(), DeviceError> {
-        no_kernel("moe_route_softmax")
+        self.route_softmax(s, experts, weights, logits, normalise)
     }
 
     fn moe_mlp(
@@ -143,7 +143,7 @@ impl Kernels for HipDevice {
         step: &mut StepArrays<'_>,
         block_tokens: usize,
     ) -> Result<(), DeviceError> {
-        no_kernel("prepare")
+        self.prepare_step(s, stage, seats, step, block_tokens)
     }
 
     fn sample_rows(
@@ -154,6 +154,6 @@ impl Kernels for HipDevice {
         seats: &mut SeatArrays<'_>,
         answers: &mut AnswerArrays<'_>,
     ) -> Result<(), DeviceError> {
-        no_kernel("sample_rows")
+        self.answer_questions(s, logits, stage, seats, answers)
     }
 }

@@ -1,0 +1,58 @@
+//! What every launch checks before it hands addresses to a kernel.
+
+use crate::{DType, DeviceError, Mat};
+
+/// Refuses a size that differs from the one that would fit.
+pub(super) fn check_size(
+    kernel: &'static str,
+    what: &'static str,
+    got: usize,
+    expected: usize,
+) -> Result<(), DeviceError> {
+    if got == expected {
+        return Ok(());
+    }
+    Err(DeviceError::Shape { kernel, what, got, expected })
+}
+
+/// Refuses a size below the one that is needed.
+pub(super) fn check_least(
+    kernel: &'static str,
+    what: &'static str,
+    got: usize,
+    least: usize,
+) -> Result<(), DeviceError> {
+    check_size(kernel, what, got.min(least), least)
+}
+
+/// Refuses a size above the one the kernel is made for.
+pub(super) fn check_most(
+    kernel: &'static str,
+    what: &'static str,
+    got: usize,
+    most: usize,
+) -> Result<(), DeviceError> {
+    check_size(kernel, what, got, got.min(most))
+}
+
+/// Refuses an element type that differs from the expected one.
+pub(super) fn check_dtype(
+    kernel: &'static str,
+    what: &'static str,
+    got: DType,
+    expected: DType,
+) -> Result<(), DeviceError> {
+    if got == expected {
+        return Ok(());
+    }
+    Err(DeviceError::Unsupported { kernel, what, dtype: got })
+}
+
+/// Refuses rows that do not follow each other without a gap.
+pub(super) fn check_dense(
+    kernel: &'static str,
+    what: &'static str,
+    x: Mat<'_>,
+) -> Result<(), DeviceError> {
+    if x.rows() <= 1 { Ok(()) } else { check_size(kernel, what, x.stride(), x.cols()) }
+}

@@ -1,0 +1,86 @@
+//! Activations and sums, element by element.
+
+use super::check::{check_dtype, check_size};
+use super::device::{HipDevice, act_f32};
+use super::launch::Launch;
+use super::source::Source;
+use crate::{DType, DeviceError, Mat, MatMut, Stream};
+
+static ELEMENTWISE: Source = Source {
+    name: "elementwise/elementwise.hip",
+    text: include_str!("../../csrc/elementwise/elementwise.hip"),
+};
+
+/// Columns of one block: eight for each of its threads.
+const SPAN: usize = 8 * THREADS as usize;
+const THREADS: u32 = 128;
+
+impl HipDevice {
+    pub(super) fn silu_mul_rows(
+        &self,
+        s: &Stream,
+        mut y: MatMut<'_>,
+        x: Mat<'_>,
+    ) -> Result<(), DeviceError> {
+        const KERNEL: &str = "silu_mul";
+        check_size(KERNEL, "rows", y.rows(), x.rows())?;
+        check_size(KERNEL, "columns", x.cols(), 2 * y.cols())?;
+        check_dtype(KERNEL, "output", y.dtype(), x.dtype())?;
+        let launch = self
+            .by_columns(KERNEL, "silu_mul_rows", x.dtype(), y.rows(), y.cols())?
+            .out(&mut y)
+            .arg(x)
+            .u32(y.cols() as u32)
+            .u32(parts(y.cols()) as u32)
+            .u32(y.stride() as u32)
+            .u32(x.stride() as u32);
+        // SAFETY: the shapes agree; the arguments are those of the kernel.
+        unsafe { launch.go(self, s) }
+    }
+
+    pub(super) fn add_rows(
+        &self,
+        s: &Stream,
+        mut y: MatMut<'_>,
+        a: Mat<'_>,
+        b: Mat<'_>,
+    ) -> Result<(), DeviceError> {
+        const KERNEL: &str = "add";
+        for (x, what) in [(&a, "left"), (&b, "right")] {
+            check_size(KERNEL, "rows", x.rows(), y.rows())?;
+            check_size(KERNEL, "columns", x.cols(), y.cols())?;
+            check_dtype(KERNEL, what, x.dtype(), y.dtype())?;
+        }
+        let launch = self
+            .by_columns(KERNEL, "add_rows", a.dtype(), y.rows(), y.cols())?
+            .out(&mut y)
+            .arg(a)
+            .arg(b)
+            .u32(y.cols() as u32)
+            .u32(parts(y.cols()) as u32)
+            .u32(y.stride() as u32)
+            .u32(a.stride() as u32)
+            .u32(b.stride() as u32);
+        // SAFETY: the shapes agree; the arguments are those of the kernel.
+        unsafe { launch.go(self, s) }
+    }
+
+    /// A launch of `parts` blocks for each row.
+    fn by_columns(
+        &self,
+        kernel: &'static str,
+        symbol: &'static str,
+        dtype: DType,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Launch, DeviceError> {
+        let function =
+            self.kernel(&ELEMENTWISE, symbol, &[("ACT_F32", act_f32(kernel, dtype)?)])?;
+        let blocks = (rows * parts(cols)) as u32;
+        Ok(Launch::new(function, (blocks, 1, 1), THREADS, 0).overlaps_predecessor())
+    }
+}
+
+fn parts(cols: usize) -> usize {
+    cols.div_ceil(SPAN)
+}

@@ -1,0 +1,52 @@
+//! Which experts a token goes to.
+
+use super::check::{check_dense, check_dtype, check_most, check_size};
+use super::device::HipDevice;
+use super::launch::Launch;
+use super::source::Source;
+use crate::{DType, DeviceError, Mat, MatMut, Stream};
+
+static MOE_ROUTE: Source = Source {
+    name: "moe_route/moe_route.hip",
+    text: include_str!("../../csrc/moe_route/moe_route.hip"),
+};
+
+const KERNEL: &str = "moe_route_softmax";
+/// Experts the kernel has shared memory for.
+const MAX_EXPERTS: usize = 1024;
+
+impl HipDevice {
+    pub(super) fn route_softmax(
+        &self,
+        s: &Stream,
+        mut experts: MatMut<'_>,
+        mut weights: MatMut<'_>,
+        logits: Mat<'_>,
+        normalise: bool,
+    ) -> Result<(), DeviceError> {
+        let (k, count) = (experts.cols(), logits.cols());
+        check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;
+        check_dtype(KERNEL, "experts", experts.dtype(), DType::I32)?;
+        check_dtype(KERNEL, "weights", weights.dtype(), DType::F32)?;
+        check_size(KERNEL, "rows of experts", experts.rows(), logits.rows())?;
+        check_size(KERNEL, "rows of weights", weights.rows(), logits.rows())?;
+        check_size(KERNEL, "columns of weights", weights.cols(), k)?;
+        check_most(KERNEL, "choices", k, count)?;
+        check_most(KERNEL, "experts", count, MAX_EXPERTS)?;
+        check_dense(KERNEL, "experts", experts.as_ref())?;
+        check_dense(KERNEL, "weights", weights.as_ref())?;
+        let threads = count.next_multiple_of(self.wave() as usize) as u32;
+        let kernel = self.kernel(&MOE_ROUTE, KERNEL, &[])?;
+        let launch = Launch::new(kernel, (logits.rows() as u32, 1, 1), threads, 0)
+            .overlaps_predecessor()
+            .out(&mut experts)
+            .out(&mut weights)
+            .arg(logits)
+            .u32(logits.stride() as u32)
+            .u32(count as u32)
+            .u32(k as u32)
+            .u32(u32::from(normalise));
+        // SAFETY: the shapes agree; the arguments are those of the kernel.
+        unsafe { launch.go(self, s) }
+    }
+}

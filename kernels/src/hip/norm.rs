@@ -1,0 +1,85 @@
+//! RMS norms of rows.
+
+use super::check::{check_dtype, check_size};
+use super::device::{HipDevice, act_f32};
+use super::launch::Launch;
+use super::source::Source;
+use crate::{DeviceError, Mat, MatMut, Stream};
+
+static NORM: Source =
+    Source { name: "norm/norm.hip", text: include_str!("../../csrc/norm/norm.hip") };
+
+const KERNEL: &str = "rms_norm";
+/// Threads of the largest block.
+const MAX_THREADS: usize = 512;
+
+impl HipDevice {
+    pub(super) fn norm_rows(
+        &self,
+        s: &Stream,
+        mut y: MatMut<'_>,
+        x: Mat<'_>,
+        w: Mat<'_>,
+        eps: f32,
+    ) -> Result<(), DeviceError> {
+        check_norm(&y, x, w)?;
+        let defines = [("ACT_F32", act_f32(KERNEL, x.dtype())?)];
+        let kernel = self.kernel(&NORM, "rms_norm", &defines)?;
+        let launch = Launch::new(kernel, (x.rows() as u32, 1, 1), self.norm_threads(x.cols()), 0)
+            .overlaps_predecessor()
+            .out(&mut y)
+            .arg(x)
+            .arg(w)
+            .u32(x.cols() as u32)
+            .u32(y.stride() as u32)
+            .u32(x.stride() as u32)
+            .f32(eps);
+        // SAFETY: the shapes agree; the arguments are those of the kernel.
+        unsafe { launch.go(self, s) }
+    }
+
+    pub(super) fn add_norm_rows(
+        &self,
+        s: &Stream,
+        mut y: MatMut<'_>,
+        mut x: MatMut<'_>,
+        delta: Mat<'_>,
+        w: Mat<'_>,
+        eps: f32,
+    ) -> Result<(), DeviceError> {
+        check_norm(&y, x.as_ref(), w)?;
+        check_size(KERNEL, "rows of the addend", delta.rows(), x.rows())?;
+        check_size(KERNEL, "columns of the addend", delta.cols(), x.cols())?;
+        check_dtype(KERNEL, "addend", delta.dtype(), x.dtype())?;
+        let defines = [("ACT_F32", act_f32(KERNEL, x.dtype())?)];
+        let kernel = self.kernel(&NORM, "add_rms_norm", &defines)?;
+        let launch = Launch::new(kernel, (x.rows() as u32, 1, 1), self.norm_threads(x.cols()), 0)
+            .overlaps_predecessor()
+            .out(&mut y)
+            .out(&mut x)
+            .arg(delta)
+            .arg(w)
+            .u32(x.cols() as u32)
+            .u32(y.stride() as u32)
+            .u32(x.stride() as u32)
+            .u32(delta.stride() as u32)
+            .f32(eps);
+        // SAFETY: the shapes agree; the arguments are those of the kernel.
+        unsafe { launch.go(self, s) }
+    }
+
+    /// Threads for a row, by its length alone: eight columns each, sixteen where that would be many.
+    fn norm_threads(&self, cols: usize) -> u32 {
+        let eights = cols.div_ceil(8);
+        let threads = if eights <= 256 { eights } else { eights.div_ceil(2) };
+        threads.next_multiple_of(self.wave() as usize).min(MAX_THREADS) as u32
+    }
+}
+
+fn check_norm(y: &MatMut<'_>, x: Mat<'_>, w: Mat<'_>) -> Result<(), DeviceError> {
+    check_size(KERNEL, "rows", y.rows(), x.rows())?;
+    check_size(KERNEL, "columns", y.cols(), x.cols())?;
+    check_size(KERNEL, "weight", w.cols(), x.cols())?;
+    check_dtype(KERNEL, "output", y.dtype(), x.dtype())?;
+    check_dtype(KERNEL, "weight", w.dtype(), x.dtype())
+}

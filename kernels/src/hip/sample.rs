@@ -1,0 +1,151 @@
+//! Answers to the questions of a step, out of its logits.
+
+use super::check::{check_dense, check_dtype, check_least, check_most, check_size};
+use super::device::HipDevice;
+use super::launch::Launch;
+use super::source::Source;
+use super::step::check_seats;
+use crate::step::{Answer, AnswerArrays, SeatArrays, StageView};
+use crate::{DType, DeviceError, Mat, Stream};
+
+static SAMPLE: Source =
+    Source { name: "sample/sample.hip", text: include_str!("../../csrc/sample/sample.hip") };
+
+const KERNEL: &str = "sample_rows";
+/// `CHUNK`, `SCAN_THREADS`, `PICK_THREADS`, `MAX_CHUNKS`, `LIST` of `csrc/sample`.
+const CHUNK: usize = 2048;
+const SCAN_THREADS: u32 = 256;
+const PICK_THREADS: u32 = 512;
+const MAX_VOCABULARY: usize = 128 * CHUNK;
+const MAX_TOP: usize = 1024;
+/// Bytes of a `ChunkRecord`.
+const RECORD_BYTES: usize = 32;
+/// Scanning blocks for each multiprocessor; more questions than that let a block scan several chunks.
+const BLOCKS_PER_MULTIPROCESSOR: usize = 32;
+
+impl HipDevice {
+    pub(super) fn answer_questions(
+        &self,
+        s: &Stream,
+        logits: Mat<'_>,
+        stage: &StageView<'_>,
+        seats: &mut SeatArrays<'_>,
+        answers: &mut AnswerArrays<'_>,
+    ) -> Result<(), DeviceError> {
+        check(logits, seats, answers)?;
+        let scratch = Scratch::new(self, logits)?;
+        self.scan(s, logits, stage, seats, &scratch)?;
+        self.pick(s, logits, stage, seats, answers, &scratch)
+    }
+
+    fn scan(
+        &self,
+        s: &Stream,
+        logits: Mat<'_>,
+        stage: &StageView<'_>,
+        seats: &SeatArrays<'_>,
+        scratch: &Scratch,
+    ) -> Result<(), DeviceError> {
+        let (questions, chunks) = (logits.rows(), logits.cols().div_ceil(CHUNK));
+        let wanted = self.multiprocessors() as usize * BLOCKS_PER_MULTIPROCESSOR;
+        let parts = wanted.div_ceil(questions.max(1)).min(chunks);
+        let kernel = self.kernel(&SAMPLE, "sample_scan", &[])?;
+        let launch = Launch::new(kernel, (parts as u32, questions as u32, 1), SCAN_THREADS, 0)
+            .overlaps_predecessor()
+            .arg_ptr(scratch.records)
+            .arg_ptr(scratch.edited)
+            .arg(logits)
+            .arg(stage.bytes)
+            .arg(seats.history.as_ref())
+            .arg(seats.masks.as_ref())
+            .arg(seats.rules.as_ref())
+            .u32(logits.cols() as u32)
+            .u32(logits.stride() as u32)
+            .u32(scratch.edited_stride as u32)
+            .u32(seats.history.cols() as u32)
+            .u32(seats.masks.cols() as u32);
+        // SAFETY: the scratch holds a record for each chunk and a row for each question; the host
+        // checked what it staged against the seats.
+        unsafe { launch.go(self, s) }
+    }
+
+    fn pick(
+        &self,
+        s: &Stream,
+        logits: Mat<'_>,
+        stage: &StageView<'_>,
+        seats: &mut SeatArrays<'_>,
+        answers: &mut AnswerArrays<'_>,
+        scratch: &Scratch,
+    ) -> Result<(), DeviceError> {
+        let kernel = self.kernel(&SAMPLE, "sample_pick", &[])?;
+        let launch = Launch::new(kernel, (logits.rows() as u32, 1, 1), PICK_THREADS, 0)
+            .overlaps_predecessor()
+            .out(&mut answers.answers)
+            .out(&mut answers.top_ids)
+            .out(&mut answers.top_logprobs)
+            .out(&mut seats.last)
+            .out(&mut seats.history)
+            .arg_ptr(scratch.records)
+            .arg_ptr(scratch.edited)
+            .arg(logits)
+            .arg(stage.bytes)
+            .arg(seats.rules.as_ref())
+            .u32(logits.cols() as u32)
+            .u32(logits.stride() as u32)
+            .u32(scratch.edited_stride as u32)
+            .u32(seats.history.cols() as u32)
+            .u32(answers.top_ids.cols() as u32);
+        // SAFETY: as for the scan; answers and lists have a row for each question.
+        unsafe { launch.go(self, s) }
+    }
+}
+
+/// What the scan leaves for the pick.
+struct Scratch {
+    records: *mut u8,
+    edited: *mut u8,
+    edited_stride: usize,
+}
+
+impl Scratch {
+    fn new(device: &HipDevice, logits: Mat<'_>) -> Result<Self, DeviceError> {
+        let (questions, vocabulary) = (logits.rows(), logits.cols());
+        let record_bytes = questions * vocabulary.div_ceil(CHUNK) * RECORD_BYTES;
+        let edited_stride = vocabulary.next_multiple_of(4);
+        let records = device.scratch(record_bytes + questions * edited_stride * 4)?;
+        // SAFETY: inside the scratch.
+        let edited = unsafe { records.add(record_bytes) };
+        Ok(Self { records, edited, edited_stride })
+    }
+}
+
+fn check(
+    logits: Mat<'_>,
+    seats: &SeatArrays<'_>,
+    answers: &AnswerArrays<'_>,
+) -> Result<(), DeviceError> {
+    let questions = logits.rows();
+    check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;
+    check_most(KERNEL, "vocabulary", logits.cols(), MAX_VOCABULARY)?;
+    check_least(KERNEL, "vocabulary", logits.cols(), 1)?;
+    check_seats(seats)?;
+    check_least(KERNEL, "words of masks", seats.masks.cols(), logits.cols().div_ceil(32))?;
+    check_size(KERNEL, "width of an answer", answers.answers.cols(), size_of::<Answer>() / 4)?;
+    check_least(KERNEL, "answers", answers.answers.rows(), questions)?;
+    check_least(KERNEL, "rows of likeliest ids", answers.top_ids.rows(), questions)?;
+    check_least(KERNEL, "rows of their values", answers.top_logprobs.rows(), questions)?;
+    check_most(KERNEL, "likeliest ids", answers.top_ids.cols(), MAX_TOP)?;
+    check_size(
+        KERNEL,
+        "columns of their values",
+        answers.top_logprobs.cols(),
+        answers.top_ids.cols(),
+    )?;
+    check_dtype(KERNEL, "answers", answers.answers.dtype(), DType::I32)?;
+    check_dtype(KERNEL, "likeliest ids", answers.top_ids.dtype(), DType::I32)?;
+    check_dtype(KERNEL, "their values", answers.top_logprobs.dtype(), DType::F32)?;
+    check_dense(KERNEL, "answers", answers.answers.as_ref())?;
+    check_dense(KERNEL, "likeliest ids", answers.top_ids.as_ref())?;
+    check_dense(KERNEL, "their values", answers.top_logprobs.as_ref())
+}
