@@ -36,7 +36,11 @@ fn main() {
     let config = ExecutorConfig {
         dir: PathBuf::new(),
         model: Config::from_json(Path::new("config.json"), QWEN3_0_6B).unwrap(),
+        manifest: 0,
         source: LoadFormat::Synth { seed: 0 },
+        device: protocol::Device::Cpu,
+        libraries: None,
+        kernel_cache: None,
         dtype: Dtype::Bfloat16,
         threads,
         block_tokens: BLOCK,

@@ -17,7 +17,7 @@ mod seats;
 mod step;
 mod warm_up;
 
-pub use config::{Dtype, ExecutorConfig, KvSize};
+pub use config::{Dtype, ExecutorConfig, KvSize, source};
 pub use error::{BatchError, ExecutorError};
 pub use executor::{Executor, Progress, Submitted};
 pub use run::run;

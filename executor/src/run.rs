@@ -5,7 +5,7 @@
 
 use crate::{Executor, ExecutorConfig, ExecutorError, Progress};
 use protocol::link::{Link, LinkError};
-use protocol::{FromExecutor, Hello, PROTOCOL_VERSION, StepId, ToExecutor};
+use protocol::{Device, FromExecutor, Hello, PROTOCOL_VERSION, StepId, ToExecutor};
 use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -41,8 +41,11 @@ enum Stop {
 }
 
 impl From<LinkError> for Stop {
-    fn from(LinkError::Closed: LinkError) -> Self {
-        Self::Closed
+    fn from(error: LinkError) -> Self {
+        match error {
+            LinkError::Closed => Self::Closed,
+            broken => Self::Failed(ExecutorError::Link(broken)),
+        }
     }
 }
 
@@ -58,8 +61,20 @@ where
 {
     let (rank, epoch) = (config.rank, config.epoch);
     let threads = config.threads.map_or_else(|| "all cores".to_owned(), |n| format!("{n} threads"));
-    let device = format!("cpu, {threads}");
-    link.send(FromExecutor::Hello(Hello { version: PROTOCOL_VERSION, rank, epoch, device }))?;
+    let hello = Hello {
+        version: PROTOCOL_VERSION,
+        rank,
+        epoch,
+        device: format!("cpu, {threads}"),
+        build: env!("CARGO_PKG_VERSION").to_owned(),
+        manifest: config.manifest,
+    };
+    link.send(FromExecutor::Hello(hello))?;
+    match config.device {
+        Device::Cpu => {}
+        Device::Rocm => return Err(ExecutorError::NoBackend("rocm").into()),
+        Device::Cuda => return Err(ExecutorError::NoBackend("cuda").into()),
+    }
     let mut reports = Reports { link, last: None, closed: false };
     let mut executor = Executor::load(config, &mut |progress| reports.send(progress))?;
     let memory = executor.warm_up(&mut |progress| reports.send(progress))?;

@@ -80,6 +80,7 @@ pub struct TableUpdate {
     /// First entry replaced; the table ends behind `blocks`.
     pub from: u32,
     /// The new entries.
+    #[serde(with = "crate::packed")]
     pub blocks: Vec<BlockId>,
 }
 
@@ -93,5 +94,6 @@ pub struct SeatInit {
     /// Tokens of the prompt; positions from here on are output.
     pub prompt_len: u32,
     /// All ids known so far, prompt and output, if `Sampling::reads_history`; else empty.
+    #[serde(with = "crate::packed")]
     pub history: Vec<Token>,
 }

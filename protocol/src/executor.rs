@@ -23,7 +23,7 @@ pub enum ToExecutor {
 /// Executor to scheduler.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum FromExecutor {
-    /// First message: who this is and what it serves.
+    /// First message, once the settings have come: who this is and what it serves.
     Hello(Hello),
     /// Start-up goes on.
     Progress {
@@ -47,6 +47,8 @@ pub enum FromExecutor {
         /// What happened.
         text: String,
     },
+    /// The process is alive, whatever its device does.
+    Beat,
 }
 
 /// Identity of an executor; a mismatch refuses to start.
@@ -60,17 +62,39 @@ pub struct Hello {
     pub epoch: Epoch,
     /// Device, in words.
     pub device: String,
+    /// Release of the build.
+    pub build: String,
+    /// Digest of `config.json` and of the names and sizes of the weight files.
+    pub manifest: u64,
 }
 
 /// A part of the executor's start-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
+    /// Opening the device and its libraries; units are steps of it.
+    Device,
+    /// Compiling kernels that no cache holds; units are modules.
+    Compile,
     /// Reading and packing weights; units are bytes.
     Load,
     /// Forward passes that measure memory and speed; units are passes.
     WarmUp,
     /// Recording steps of the row counts to come; units are recordings.
     Capture,
+}
+
+impl Phase {
+    /// The phase in words, for messages.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Device => "open device",
+            Self::Compile => "compile kernels",
+            Self::Load => "load weights",
+            Self::WarmUp => "warm up",
+            Self::Capture => "capture steps",
+        }
+    }
 }
 
 /// Measured after the warm-up.

@@ -6,13 +6,17 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+pub mod codec;
 mod executor;
+pub mod frame;
 mod ids;
 mod kv_event;
 mod kv_spec;
 pub mod link;
 mod output;
+mod packed;
 mod sampling;
+mod settings;
 mod tokens;
 
 pub use batch::{Batch, Bucket, Input, Row, SeatInit, TableUpdate};
@@ -22,4 +26,5 @@ pub use kv_event::{BlockHash, ExtraKey, KvEvent};
 pub use kv_spec::{KvGroup, KvKind, KvSpec};
 pub use output::{RowError, RowOutput, StepOutput, StepTiming, TokenLogprobs};
 pub use sampling::Sampling;
+pub use settings::{Device, DeviceLibraries, Dtype, KvSize, Settings};
 pub use tokens::{Tokens, TokensIter};

@@ -50,6 +50,7 @@ pub struct TokenLogprobs {
     /// Its rank among all ids, from 1.
     pub rank: u32,
     /// The most likely ids, best first, lowest id first on ties.
+    #[serde(with = "crate::packed")]
     pub top: Vec<(Token, f32)>,
 }
 

@@ -28,6 +28,7 @@ pub struct Sampling {
     /// Ids that end the request: masked below `min_tokens`, otherwise not read by the device.
     pub stop_ids: Vec<Token>,
     /// Added to the logits of single ids.
+    #[serde(with = "crate::packed")]
     pub logit_bias: Vec<(Token, f32)>,
     /// If present, every other id is masked.
     pub allowed: Option<Vec<Token>>,

@@ -3,16 +3,15 @@
 //! A decode step moves one id per request into the device and one out of it. Thousands of
 //! one-element vectors per step cost more than everything the scheduler decides.
 
-use crate::Token;
-use serde::{Deserialize, Serialize};
+use crate::{Token, packed};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::ops::{Deref, DerefMut};
 
 /// Ids held in place: with these the type is as large as a `Vec`.
 const INLINE: usize = 3;
 
-/// A list of token ids; up to three of them are held in place. On the wire it is a sequence.
-#[derive(Clone, Serialize, Deserialize)]
-#[serde(from = "Vec<Token>", into = "Vec<Token>")]
+/// A list of token ids; up to three of them are held in place. On the wire it is packed.
+#[derive(Clone)]
 pub struct Tokens(Repr);
 
 #[derive(Clone)]
@@ -56,6 +55,18 @@ impl Tokens {
             Repr::Inline { len, .. } => *len = (*len).min(count.min(INLINE) as u8),
             Repr::Heap(heap) => heap.truncate(count),
         }
+    }
+}
+
+impl Serialize for Tokens {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        packed::serialize(self, serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Tokens {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        packed::deserialize(deserializer)
     }
 }
 

@@ -191,7 +191,8 @@ pub fn spawn_reader(
                 FromExecutor::Hello(_)
                 | FromExecutor::Progress { .. }
                 | FromExecutor::Memory(_)
-                | FromExecutor::Ready(_) => {}
+                | FromExecutor::Ready(_)
+                | FromExecutor::Beat => {}
             }
         }
         inbox.push(Signal::Fault("the executor exited".to_owned()));

@@ -21,6 +21,10 @@ pub struct ModelFiles {
     pub text_dir: PathBuf,
     /// What the model computes.
     pub config: Config,
+    /// Where the weights come from.
+    pub source: models::LoadFormat,
+    /// Digest of the folder: an executor that computes another one reads other files.
+    pub manifest: u64,
     /// Longest prompt plus output: asked for, else the model's.
     pub max_model_len: u32,
     /// Removes an unpacked demo.
@@ -56,9 +60,20 @@ impl ModelFiles {
             None => dir.clone(),
         };
         let config = read_config(&dir, model.hf_overrides.as_ref())?;
+        let source = settings::source(args);
+        let manifest = models::manifest(&dir, source)?;
         let longest = u32::try_from(config.max_positions).unwrap_or(u32::MAX);
         let max_model_len = model.max_model_len.unwrap_or(longest);
-        Ok(Self { name, dir, text_dir, config, max_model_len, _unpacked: unpacked })
+        Ok(Self {
+            name,
+            dir,
+            text_dir,
+            config,
+            source,
+            manifest,
+            max_model_len,
+            _unpacked: unpacked,
+        })
     }
 
     /// Reads the tokenizer and compiles the chat template.

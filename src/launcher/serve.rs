@@ -134,7 +134,7 @@ fn start_executor(args: &ServeArgs, files: &ModelFiles) -> Result<ExecutorLink> 
         .name("executor".to_owned())
         .spawn(move || executor::run(config, theirs))
         .context("cannot start the executor's thread")?;
-    let (to, from) = ours.split();
+    let (to, from) = (ours.sender, ours.receiver);
     Ok(ExecutorLink { to, from })
 }
 
@@ -165,9 +165,10 @@ fn wait_for(
 
 fn new_progress(phase: Phase, total: u64) -> Progress {
     match phase {
-        Phase::Load => Progress::new("load weights", total, Unit::Bytes),
-        Phase::WarmUp => Progress::new("warm up", total, Unit::Items),
-        Phase::Capture => Progress::new("capture steps", total, Unit::Items),
+        Phase::Load => Progress::new(phase.name(), total, Unit::Bytes),
+        Phase::Device | Phase::Compile | Phase::WarmUp | Phase::Capture => {
+            Progress::new(phase.name(), total, Unit::Items)
+        }
     }
 }
 

@@ -2,7 +2,8 @@
 
 use super::model_files::ModelFiles;
 use crate::config::{
-    Admission, Dtype, EngineArgs, LoadFormat, Placement, ReplyArgs, SchedulingPolicy, ServeArgs,
+    Admission, DeviceKind, Dtype, EngineArgs, LoadFormat, Placement, ReplyArgs, SchedulingPolicy,
+    ServeArgs,
 };
 use crate::engine_client::AdmissionLimits;
 use crate::server::app::Options;
@@ -11,7 +12,7 @@ use anyhow::{Result, bail};
 use axum::http::StatusCode;
 use executor::{ExecutorConfig, KvSize};
 use models::config::GenerationConfig;
-use protocol::{Epoch, Rank};
+use protocol::{Device, Epoch, Rank};
 use scheduler::{Limits, Routing};
 use std::fs;
 
@@ -133,16 +134,34 @@ pub fn connections_max() -> u32 {
     most.clamp(16, 1 << 20)
 }
 
+/// Where the weights come from.
+pub fn source(args: &ServeArgs) -> models::LoadFormat {
+    match args.model.load_format {
+        LoadFormat::Auto | LoadFormat::Safetensors => models::LoadFormat::Safetensors,
+        LoadFormat::Synth => models::LoadFormat::Synth { seed: args.engine.seed },
+    }
+}
+
+/// What to compute on. Whether a GPU is worth looking for is decided here, once.
+fn device(kind: DeviceKind) -> Device {
+    match kind {
+        DeviceKind::Auto | DeviceKind::Cpu => Device::Cpu,
+        DeviceKind::Rocm => Device::Rocm,
+        DeviceKind::Cuda => Device::Cuda,
+    }
+}
+
 /// What the executor is told.
 pub fn executor(args: &ServeArgs, files: &ModelFiles) -> ExecutorConfig {
     let engine = &args.engine;
     ExecutorConfig {
         dir: files.dir.clone(),
         model: files.config.clone(),
-        source: match args.model.load_format {
-            LoadFormat::Auto | LoadFormat::Safetensors => models::LoadFormat::Safetensors,
-            LoadFormat::Synth => models::LoadFormat::Synth { seed: engine.seed },
-        },
+        manifest: files.manifest,
+        source: files.source,
+        device: device(engine.device),
+        libraries: None,
+        kernel_cache: None,
         dtype: match args.model.dtype {
             Dtype::Auto => executor::Dtype::Auto,
             // The command line has refused half precision.

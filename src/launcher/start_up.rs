@@ -92,7 +92,7 @@ pub fn bring_up(
                 return Ok(Up { memory, ready });
             }
             FromExecutor::Fault { text, .. } => return Err(StartError::Fault(text)),
-            FromExecutor::StepOutput(_) => {}
+            FromExecutor::StepOutput(_) | FromExecutor::Beat => {}
         }
     }
 }

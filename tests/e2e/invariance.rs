@@ -83,7 +83,11 @@ fn executor(world: World) -> Executor {
     let config = ExecutorConfig {
         dir: folder(),
         model: model(),
+        manifest: 0,
         source: LoadFormat::Safetensors,
+        device: protocol::Device::Cpu,
+        libraries: None,
+        kernel_cache: None,
         dtype: Dtype::Float32,
         threads: Some(1), // Tests run side by side.
         block_tokens: BLOCK,

@@ -397,7 +397,8 @@ pub(crate) mod thread {
         let spec = KvSpec { block_tokens: shape.block_tokens, groups: vec![group] };
         let blocks = shape.blocks;
         let device = "hash model".to_owned();
-        let hello = Hello { version: 1, rank: Rank(0), epoch: Epoch(0), device };
+        let (build, manifest) = (String::new(), 0);
+        let hello = Hello { version: 1, rank: Rank(0), epoch: Epoch(0), device, build, manifest };
         link.send(FromExecutor::Hello(hello))?;
         link.send(FromExecutor::Memory(Memory { spec, blocks, ns_per_token: 1 }))?;
         let mut model = HashModel::new(shape);

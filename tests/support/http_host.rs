@@ -120,7 +120,7 @@ impl Server {
         let (ours, theirs) = pair(8);
         let device = setup.clone();
         std::thread::spawn(move || executor(&device, theirs));
-        let (to, from) = ours.split();
+        let (to, from) = (ours.sender, ours.receiver);
         let link = ExecutorLink { to, from };
         let (notices, notices_out) = channel();
         let wait = Duration::from_secs(10);
@@ -200,7 +200,8 @@ fn executor(setup: &Setup, mut link: InProcess<FromExecutor, ToExecutor>) {
     let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
     let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
     let device = "hash model".to_owned();
-    let hello = Hello { version: 1, rank: Rank(0), epoch: Epoch(0), device };
+    let (build, manifest) = (String::new(), 0);
+    let hello = Hello { version: 1, rank: Rank(0), epoch: Epoch(0), device, build, manifest };
     let blocks = setup.blocks;
     let memory = Memory { spec, blocks, ns_per_token: 1 };
     let ready = Ready { blocks, graph_rows: Vec::new() };

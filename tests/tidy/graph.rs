@@ -33,6 +33,8 @@ const HOMES: &[(&str, &[&str])] = &[
     ("hf-hub", &["hadron"]),
     ("tracing-subscriber", &["hadron"]),
     ("safetensors", &["hadron"]),
+    ("rmp-serde", &["protocol"]),
+    ("crc32c", &["protocol"]),
     ("memmap2", &["kernels"]),
     ("libloading", &["hip-runtime-sys"]),
     ("xxhash-rust", &["kernels", "kvcache"]),

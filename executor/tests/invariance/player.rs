@@ -25,7 +25,11 @@ pub(crate) fn config(dtype: Dtype, threads: usize) -> ExecutorConfig {
     ExecutorConfig {
         dir: PathBuf::new(),
         model,
+        manifest: 0,
         source: LoadFormat::Synth { seed: 5 },
+        device: protocol::Device::Cpu,
+        libraries: None,
+        kernel_cache: None,
         dtype,
         threads: Some(threads),
         block_tokens: BLOCK as u32,

@@ -117,6 +117,23 @@ impl Checkpoint {
     }
 }
 
+/// The files a folder's weights are in, its index among them; opens none but the index.
+pub(crate) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, LoadError> {
+    let (index, single) = (dir.join(INDEX), dir.join(SINGLE));
+    if index.exists() {
+        let mut files: Vec<PathBuf> =
+            read_index(&index)?.values().map(|name| dir.join(name)).collect();
+        files.push(index);
+        files.sort_unstable();
+        files.dedup();
+        Ok(files)
+    } else if single.exists() {
+        Ok(vec![single])
+    } else {
+        Err(LoadError::NoWeights { dir: dir.to_owned(), hint: hint(dir) })
+    }
+}
+
 /// Tensor name to file name.
 fn read_index(path: &Path) -> Result<BTreeMap<String, String>, LoadError> {
     #[derive(serde::Deserialize)]

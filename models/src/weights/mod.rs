@@ -11,6 +11,7 @@ mod source;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use checkpoint::weight_files;
 pub(crate) use source::Source;
 
 use crate::sharding::{Indivisible, Ranks, Slice};

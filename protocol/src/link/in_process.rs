@@ -1,39 +1,32 @@
 //! A link between two threads: two bounded channels. A dropped end is the death signal.
 
-use super::{Link, LinkError};
+use super::{Halves, LinkError, Receiving, Sending};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
 /// One end of an in-process link.
-pub struct InProcess<O, I> {
-    out: SyncSender<O>,
-    inbox: Receiver<I>,
-}
+pub type InProcess<O, I> = Halves<SyncSender<O>, Receiver<I>>;
 
 /// Two connected ends; each direction holds up to `capacity` messages.
 pub fn pair<A, B>(capacity: usize) -> (InProcess<A, B>, InProcess<B, A>) {
     let (a_out, b_in) = sync_channel(capacity);
     let (b_out, a_in) = sync_channel(capacity);
-    (InProcess { out: a_out, inbox: a_in }, InProcess { out: b_out, inbox: b_in })
+    (Halves { sender: a_out, receiver: a_in }, Halves { sender: b_out, receiver: b_in })
 }
 
-impl<O, I> InProcess<O, I> {
-    /// Splits the end into its two directions, for owners that send and receive on different threads.
-    pub fn split(self) -> (SyncSender<O>, Receiver<I>) {
-        (self.out, self.inbox)
+impl<M> Sending for SyncSender<M> {
+    type Message = M;
+
+    fn send(&mut self, message: M) -> Result<(), LinkError> {
+        SyncSender::send(self, message).map_err(|_| LinkError::Closed)
     }
 }
 
-impl<O, I> Link for InProcess<O, I> {
-    type Out = O;
-    type In = I;
+impl<M> Receiving for Receiver<M> {
+    type Message = M;
 
-    fn send(&mut self, message: O) -> Result<(), LinkError> {
-        self.out.send(message).map_err(|_| LinkError::Closed)
-    }
-
-    fn recv(&mut self, timeout: Duration) -> Result<Option<I>, LinkError> {
-        match self.inbox.recv_timeout(timeout) {
+    fn recv(&mut self, timeout: Duration) -> Result<Option<M>, LinkError> {
+        match self.recv_timeout(timeout) {
             Ok(message) => Ok(Some(message)),
             Err(RecvTimeoutError::Timeout) => Ok(None),
             Err(RecvTimeoutError::Disconnected) => Err(LinkError::Closed),
@@ -44,6 +37,7 @@ impl<O, I> Link for InProcess<O, I> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::link::Link;
 
     #[test]
     fn messages_arrive_in_order_and_the_end_is_seen() {

@@ -1,0 +1,184 @@
+//! Bodies of frames: MessagePack, decoded straight into the one struct that their kind names.
+//!
+//! Structs are positional arrays, enum variants go by name, long lists of numbers are packed. Decoding
+//! is total: whatever the bytes are, the answer is a value or an error, never a panic and never an
+//! allocation larger than what arrived.
+
+use crate::{FromExecutor, Settings, ToExecutor};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Something that travels in frames of its own.
+pub trait Message: Sized {
+    /// Number of the kind, unique over all messages.
+    fn kind(&self) -> u16;
+
+    /// Appends the body to `out`.
+    ///
+    /// Errors: `CodecError::Encode` if a value has no form on the wire (a path that is not UTF-8).
+    fn encode(&self, out: &mut Vec<u8>) -> Result<(), CodecError>;
+
+    /// Reads the body of a frame of this kind; all of it must be used.
+    ///
+    /// Errors: a kind that is not one of these messages, or a body that is not of its type.
+    fn decode(kind: u16, body: &[u8]) -> Result<Self, CodecError>;
+}
+
+/// Why a body could not be written or read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CodecError {
+    /// The value has no form on the wire.
+    #[error("message kind {kind} cannot be encoded: {detail}")]
+    Encode {
+        /// Kind of the message.
+        kind: u16,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// The bytes are not of the kind's type.
+    #[error("message kind {kind}, {bytes} bytes, cannot be decoded: {detail}")]
+    Decode {
+        /// Kind of the message.
+        kind: u16,
+        /// Length of the body.
+        bytes: usize,
+        /// What was expected where.
+        detail: String,
+    },
+    /// The value ends before the body does.
+    #[error("message kind {kind} has {left} bytes behind its end")]
+    Trailing {
+        /// Kind of the message.
+        kind: u16,
+        /// Bytes that belong to nothing.
+        left: usize,
+    },
+    /// A kind that is not sent in this direction.
+    #[error("message kind {0} is unknown here")]
+    Kind(u16),
+}
+
+/// Numbers of the kinds. A number is never used again for another type.
+mod kind {
+    pub(super) const SETTINGS: u16 = 1;
+    pub(super) const SIZE_KV: u16 = 2;
+    pub(super) const BATCH: u16 = 3;
+    pub(super) const SHUTDOWN: u16 = 4;
+    pub(super) const HELLO: u16 = 17;
+    pub(super) const PROGRESS: u16 = 18;
+    pub(super) const MEMORY: u16 = 19;
+    pub(super) const READY: u16 = 20;
+    pub(super) const STEP_OUTPUT: u16 = 21;
+    pub(super) const FAULT: u16 = 22;
+    pub(super) const BEAT: u16 = 23;
+}
+
+impl Message for Settings {
+    fn kind(&self) -> u16 {
+        kind::SETTINGS
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) -> Result<(), CodecError> {
+        put(kind::SETTINGS, self, out)
+    }
+
+    fn decode(kind: u16, body: &[u8]) -> Result<Self, CodecError> {
+        match kind {
+            kind::SETTINGS => take(kind, body),
+            other => Err(CodecError::Kind(other)),
+        }
+    }
+}
+
+impl Message for ToExecutor {
+    fn kind(&self) -> u16 {
+        match self {
+            Self::SizeKv { .. } => kind::SIZE_KV,
+            Self::Batch(_) => kind::BATCH,
+            Self::Shutdown => kind::SHUTDOWN,
+        }
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) -> Result<(), CodecError> {
+        let kind = self.kind();
+        match self {
+            Self::SizeKv { blocks } => put(kind, &(blocks,), out),
+            Self::Batch(batch) => put(kind, batch, out),
+            Self::Shutdown => Ok(()),
+        }
+    }
+
+    fn decode(kind: u16, body: &[u8]) -> Result<Self, CodecError> {
+        match kind {
+            kind::SIZE_KV => take(kind, body).map(|(blocks,)| Self::SizeKv { blocks }),
+            kind::BATCH => take(kind, body).map(Self::Batch),
+            kind::SHUTDOWN => empty(kind, body, Self::Shutdown),
+            other => Err(CodecError::Kind(other)),
+        }
+    }
+}
+
+impl Message for FromExecutor {
+    fn kind(&self) -> u16 {
+        match self {
+            Self::Hello(_) => kind::HELLO,
+            Self::Progress { .. } => kind::PROGRESS,
+            Self::Memory(_) => kind::MEMORY,
+            Self::Ready(_) => kind::READY,
+            Self::StepOutput(_) => kind::STEP_OUTPUT,
+            Self::Fault { .. } => kind::FAULT,
+            Self::Beat => kind::BEAT,
+        }
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) -> Result<(), CodecError> {
+        let kind = self.kind();
+        match self {
+            Self::Hello(hello) => put(kind, hello, out),
+            Self::Progress { phase, done, total } => put(kind, &(phase, done, total), out),
+            Self::Memory(memory) => put(kind, memory, out),
+            Self::Ready(ready) => put(kind, ready, out),
+            Self::StepOutput(output) => put(kind, output, out),
+            Self::Fault { step, text } => put(kind, &(step, text), out),
+            Self::Beat => Ok(()),
+        }
+    }
+
+    fn decode(kind: u16, body: &[u8]) -> Result<Self, CodecError> {
+        match kind {
+            kind::HELLO => take(kind, body).map(Self::Hello),
+            kind::PROGRESS => {
+                take(kind, body).map(|(phase, done, total)| Self::Progress { phase, done, total })
+            }
+            kind::MEMORY => take(kind, body).map(Self::Memory),
+            kind::READY => take(kind, body).map(Self::Ready),
+            kind::STEP_OUTPUT => take(kind, body).map(Self::StepOutput),
+            kind::FAULT => take(kind, body).map(|(step, text)| Self::Fault { step, text }),
+            kind::BEAT => empty(kind, body, Self::Beat),
+            other => Err(CodecError::Kind(other)),
+        }
+    }
+}
+
+fn put(kind: u16, value: &impl Serialize, out: &mut Vec<u8>) -> Result<(), CodecError> {
+    let error = |e: rmp_serde::encode::Error| CodecError::Encode { kind, detail: e.to_string() };
+    value.serialize(&mut rmp_serde::Serializer::new(out)).map_err(error)
+}
+
+fn take<T: DeserializeOwned>(kind: u16, body: &[u8]) -> Result<T, CodecError> {
+    let mut decoder = rmp_serde::Deserializer::new(body);
+    let value = T::deserialize(&mut decoder).map_err(|e| CodecError::Decode {
+        kind,
+        bytes: body.len(),
+        detail: e.to_string(),
+    })?;
+    empty(kind, decoder.get_ref(), value)
+}
+
+/// `value`, if nothing is left.
+fn empty<T>(kind: u16, rest: &[u8], value: T) -> Result<T, CodecError> {
+    match rest.len() {
+        0 => Ok(value),
+        left => Err(CodecError::Trailing { kind, left }),
+    }
+}

@@ -1,0 +1,116 @@
+//! Lists of numbers as one little-endian MessagePack `bin`: a prompt of thousands of ids is copied, not
+//! parsed. Used through `#[serde(with = "crate::packed")]`.
+
+use crate::{BlockId, Token, Tokens};
+use serde::de::{Error, Visitor};
+use serde::{Deserializer, Serializer};
+use std::marker::PhantomData;
+use std::ops::Deref;
+
+/// Lists up to this many bytes are written without an allocation: a decode row's id, a new block.
+const SMALL_BYTES: usize = 64;
+
+/// A number, or a pair of numbers, of a fixed size.
+pub(crate) trait Item: Copy {
+    /// Bytes on the wire.
+    const BYTES: usize;
+    /// Writes exactly `BYTES` bytes.
+    fn write(self, out: &mut [u8]);
+    /// Reads exactly `BYTES` bytes.
+    fn read(bytes: &[u8]) -> Self;
+}
+
+impl Item for u32 {
+    const BYTES: usize = 4;
+
+    fn write(self, out: &mut [u8]) {
+        out.copy_from_slice(&self.to_le_bytes());
+    }
+
+    fn read(bytes: &[u8]) -> Self {
+        let mut word = [0; 4];
+        word.copy_from_slice(bytes);
+        Self::from_le_bytes(word)
+    }
+}
+
+impl Item for BlockId {
+    const BYTES: usize = 4;
+
+    fn write(self, out: &mut [u8]) {
+        self.0.write(out);
+    }
+
+    fn read(bytes: &[u8]) -> Self {
+        Self(u32::read(bytes))
+    }
+}
+
+impl Item for (Token, f32) {
+    const BYTES: usize = 8;
+
+    fn write(self, out: &mut [u8]) {
+        self.0.write(&mut out[..4]);
+        self.1.to_bits().write(&mut out[4..]);
+    }
+
+    fn read(bytes: &[u8]) -> Self {
+        (u32::read(&bytes[..4]), f32::from_bits(u32::read(&bytes[4..])))
+    }
+}
+
+/// A list that is packed.
+pub(crate) trait List: Deref<Target = [Self::Item]> + FromIterator<Self::Item> {
+    type Item: Item;
+}
+
+impl<T: Item> List for Vec<T> {
+    type Item = T;
+}
+
+impl List for Tokens {
+    type Item = Token;
+}
+
+pub(crate) fn serialize<L: List, S: Serializer>(
+    list: &L,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let size = L::Item::BYTES;
+    let bytes = list.len() * size;
+    let (mut small, mut large) = ([0; SMALL_BYTES], Vec::new());
+    let out = if bytes <= SMALL_BYTES {
+        &mut small[..bytes]
+    } else {
+        large.resize(bytes, 0);
+        &mut large[..]
+    };
+    for (item, out) in list.iter().zip(out.chunks_exact_mut(size)) {
+        item.write(out);
+    }
+    serializer.serialize_bytes(out)
+}
+
+pub(crate) fn deserialize<'de, L: List, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<L, D::Error> {
+    deserializer.deserialize_bytes(Bytes(PhantomData))
+}
+
+struct Bytes<L>(PhantomData<L>);
+
+impl<L: List> Visitor<'_> for Bytes<L> {
+    type Value = L;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "a multiple of {} bytes", L::Item::BYTES)
+    }
+
+    fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<L, E> {
+        let items = bytes.chunks_exact(L::Item::BYTES);
+        if !items.remainder().is_empty() {
+            return Err(E::invalid_length(bytes.len(), &self));
+        }
+        Ok(items.map(L::Item::read).collect())
+    }
+}

@@ -1,0 +1,96 @@
+//! What an executor process is told before anything else.
+
+use crate::{Epoch, Rank};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// Everything an executor process must know; the model folder it reads itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    /// The model folder, absolute.
+    pub dir: PathBuf,
+    /// Members to replace in `config.json`: a JSON object.
+    pub overrides: Option<String>,
+    /// Seed of synthetic weights; `None` = the weights of the folder.
+    pub synth_seed: Option<u64>,
+    /// What to compute on.
+    pub device: Device,
+    /// Device libraries by path, in place of those of the system.
+    pub libraries: Option<DeviceLibraries>,
+    /// Where compiled kernels are kept; `None` = nowhere.
+    pub kernel_cache: Option<PathBuf>,
+    /// Type of weights, activations and KV cache.
+    pub dtype: Dtype,
+    /// Threads that compute on the CPU; `None` = one per physical core.
+    pub threads: Option<u32>,
+    /// Token positions per KV block.
+    pub block_tokens: u32,
+    /// Longest request, prompt and output, in tokens.
+    pub max_model_len: u32,
+    /// Fewest token positions the KV cache must hold.
+    pub kv_tokens_min: u32,
+    /// Seats: requests computed at a time.
+    pub max_num_seqs: u32,
+    /// Tokens of one step.
+    pub tokens_per_step: u32,
+    /// Size of the KV cache.
+    pub kv: KvSize,
+    /// Share of a GPU's memory to use, weights and all.
+    pub memory_utilization: f64,
+    /// Whether steps are launched kernel by kernel although the device can replay recordings.
+    pub enforce_eager: bool,
+    /// Most log-probabilities a request may ask for.
+    pub logprobs_max: u32,
+    /// Group generation; batches of another one are dropped.
+    pub epoch: Epoch,
+    /// Rank in the world.
+    pub rank: Rank,
+}
+
+/// What an executor computes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Device {
+    /// The processor; always there.
+    #[default]
+    Cpu,
+    /// An AMD GPU, through ROCm.
+    Rocm,
+    /// An NVIDIA GPU, through the CUDA driver.
+    Cuda,
+}
+
+/// Device libraries by path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceLibraries {
+    /// The driver: memory, streams, modules, graphs.
+    pub driver: PathBuf,
+    /// The run-time compiler; `None` = the driver's library holds it.
+    pub compiler: Option<PathBuf>,
+    /// Matrix products; `None` = our own kernels only.
+    pub blas: Option<PathBuf>,
+}
+
+/// Type of weights and activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Dtype {
+    /// What the checkpoint names; half precision becomes bfloat16, which the CPU computes in.
+    #[default]
+    Auto,
+    /// 16 bits; sums in f32.
+    Bfloat16,
+    /// 32 bits: the exact reference.
+    Float32,
+}
+
+/// How large the KV cache becomes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum KvSize {
+    /// On the CPU the lesser of 4 GiB and a quarter of the memory that is free after the warm-up; on a
+    /// GPU what its share of the memory leaves.
+    #[default]
+    Auto,
+    /// As many blocks as fit into so many bytes.
+    Bytes(u64),
+    /// So many blocks.
+    Blocks(u32),
+}

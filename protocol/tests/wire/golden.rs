@@ -1,0 +1,142 @@
+//! Bytes as they are today: whoever changes them changes `PROTOCOL_VERSION` too.
+
+use expect_test::{Expect, expect};
+use protocol::codec::Message;
+use protocol::frame::{HEADER_BYTES, encode};
+use protocol::{
+    Batch, BlockId, Bucket, Epoch, FromExecutor, Hello, Input, KvGroup, KvKind, KvSpec, Memory,
+    Phase, Rank, RequestId, Row, RowError, RowOutput, Sampling, Seat, SeatInit, StepId, StepOutput,
+    StepTiming, TableUpdate, ToExecutor, TokenLogprobs,
+};
+
+/// The header in one line, then the body, 32 bytes a line.
+fn check(message: &impl Message, expected: &Expect) {
+    let mut bytes = Vec::new();
+    encode(message, Epoch(2), &mut bytes).unwrap();
+    let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
+    let mut lines = vec![hex(&bytes[..HEADER_BYTES])];
+    lines.extend(bytes[HEADER_BYTES..].chunks(32).map(hex));
+    expected.assert_eq(&lines.join("\n"));
+}
+
+fn row(input: Input, init: Option<Box<SeatInit>>) -> Row {
+    Row {
+        request: RequestId(300),
+        epoch: 1,
+        seat: Seat(4),
+        start: 16,
+        len: 1,
+        drafts: 0,
+        samples: true,
+        input,
+        tables: vec![TableUpdate { group: 0, from: 1, blocks: vec![BlockId(9), BlockId(70_000)] }],
+        next: None,
+        init,
+    }
+}
+
+#[test]
+fn a_batch() {
+    let init = SeatInit {
+        sampling: Sampling { logit_bias: vec![(5, -1.0)], ..Sampling::greedy() },
+        key: 0xfeed,
+        prompt_len: 17,
+        history: vec![1, 2],
+    };
+    let batch = Batch {
+        step: StepId(7),
+        epoch: Epoch(2),
+        bucket: Bucket::Eager { tokens: 2 },
+        moe_tokens: 0,
+        rows: vec![
+            row(Input::Tokens(vec![151_643].into()), Some(Box::new(init))),
+            row(Input::SampledAt(StepId(6)), None),
+        ],
+    };
+    check(
+        &ToExecutor::Batch(batch),
+        &expect![[r#"
+        4844524e0100030002000000000000009a00000004ab69b6
+        95070281a54561676572910200929bcd012c0104100100c381a6546f6b656e73
+        c4045b50020091930001c4080900000070110100c0949eca0000000000ca3f80
+        0000ca00000000ca3f800000ca00000000ca000000000090c408050000000000
+        80bfc090c0c0cdfeed11c40801000000020000009bcd012c0104100100c381a9
+        53616d706c656441740691930001c4080900000070110100c0c0"#]],
+    );
+}
+
+#[test]
+fn short_orders() {
+    check(
+        &ToExecutor::SizeKv { blocks: 65_536 },
+        &expect![[r#"
+        4844524e01000200020000000000000006000000cc23a387
+        91ce00010000"#]],
+    );
+    check(&ToExecutor::Shutdown, &expect!["4844524e0100040002000000000000000000000086e982b7"]);
+}
+
+#[test]
+fn a_step_output() {
+    let top = vec![(3, -0.5), (4, -1.5)];
+    let logprobs = vec![TokenLogprobs { token: 3, logprob: -0.5, rank: 1, top }];
+    let output = StepOutput {
+        step: StepId(7),
+        epoch: Epoch(2),
+        rows: vec![
+            RowOutput { emitted: vec![3].into(), logprobs, ..RowOutput::default() },
+            RowOutput { error: Some(RowError::AllMasked), ..RowOutput::default() },
+        ],
+        timing: StepTiming { inputs_ns: 1, forward_ns: 1_000_000, sample_ns: 500 },
+    };
+    check(
+        &FromExecutor::StepOutput(output),
+        &expect![[r#"
+        4844524e010015000200000000000000430000007b0d272e
+        9407029295c4040300000000c0919403cabf00000001c41003000000000000bf
+        040000000000c0bf9095c40000a9416c6c4d61736b656490909301ce000f4240
+        cd01f4"#]],
+    );
+}
+
+#[test]
+fn the_start() {
+    let hello = Hello {
+        version: 1,
+        rank: Rank(0),
+        epoch: Epoch(2),
+        device: "cpu".to_owned(),
+        build: "0.1.0".to_owned(),
+        manifest: u64::MAX,
+    };
+    check(
+        &FromExecutor::Hello(hello),
+        &expect![[r#"
+        4844524e010011000200000000000000170000003f8e4b28
+        96010002a3637075a5302e312e30cfffffffffffffffff"#]],
+    );
+    let progress = FromExecutor::Progress { phase: Phase::Load, done: 1, total: 1 << 33 };
+    check(
+        &progress,
+        &expect![[r#"
+        4844524e01001200020000000000000010000000e9d7e03f
+        93a44c6f616401cf0000000200000000"#]],
+    );
+    let group = KvGroup { layers: vec![0, 1], kind: KvKind::Full, bytes_per_block: 8_192 };
+    let spec = KvSpec { block_tokens: 16, groups: vec![group] };
+    let memory = Memory { spec, blocks: 500, ns_per_token: 12 };
+    check(
+        &FromExecutor::Memory(memory),
+        &expect![[r#"
+        4844524e010013000200000000000000140000009c3cf902
+        9392109193920001a446756c6ccd2000cd01f40c"#]],
+    );
+    let fault = FromExecutor::Fault { step: Some(StepId(7)), text: "gone".to_owned() };
+    check(
+        &fault,
+        &expect![[r#"
+        4844524e0100160002000000000000000700000096bb8ded
+        9207a4676f6e65"#]],
+    );
+    check(&FromExecutor::Beat, &expect!["4844524e0100170002000000000000000000000019efa319"]);
+}

@@ -1,0 +1,210 @@
+//! Arbitrary messages.
+
+use proptest::collection::vec;
+use proptest::option::of;
+use proptest::prelude::*;
+use protocol::{
+    Batch, BlockId, Bucket, Device, DeviceLibraries, Dtype, Epoch, FromExecutor, Hello, Input,
+    KvGroup, KvKind, KvSize, KvSpec, Memory, Phase, Rank, Ready, RequestId, Row, RowError,
+    RowOutput, Sampling, Seat, SeatInit, Settings, StepId, StepOutput, StepTiming, TableUpdate,
+    ToExecutor, Token, TokenLogprobs,
+};
+
+fn ids() -> impl Strategy<Value = Vec<Token>> {
+    vec(any::<u32>(), 0..40)
+}
+
+fn weighted_ids() -> impl Strategy<Value = Vec<(Token, f32)>> {
+    vec((any::<u32>(), any::<f32>()), 0..12)
+}
+
+fn sampling() -> impl Strategy<Value = Sampling> {
+    let numbers = (any::<f32>(), any::<u32>(), any::<f32>(), any::<f32>(), any::<f32>());
+    let lists = (ids(), weighted_ids(), of(ids()), vec(ids(), 0..3));
+    let counts = (any::<f32>(), any::<u32>(), of(any::<u32>()), of(any::<u32>()));
+    (numbers, lists, counts).prop_map(|(numbers, lists, counts)| Sampling {
+        temperature: numbers.0,
+        top_k: numbers.1,
+        top_p: numbers.2,
+        min_p: numbers.3,
+        repetition: numbers.4,
+        frequency: counts.0,
+        presence: -counts.0,
+        min_tokens: counts.1,
+        stop_ids: lists.0,
+        logit_bias: lists.1,
+        allowed: lists.2,
+        bad_words: lists.3,
+        logprobs: counts.2,
+        prompt_logprobs: counts.3,
+    })
+}
+
+fn init() -> impl Strategy<Value = Box<SeatInit>> {
+    (sampling(), any::<u64>(), any::<u32>(), ids()).prop_map(
+        |(sampling, key, prompt_len, history)| {
+            Box::new(SeatInit { sampling, key, prompt_len, history })
+        },
+    )
+}
+
+fn row() -> impl Strategy<Value = Row> {
+    let input = prop_oneof![
+        ids().prop_map(|ids| Input::Tokens(ids.into())),
+        any::<u64>().prop_map(|step| Input::SampledAt(StepId(step))),
+    ];
+    let table = (any::<u8>(), any::<u32>(), vec(any::<u32>().prop_map(BlockId), 0..40));
+    let table = table.prop_map(|(group, from, blocks)| TableUpdate { group, from, blocks });
+    let numbers = (any::<u64>(), any::<u32>(), any::<u32>(), any::<u8>(), any::<bool>());
+    (numbers, input, vec(table, 0..3), of(any::<u32>()), of(init())).prop_map(
+        |((request, epoch, start, drafts, samples), input, tables, next, init)| Row {
+            request: RequestId(request),
+            epoch,
+            seat: Seat(epoch ^ start),
+            start,
+            len: start.rotate_left(7),
+            drafts,
+            samples,
+            input,
+            tables,
+            next,
+            init,
+        },
+    )
+}
+
+fn batch() -> impl Strategy<Value = Batch> {
+    let bucket = prop_oneof![
+        (any::<u32>(), any::<u32>()).prop_map(|(rows, width)| Bucket::Graph { rows, width }),
+        any::<u32>().prop_map(|tokens| Bucket::Eager { tokens }),
+    ];
+    (any::<u64>(), any::<u64>(), bucket, any::<u32>(), vec(row(), 0..5)).prop_map(
+        |(step, epoch, bucket, moe_tokens, rows)| Batch {
+            step: StepId(step),
+            epoch: Epoch(epoch),
+            bucket,
+            moe_tokens,
+            rows,
+        },
+    )
+}
+
+fn logprobs() -> impl Strategy<Value = Vec<TokenLogprobs>> {
+    let one = (any::<u32>(), any::<f32>(), any::<u32>(), weighted_ids());
+    vec(
+        one.prop_map(|(token, logprob, rank, top)| TokenLogprobs { token, logprob, rank, top }),
+        0..4,
+    )
+}
+
+fn output() -> impl Strategy<Value = StepOutput> {
+    let error = prop_oneof![Just(RowError::NonFiniteLogits), Just(RowError::AllMasked)];
+    let row = (ids(), any::<u8>(), of(error), logprobs(), logprobs()).prop_map(
+        |(emitted, accepted, error, logprobs, prompt_logprobs)| RowOutput {
+            emitted: emitted.into(),
+            accepted,
+            error,
+            logprobs,
+            prompt_logprobs,
+        },
+    );
+    (any::<u64>(), any::<u64>(), vec(row, 0..5)).prop_map(|(step, ns, rows)| StepOutput {
+        step: StepId(step),
+        epoch: Epoch(ns >> 40),
+        rows,
+        timing: StepTiming { inputs_ns: ns, forward_ns: ns >> 9, sample_ns: 0 },
+    })
+}
+
+fn spec() -> impl Strategy<Value = KvSpec> {
+    let group = (vec(any::<u16>(), 0..5), any::<u64>()).prop_map(|(layers, bytes_per_block)| {
+        KvGroup { layers, kind: KvKind::Full, bytes_per_block }
+    });
+    (any::<u32>(), vec(group, 0..3))
+        .prop_map(|(block_tokens, groups)| KvSpec { block_tokens, groups })
+}
+
+/// Anything the scheduler says.
+pub(crate) fn to_executor() -> impl Strategy<Value = ToExecutor> {
+    prop_oneof![
+        any::<u32>().prop_map(|blocks| ToExecutor::SizeKv { blocks }),
+        batch().prop_map(ToExecutor::Batch),
+        Just(ToExecutor::Shutdown),
+    ]
+}
+
+/// Anything an executor says.
+pub(crate) fn from_executor() -> impl Strategy<Value = FromExecutor> {
+    let phases = [Phase::Device, Phase::Compile, Phase::Load, Phase::WarmUp, Phase::Capture];
+    let hello =
+        (any::<u16>(), any::<u64>(), ".{0,20}").prop_map(|(rank, manifest, device)| Hello {
+            version: rank ^ 5,
+            rank: Rank(rank),
+            epoch: Epoch(manifest >> 3),
+            device,
+            build: "0.1.0".to_owned(),
+            manifest,
+        });
+    prop_oneof![
+        hello.prop_map(FromExecutor::Hello),
+        (prop::sample::select(phases.to_vec()), any::<u64>(), any::<u64>())
+            .prop_map(|(phase, done, total)| FromExecutor::Progress { phase, done, total }),
+        (spec(), any::<u32>(), any::<u64>()).prop_map(|(spec, blocks, ns_per_token)| {
+            FromExecutor::Memory(Memory { spec, blocks, ns_per_token })
+        }),
+        (any::<u32>(), ids())
+            .prop_map(|(blocks, graph_rows)| FromExecutor::Ready(Ready { blocks, graph_rows })),
+        output().prop_map(FromExecutor::StepOutput),
+        (of(any::<u64>().prop_map(StepId)), ".{0,60}")
+            .prop_map(|(step, text)| FromExecutor::Fault { step, text }),
+        Just(FromExecutor::Beat),
+    ]
+}
+
+/// Anything an executor process can be told at its start.
+pub(crate) fn settings() -> impl Strategy<Value = Settings> {
+    let path = "/[a-z]{1,12}/[^/\u{0}]{1,12}";
+    let devices = [Device::Cpu, Device::Rocm, Device::Cuda];
+    let kv = prop_oneof![
+        Just(KvSize::Auto),
+        any::<u64>().prop_map(KvSize::Bytes),
+        any::<u32>().prop_map(KvSize::Blocks),
+    ];
+    let libraries = of((path, of(path), of(path)));
+    let places = (path, of(".{0,30}"), libraries, of(path));
+    let choices = (prop::sample::select(devices.to_vec()), kv, of(any::<u64>()), any::<bool>());
+    (places, choices, of(any::<u32>()), any::<[u32; 6]>()).prop_map(
+        |(
+            (dir, overrides, libraries, cache),
+            (device, kv, synth_seed, eager),
+            threads,
+            numbers,
+        )| {
+            Settings {
+                dir: dir.into(),
+                overrides,
+                synth_seed,
+                device,
+                libraries: libraries.map(|(driver, compiler, blas)| DeviceLibraries {
+                    driver: driver.into(),
+                    compiler: compiler.map(Into::into),
+                    blas: blas.map(Into::into),
+                }),
+                kernel_cache: cache.map(Into::into),
+                dtype: if eager { Dtype::Auto } else { Dtype::Float32 },
+                threads,
+                block_tokens: numbers[0],
+                max_model_len: numbers[1],
+                kv_tokens_min: numbers[2],
+                max_num_seqs: numbers[3],
+                tokens_per_step: numbers[4],
+                kv,
+                memory_utilization: f64::from(numbers[5]) / 7.0,
+                enforce_eager: eager,
+                logprobs_max: numbers[5],
+                epoch: Epoch(u64::from(numbers[0]) << 20),
+                rank: Rank(numbers[1] as u16),
+            }
+        },
+    )
+}

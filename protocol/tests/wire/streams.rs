@@ -1,0 +1,209 @@
+//! Links over real sockets, and over streams that break.
+
+use crate::messages::to_executor;
+use proptest::prelude::*;
+use protocol::frame::{FrameError, encode};
+use protocol::link::{
+    Beat, FrameReader, FrameWriter, Link, LinkError, Receiving, Sending, UnixLink, drain, unix,
+};
+use protocol::{Epoch, FromExecutor, ToExecutor};
+use std::io::{Cursor, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::sync_channel;
+use std::time::{Duration, Instant};
+
+type Near = UnixLink<ToExecutor, FromExecutor>;
+type Far = UnixLink<FromExecutor, ToExecutor>;
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn sockets() -> (Near, Far) {
+    let (a, b) = UnixStream::pair().unwrap();
+    (unix(a, Epoch(1)).unwrap(), unix(b, Epoch(1)).unwrap())
+}
+
+fn progress(done: u64) -> FromExecutor {
+    FromExecutor::Progress { phase: protocol::Phase::Load, done, total: u64::MAX }
+}
+
+#[test]
+fn both_directions_work_and_the_end_is_seen_at_once() {
+    let (mut near, mut far) = sockets();
+    assert_eq!(near.recv(Duration::ZERO), Ok(None));
+    near.send(ToExecutor::SizeKv { blocks: 5 }).unwrap();
+    near.send(ToExecutor::Shutdown).unwrap();
+    assert_eq!(far.recv(LONG), Ok(Some(ToExecutor::SizeKv { blocks: 5 })));
+    far.send(progress(1)).unwrap();
+    assert_eq!(near.recv(LONG), Ok(Some(progress(1))));
+    let start = Instant::now();
+    assert_eq!(near.recv(Duration::from_millis(30)), Ok(None));
+    assert!(start.elapsed() >= Duration::from_millis(25));
+    drop(near);
+    assert_eq!(far.recv(LONG), Ok(Some(ToExecutor::Shutdown)), "what was sent still arrives");
+    assert_eq!(far.recv(LONG), Err(LinkError::Closed));
+    assert_eq!(far.send(progress(2)), Err(LinkError::Closed));
+}
+
+#[test]
+fn the_halves_work_from_two_threads() {
+    const COUNT: u64 = 5_000;
+    let (near, far) = sockets();
+    let (mut near_out, mut near_in) = near.split();
+    let (mut far_out, mut far_in) = far.split();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for blocks in 0..COUNT as u32 {
+                near_out.send(ToExecutor::SizeKv { blocks }).unwrap();
+            }
+            near_out // Kept open until all is read.
+        });
+        scope.spawn(move || {
+            for done in 0..COUNT {
+                far_out.send(progress(done)).unwrap();
+            }
+            far_out
+        });
+        scope.spawn(move || {
+            for blocks in 0..COUNT as u32 {
+                assert_eq!(far_in.recv(LONG), Ok(Some(ToExecutor::SizeKv { blocks })));
+            }
+        });
+        for done in 0..COUNT {
+            assert_eq!(near_in.recv(LONG), Ok(Some(progress(done))));
+        }
+    });
+}
+
+#[test]
+fn another_protocol_and_garbage_are_typed_errors() {
+    let cases: [(&[u8], FrameError); 2] = [
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", FrameError::Magic(*b"GET ")),
+        (b"HDRN\x02\x00________________________", FrameError::Version { theirs: 2, ours: 1 }),
+    ];
+    for (bytes, expected) in cases {
+        let (mut raw, socket) = UnixStream::pair().unwrap();
+        let mut link: Near = unix(socket, Epoch(1)).unwrap();
+        raw.write_all(bytes).unwrap();
+        assert_eq!(link.recv(LONG), Err(LinkError::Frame(expected)));
+    }
+}
+
+#[test]
+fn former_generations_are_dropped_and_later_ones_refused() {
+    let mut bytes = Vec::new();
+    for epoch in [1, 4, 3] {
+        encode(&ToExecutor::SizeKv { blocks: epoch }, Epoch(epoch.into()), &mut bytes).unwrap();
+    }
+    let mut reader = FrameReader::<_, ToExecutor>::new(Cursor::new(bytes), Epoch(4));
+    assert_eq!(reader.receive(), Ok(Some(ToExecutor::SizeKv { blocks: 4 })));
+    assert_eq!(reader.receive(), Err(LinkError::Closed));
+    assert_eq!(reader.stale(), 2);
+    let mut bytes = Vec::new();
+    encode(&ToExecutor::Shutdown, Epoch(5), &mut bytes).unwrap();
+    let mut reader = FrameReader::<_, ToExecutor>::new(Cursor::new(bytes), Epoch(4));
+    let ahead = FrameError::Epoch { theirs: Epoch(5), ours: Epoch(4) };
+    assert_eq!(reader.receive(), Err(LinkError::Frame(ahead)));
+}
+
+/// Yields `head`, then 10 bytes at a time; notes the largest buffer it was offered.
+struct Liar {
+    head: Cursor<Vec<u8>>,
+    left: usize,
+    offered: usize,
+}
+
+impl Read for Liar {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        self.offered = self.offered.max(buffer.len());
+        let bytes = self.head.read(buffer)?;
+        if bytes > 0 {
+            return Ok(bytes);
+        }
+        let bytes = self.left.min(10).min(buffer.len());
+        self.left -= bytes;
+        Ok(bytes)
+    }
+}
+
+#[test]
+fn a_length_that_lies_allocates_nothing() {
+    let mut head = Vec::new();
+    encode(&ToExecutor::Shutdown, Epoch(1), &mut head).unwrap();
+    head[16..20].copy_from_slice(&(1_u32 << 30).to_le_bytes());
+    let mut liar = Liar { head: Cursor::new(head), left: 5_000, offered: 0 };
+    let mut reader = FrameReader::<_, ToExecutor>::new(&mut liar, Epoch(1));
+    assert_eq!(reader.receive(), Err(LinkError::Closed));
+    assert!(liar.offered <= 128 << 10, "{} bytes at once", liar.offered);
+}
+
+#[test]
+fn the_outbox_writes_in_order_and_gives_signs_of_life() {
+    let (near, far) = sockets();
+    let (_, mut inbox) = near.split();
+    let (out, _) = far.split();
+    let (sender, outbox) = sync_channel(4);
+    let beat = Beat { every: Duration::from_millis(20), message: || FromExecutor::Beat };
+    let writer = std::thread::spawn(move || drain(outbox, out, Some(&beat)));
+    for done in 0..10 {
+        sender.send(progress(done)).unwrap();
+    }
+    for done in 0..10 {
+        assert_eq!(inbox.recv(LONG), Ok(Some(progress(done))));
+    }
+    assert_eq!(inbox.recv(LONG), Ok(Some(FromExecutor::Beat)));
+    assert_eq!(inbox.recv(LONG), Ok(Some(FromExecutor::Beat)));
+    drop(sender);
+    assert_eq!(writer.join().unwrap(), Ok(()));
+}
+
+/// Hands out what it holds in pieces of the given lengths.
+struct Pieces {
+    bytes: Cursor<Vec<u8>>,
+    lengths: Vec<usize>,
+    turn: usize,
+}
+
+impl Read for Pieces {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        self.turn += 1;
+        let length = self.lengths[self.turn % self.lengths.len()];
+        match length {
+            0 => Err(std::io::ErrorKind::WouldBlock.into()),
+            _ => {
+                let most = length.min(buffer.len());
+                self.bytes.read(&mut buffer[..most])
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
+    #[test]
+    fn messages_arrive_whole_however_the_stream_is_cut(
+        messages in prop::collection::vec(to_executor(), 1..6),
+        mut lengths in prop::collection::vec(0..600_usize, 1..8),
+    ) {
+        lengths.push(1 + lengths[0]);
+        let mut writer = FrameWriter::new(Vec::new(), Epoch(1));
+        for message in &messages {
+            writer.send(message.clone()).unwrap();
+        }
+        let bytes = Cursor::new(writer.into_stream());
+        let pieces = Pieces { bytes, lengths, turn: 0 };
+        let mut reader = FrameReader::<_, ToExecutor>::new(pieces, Epoch(1));
+        let mut arrived = Vec::new();
+        loop {
+            match reader.receive() {
+                Ok(Some(message)) => arrived.push(message),
+                Ok(None) => {}
+                Err(error) => {
+                    prop_assert_eq!(error, LinkError::Closed);
+                    break;
+                }
+            }
+        }
+        prop_assert_eq!(arrived, messages);
+    }
+}
