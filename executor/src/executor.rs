@@ -89,9 +89,10 @@ impl Executor {
         let graph_rows = self.graph_rows();
         let (phase, total) = (Phase::Capture, graph_rows.len() as u64);
         if total > 0 {
-            state.graphs = Graphs::capture(&self.engine, &mut state.device, &graph_rows, |done| {
-                progress(Progress { phase, done, total });
-            });
+            let longest = self.config.max_model_len as usize;
+            let tell = |done| progress(Progress { phase, done, total });
+            let device = &mut state.device;
+            state.graphs = Graphs::capture(&self.engine, device, &graph_rows, longest, tell);
         }
         let graph_rows = state.graphs.rows();
         self.state = Some(state);

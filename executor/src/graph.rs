@@ -5,7 +5,7 @@
 
 use crate::ExecutorError;
 use crate::step::{DeviceState, Engine};
-use ops::{Graph, StepShape};
+use ops::{Graph, RowBounds, StepShape};
 use protocol::StepTiming;
 use std::collections::BTreeMap;
 
@@ -34,17 +34,18 @@ impl Graphs {
         self.by_rows.keys().copied().collect()
     }
 
-    /// Records a step of each of `rows` rows, the largest first. One that cannot be recorded is left out,
+    /// Records a step of each of `rows` rows with up to `longest` keys, the largest first. One that cannot be recorded is left out,
     /// and its steps run launch by launch.
     pub(crate) fn capture(
         engine: &Engine,
         device: &mut DeviceState,
         rows: &[u32],
+        longest: usize,
         mut done: impl FnMut(u64),
     ) -> Self {
         let mut by_rows = BTreeMap::new();
         for (i, &rows) in (1..).zip(rows.iter().rev()) {
-            match record(engine, device, rows as usize) {
+            match record(engine, device, rows as usize, longest) {
                 Ok(graph) => drop(by_rows.insert(rows, graph)),
                 Err(error) => tracing::warn!(rows, %error, "no graph for steps of so many rows"),
             }
@@ -55,8 +56,14 @@ impl Graphs {
 }
 
 /// Runs a step of padding once, so that all its memory exists, then records it.
-fn record(engine: &Engine, device: &mut DeviceState, rows: usize) -> Result<Graph, ExecutorError> {
-    let shape = StepShape { tokens: rows, rows, questions: rows };
+fn record(
+    engine: &Engine,
+    device: &mut DeviceState,
+    rows: usize,
+    longest: usize,
+) -> Result<Graph, ExecutorError> {
+    let bounds = RowBounds { decode_rows: rows, longest_q: 0, longest_context: longest };
+    let shape = StepShape { tokens: rows, rows, questions: rows, bounds };
     let mut timing = StepTiming::default();
     let (driver, stream) = (engine.ops.device(), engine.ops.stream());
     device.launch(engine, shape, &mut timing)?;

@@ -11,10 +11,10 @@ use crate::seats::{self, Seats, TableChange};
 use collectives::Group;
 use models::{Forward, Model};
 use ops::{
-    AnswerMemory, AnswersInFlight, InFlight, KvLayout, KvPool, Ops, Pinned, Stage, StepBuffers,
-    StepShape, StepSize, Tensor,
+    AnswerMemory, AnswersInFlight, InFlight, KvLayout, KvPool, Ops, Pinned, RowBounds, Stage,
+    StepBuffers, StepShape, StepSize, Tensor,
 };
-use protocol::{Batch, Bucket, Epoch, RowOutput, StepId, StepOutput, StepTiming};
+use protocol::{Batch, Bucket, Epoch, Row, RowOutput, StepId, StepOutput, StepTiming};
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
@@ -185,10 +185,9 @@ impl State {
 
     /// Uploads what has been staged about seats, ahead of the step.
     fn flush(&mut self, engine: &Engine) -> Result<(), ExecutorError> {
-        let shape = StepShape { tokens: 0, rows: 0, questions: 0 };
         self.upload(&engine.ops)?;
         let DeviceState { seats, buffers, .. } = &mut self.device;
-        buffers.prepare(&engine.ops, seats, shape)?;
+        buffers.prepare(&engine.ops, seats, StepShape::default())?;
         self.stage.clear();
         Ok(())
     }
@@ -241,7 +240,8 @@ impl State {
             return Ok(None);
         }
         let (tokens, rows) = (self.stage.tokens, batch.rows.len());
-        let shape = StepShape { tokens, rows, questions };
+        let bounds = bounds(batch);
+        let shape = StepShape { tokens, rows, questions, bounds };
         Ok(Some(self.device.launch(engine, shape, timing)?))
     }
 
@@ -316,7 +316,7 @@ impl DeviceState {
     ) -> Result<(), ExecutorError> {
         let started = Instant::now();
         let Engine { ops, model, tp, ep } = engine;
-        let shape = StepShape { tokens: 0, rows: 0, questions: n };
+        let shape = StepShape { questions: n, ..StepShape::default() };
         self.buffers.prepare(ops, &mut self.seats, shape)?;
         let (batch, _) = self.buffers.view(&self.seats, shape)?;
         let f = Forward { ops, tp, ep, kv: &self.kv, batch: &batch, probe: None };
@@ -353,6 +353,19 @@ impl Pending {
         timing.forward_ns =
             timing.forward_ns.max(elapsed.saturating_sub(timing.inputs_ns + timing.sample_ns));
         Ok(StepOutput { step: self.step, epoch: self.epoch, rows: self.rows, timing })
+    }
+}
+
+/// Bounds of the rows of a batch, which has those of one token first.
+fn bounds(batch: &Batch) -> RowBounds {
+    let decode_rows = batch.rows.iter().take_while(|row| row.len == 1).count();
+    let most = |of: &dyn Fn(&Row) -> u32, from: usize| {
+        batch.rows[from..].iter().map(of).max().unwrap_or(0) as usize
+    };
+    RowBounds {
+        decode_rows,
+        longest_q: most(&|row| row.len, decode_rows),
+        longest_context: most(&|row| row.start + row.len, 0),
     }
 }
 

@@ -21,7 +21,7 @@ pub struct BatchRows<'a> {
 
 /// Bounds of the rows of a step. They choose kernels and grids, never results, and a captured graph serves
 /// every step within those it was captured with. Tighter bounds only run faster.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RowBounds {
     /// The first so many rows have one token each, padded rows included.
     pub decode_rows: usize,

@@ -29,7 +29,7 @@ pub struct StepSize {
 }
 
 /// What one step lays out: what its stage says, or more where a captured graph is larger.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StepShape {
     /// Tokens.
     pub tokens: usize,
@@ -37,6 +37,8 @@ pub struct StepShape {
     pub rows: usize,
     /// Questions.
     pub questions: usize,
+    /// Bounds of the rows; for a captured graph those of every step that it will serve.
+    pub bounds: RowBounds,
 }
 
 /// Device memory of a step's inputs and answers.
@@ -120,7 +122,7 @@ impl StepBuffers {
             context_lens: self.context_lens.narrow(&[rows])?,
             block_tables: tables.narrow(tables.shape())?,
             table_rows: Some(self.row_seats.narrow(&[rows])?),
-            bounds: RowBounds::of_any(tokens, rows, tables.cols() * self.size.block_tokens),
+            bounds: shape.bounds,
         };
         Ok((batch, self.ids.narrow(&[tokens])?))
     }
@@ -132,7 +134,7 @@ impl StepBuffers {
 
     /// Answers the first `n` questions out of `logits` f32 `[n, V]`.
     pub fn sample(&mut self, ops: &Ops, seats: &mut Seats, logits: &Tensor) -> Result<(), OpError> {
-        let shape = StepShape { tokens: 0, rows: 0, questions: logits.rows() };
+        let shape = StepShape { questions: logits.rows(), ..StepShape::default() };
         let stage = view(&self.stage, shape)?;
         let mut answers = AnswerArrays {
             answers: self.answers.mat_mut()?,
@@ -250,6 +252,6 @@ impl Answers {
 
 /// A stage tensor as kernels read it.
 fn view(stage: &Tensor, shape: StepShape) -> Result<StageView<'_>, OpError> {
-    let StepShape { tokens, rows, questions } = shape;
+    let StepShape { tokens, rows, questions, .. } = shape;
     Ok(StageView { bytes: stage.mat()?, rows, tokens, questions })
 }

@@ -178,7 +178,7 @@ fn questions_are_answered_row_by_row() {
         stage.questions.push(question);
     }
     stage.questions[0].top = 2;
-    let shape = StepShape { tokens: 0, rows: 0, questions: 2 };
+    let shape = StepShape { questions: 2, ..StepShape::default() };
     let memory = ops.device().alloc_pinned(size.stage_bytes).unwrap();
     buffers.upload(&ops, &stage, memory).unwrap().wait().unwrap();
     buffers.prepare(&ops, &mut seats, shape).unwrap();
