@@ -4,6 +4,8 @@
 #define DEV static inline __attribute__((device, always_inline))
 #define KERNEL(max_threads) extern "C" __attribute__((global, amdgpu_flat_work_group_size(1, max_threads))) void
 #define EXPORT(name)
+#define DEV_SITE  // where a collective is called; the emulator holds lanes to it
+#define DEV_AT
 #define SHARED(T, name, count) static __attribute__((shared)) T name[count]
 #define DYN_SHARED(T, name)                                      \
     extern __attribute__((shared, aligned(16))) u8 dev_dynamic[]; \

@@ -2,13 +2,16 @@
 // Orders are fixed: a wave adds as a balanced tree over its lanes, a block adds its waves in ascending order.
 #pragma once
 
-DEV u32 shfl(u32 v, u32 from) { return shfl_u32(v, from); }
-DEV i32 shfl(i32 v, u32 from) { return (i32)shfl_u32((u32)v, from); }
-DEV float shfl(float v, u32 from) { return as_f32(shfl_u32(as_u32(v), from)); }
-DEV u64 shfl(u64 v, u32 from) { return (u64)shfl_u32((u32)(v >> 32), from) << 32 | shfl_u32((u32)v, from); }
-template <class T> DEV T shfl_xor(T v, u32 mask) { return shfl(v, lane() ^ mask); }
-DEV bool wave_any(bool p) { return wave_ballot(p) != 0; }
-DEV bool wave_all(bool p) { return wave_ballot(!p) == 0; }
+DEV u32 shfl(u32 v, u32 from DEV_SITE) { return shfl_u32(v, from DEV_AT); }
+DEV i32 shfl(i32 v, u32 from DEV_SITE) { return (i32)shfl_u32((u32)v, from DEV_AT); }
+DEV float shfl(float v, u32 from DEV_SITE) { return as_f32(shfl_u32(as_u32(v), from DEV_AT)); }
+DEV u64 shfl(u64 v, u32 from DEV_SITE) {
+    const u32 high = shfl_u32((u32)(v >> 32), from DEV_AT);
+    return (u64)high << 32 | shfl_u32((u32)v, from DEV_AT);
+}
+template <class T> DEV T shfl_xor(T v, u32 mask DEV_SITE) { return shfl(v, lane() ^ mask DEV_AT); }
+DEV bool wave_any(bool p DEV_SITE) { return wave_ballot(p DEV_AT) != 0; }
+DEV bool wave_all(bool p DEV_SITE) { return wave_ballot(!p DEV_AT) == 0; }
 
 struct Sum {
     DEV float of(float a, float b) { return a + b; }
@@ -21,11 +24,11 @@ struct Max {
 
 #if DEV_EMU
 // One meeting of the wave instead of one per level of the tree; the same tree.
-template <class Op, u32 GROUP, class T> DEV T group_reduce(T v) { return emu::reduce<Op, GROUP>(v); }
+template <class Op, u32 GROUP, class T> DEV T group_reduce(T v DEV_SITE) { return emu::reduce<Op, GROUP>(v DEV_AT); }
 #else
 template <u32 MASK> DEV float butterfly(float v) { return as_f32(butterfly_u32<MASK>(as_u32(v))); }
 template <u32 MASK> DEV u32 butterfly(u32 v) { return butterfly_u32<MASK>(v); }
-template <class Op, u32 GROUP, class T> DEV T group_reduce(T v) {
+template <class Op, u32 GROUP, class T> DEV T group_reduce(T v DEV_SITE) {
     if constexpr (GROUP >= 2) v = Op::of(v, butterfly<1>(v));
     if constexpr (GROUP >= 4) v = Op::of(v, butterfly<2>(v));
     if constexpr (GROUP >= 8) v = Op::of(v, butterfly<4>(v));
@@ -37,15 +40,15 @@ template <class Op, u32 GROUP, class T> DEV T group_reduce(T v) {
 #endif
 
 // Over every aligned group of GROUP lanes (a power of two); every lane of the wave must come, and gets the result.
-template <u32 GROUP, class T> DEV T group_sum(T v) { return group_reduce<Sum, GROUP>(v); }
-template <u32 GROUP, class T> DEV T group_max(T v) { return group_reduce<Max, GROUP>(v); }
-template <class T> DEV T wave_sum(T v) { return group_reduce<Sum, WAVE>(v); }
-template <class T> DEV T wave_max(T v) { return group_reduce<Max, WAVE>(v); }
+template <u32 GROUP, class T> DEV T group_sum(T v DEV_SITE) { return group_reduce<Sum, GROUP>(v DEV_AT); }
+template <u32 GROUP, class T> DEV T group_max(T v DEV_SITE) { return group_reduce<Max, GROUP>(v DEV_AT); }
+template <class T> DEV T wave_sum(T v DEV_SITE) { return group_reduce<Sum, WAVE>(v DEV_AT); }
+template <class T> DEV T wave_max(T v DEV_SITE) { return group_reduce<Max, WAVE>(v DEV_AT); }
 
 // Over the block; every thread must come, and gets the result. bdim() is a multiple of WAVE.
-template <class Op, class T> DEV T block_reduce(T v) {
+template <class Op, class T> DEV T block_reduce(T v DEV_SITE) {
     SHARED(T, parts, 32);
-    v = group_reduce<Op, WAVE>(v);
+    v = group_reduce<Op, WAVE>(v DEV_AT);
     const u32 waves = bdim() / WAVE;
     if (waves == 1) return v;
     if (lane() == 0) parts[wave()] = v;
@@ -55,5 +58,5 @@ template <class Op, class T> DEV T block_reduce(T v) {
     sync();  // The next reduction writes the same parts.
     return r;
 }
-template <class T> DEV T block_sum(T v) { return block_reduce<Sum>(v); }
-template <class T> DEV T block_max(T v) { return block_reduce<Max>(v); }
+template <class T> DEV T block_sum(T v DEV_SITE) { return block_reduce<Sum>(v DEV_AT); }
+template <class T> DEV T block_max(T v DEV_SITE) { return block_reduce<Max>(v DEV_AT); }

@@ -54,7 +54,9 @@ DEV void mma16(FragC& c, const FragA& a, const FragB& b) {
             : "r"(aw.v[0]), "r"(aw.v[1]), "r"(aw.v[2]), "r"(aw.v[3]), "r"(bw.v[2 * h]), "r"(bw.v[2 * h + 1]));
 }
 #else
-DEV void mma16(FragC& c, const FragA& a, const FragB& b) { emu::tile_product<Frag, 16, 16, 16>(c.x, a.x, b.x); }
+DEV void mma16(FragC& c, const FragA& a, const FragB& b DEV_SITE) {
+    emu::tile_product<Frag, 16, 16, 16>(c.x, a.x, b.x DEV_AT);
+}
 #endif
 
 // Fragments from shared memory. `tile` points at the tile's first element, `stride` is in elements; rows are

@@ -53,23 +53,23 @@ DEV void mfma_32x32x16(f32x16& c, const bf16x8& a, const bf16x8& b) {
 }
 #  endif
 #else
-DEV void mfma_32x32x8(f32x16& c, const bf16x4& a, const bf16x4& b) {
-    emu::tile_product<Mfma32x32x8, 32, 32, 8>(c.v, a.v, b.v);
+DEV void mfma_32x32x8(f32x16& c, const bf16x4& a, const bf16x4& b DEV_SITE) {
+    emu::tile_product<Mfma32x32x8, 32, 32, 8>(c.v, a.v, b.v DEV_AT);
 }
 #  if DEV_GFX >= 0x942
-DEV void mfma_16x16x32(f32x4& c, const fp8x8& a, const fp8x8& b) {
-    emu::tile_product<Mfma16x16x32, 16, 16, 32>(c.v, a.v, b.v);
+DEV void mfma_16x16x32(f32x4& c, const fp8x8& a, const fp8x8& b DEV_SITE) {
+    emu::tile_product<Mfma16x16x32, 16, 16, 32>(c.v, a.v, b.v DEV_AT);
 }
-DEV void mfma_32x32x16(f32x16& c, const fp8x8& a, const fp8x8& b) {
-    emu::tile_product<Mfma32x32x16, 32, 32, 16>(c.v, a.v, b.v);
+DEV void mfma_32x32x16(f32x16& c, const fp8x8& a, const fp8x8& b DEV_SITE) {
+    emu::tile_product<Mfma32x32x16, 32, 32, 16>(c.v, a.v, b.v DEV_AT);
 }
 #  endif
 #  if DEV_GFX >= 0x950
-DEV void mfma_16x16x32(f32x4& c, const bf16x8& a, const bf16x8& b) {
-    emu::tile_product<Mfma16x16x32, 16, 16, 32>(c.v, a.v, b.v);
+DEV void mfma_16x16x32(f32x4& c, const bf16x8& a, const bf16x8& b DEV_SITE) {
+    emu::tile_product<Mfma16x16x32, 16, 16, 32>(c.v, a.v, b.v DEV_AT);
 }
-DEV void mfma_32x32x16(f32x16& c, const bf16x8& a, const bf16x8& b) {
-    emu::tile_product<Mfma32x32x16, 32, 32, 16>(c.v, a.v, b.v);
+DEV void mfma_32x32x16(f32x16& c, const bf16x8& a, const bf16x8& b DEV_SITE) {
+    emu::tile_product<Mfma32x32x16, 32, 32, 16>(c.v, a.v, b.v DEV_AT);
 }
 #  endif
 #endif

@@ -4,6 +4,8 @@
 #define DEV static __device__ __forceinline__
 #define KERNEL(max_threads) extern "C" __global__ __launch_bounds__(max_threads) void
 #define EXPORT(name)
+#define DEV_SITE  // where a collective is called; the emulator holds lanes to it
+#define DEV_AT
 #define SHARED(T, name, count) __shared__ T name[count]
 #define DYN_SHARED(T, name)                          \
     extern __shared__ __align__(128) u8 dev_dynamic[]; \

@@ -1,0 +1,273 @@
+#include "block.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace emu {
+
+__thread Lane* self;
+
+static Thread& running() { return *static_cast<Thread*>(self); }
+void meet_wave(u32 site, Combine combine, Exchange& e) { running().block->meet_wave(site, combine, e); }
+void meet_block() { running().block->meet_block(); }
+void pause() { running().block->pause(); }
+void* shared_array(const void* key, size_t bytes) { return running().block->shared_array(key, bytes); }
+void broken(const char* rule) { running().block->broken(rule); }
+
+Block::~Block() {
+    for (Thread& t : threads)
+        if (t.fiber.stack) fiber_close(t.fiber);
+    for (Array& a : arrays) free(a.data);
+}
+
+u64 Block::random() {
+    rng ^= rng << 13;
+    rng ^= rng >> 7;
+    rng ^= rng << 17;
+    return rng;
+}
+
+void Block::begin(const Grid& g, u64 index) {
+    grid = g;
+    const Dim& size = g.launch->grid;
+    bid = {(u32)(index % size.x), (u32)(index / size.x % size.y), (u32)(index / size.x / size.y)};
+    order = (Order)(g.seed % 4);
+    rng = (g.seed * 0x9e3779b97f4a7c15u + index * 0xd1342543de82ef95u) | 1;
+    turn = 0;
+    failure.clear();
+    count = g.launch->threads;
+    wave_count = (count + g.wave - 1) / g.wave;
+    if (threads.size() < count) threads.resize(count);
+    while (waves.size() < wave_count) waves.push_back(std::make_unique<WaveRun>());
+    for (Array& a : arrays) a.fresh = true;
+    // Exactly as many bytes as were asked for, so that AddressSanitizer sees the first one too many.
+    if (dynamic_bytes != g.launch->shared_bytes || !dynamic) {
+        dynamic_bytes = g.launch->shared_bytes;
+        dynamic.reset(new u8[dynamic_bytes]);
+    }
+    memset(dynamic.get(), 0xff, dynamic_bytes);
+    for (u32 w = 0; w < wave_count; ++w) {
+        WaveRun& wave = *waves[w];
+        wave.first = w * g.wave;
+        wave.lanes = std::min(g.wave, count - wave.first);
+        wave.arrived = 0;
+        if (wave.lanes < g.wave) memset((void*)wave.exchange, 0xff, sizeof wave.exchange);
+        arrange(wave);
+    }
+    for (u32 i = 0; i < count; ++i) {
+        Thread& t = threads[i];
+        t.tid = i;
+        t.lane = i % g.wave;
+        t.turn = 0;
+        t.wave = waves[i / g.wave].get();
+        t.bid = &bid;
+        t.grid = &grid.launch->grid;
+        t.bdim = count;
+        t.dynamic = dynamic.get();
+        t.block = this;
+        t.state = State::READY;
+        t.started = false;
+    }
+}
+
+// The order in which the lanes of a wave run until its next collective.
+void Block::arrange(WaveRun& w) {
+    w.position = 0;
+    const bool back = order == Order::LAST_AHEAD;
+    for (u32 i = 0; i < w.lanes; ++i) w.order[i] = (u8)(back ? w.lanes - 1 - i : i);
+    if (order != Order::RANDOM && grid.seed < 4) return;
+    for (u32 i = w.lanes - 1; i > 0; --i) std::swap(w.order[i], w.order[random() % (i + 1)]);
+}
+
+Thread* Block::next_ready(WaveRun& w, u32 from) {
+    for (u32 i = from; i < w.lanes; ++i) {
+        Thread& t = threads[w.first + w.order[i]];
+        if (t.state != State::READY) continue;
+        w.position = i;
+        return &t;
+    }
+    return nullptr;
+}
+
+static void enter_thread() {
+    fiber_entered();
+    running().block->thread_main();
+}
+
+// Goes on in `next`, or in run() if there is none.
+void Block::leave(Thread& me, Thread* next, bool ends) {
+    if (next == nullptr) {
+        fiber_switch(me.fiber, host, ends);
+        return;
+    }
+    if (!next->started) {
+        next->started = true;
+        if (!next->fiber.stack) fiber_open(next->fiber);
+        fiber_arm(next->fiber, next->tid, enter_thread);
+    }
+    self = next;
+    fiber_switch(me.fiber, next->fiber, ends);
+}
+
+void Block::thread_main() {
+    for (;;) {
+        Thread& me = current();
+        acquired(&grid);
+        grid.entry(grid.args);
+        released(&grid);
+        me.state = State::DONE;
+        WaveRun& w = wave_of(me);
+        Thread* next = next_ready(w, w.position + 1);
+        if (next == nullptr || next->started || races_watched()) leave(me, next, true);
+        // The next thread begins on this stack: one that meets nobody costs no switch.
+        std::swap(me.fiber, next->fiber);
+        next->started = true;
+        self = next;
+    }
+}
+
+void Block::meet_wave(u32 site, Combine combine, Exchange& e) {
+    Thread& me = current();
+    WaveRun& w = wave_of(me);
+    if (w.arrived == 0) w.site = site;
+    if (w.site != site) broken("lanes of one wave are at different collectives");
+    released(&w);
+    if (++w.arrived < w.lanes) {
+        me.state = State::AT_WAVE;
+        leave(me, next_ready(w, w.position + 1), false);
+        acquired(&w);
+        return;
+    }
+    acquired(&w);
+    if (combine) combine(e);
+    released(&w);
+    w.arrived = 0;
+    for (u32 i = 0; i < w.lanes; ++i) threads[w.first + i].state = State::READY;
+    arrange(w);
+    const bool others = wave_count > 1 && (order == Order::TURNS || order == Order::RANDOM);
+    Thread* next = others ? nullptr : next_ready(w, 0);
+    if (next != &me) leave(me, next, false);
+    acquired(&w);
+}
+
+void Block::meet_block() {
+    Thread& me = current();
+    WaveRun& w = wave_of(me);
+    me.state = State::AT_BLOCK;
+    released(this);
+    leave(me, next_ready(w, w.position + 1), false);
+    acquired(this);
+}
+
+void Block::pause() {
+    Thread& me = current();
+    WaveRun& w = wave_of(me);
+    me.state = State::PAUSED;
+    leave(me, next_ready(w, w.position + 1), false);
+}
+
+void* Block::shared_array(const void* key, size_t bytes) {
+    Array* found = nullptr;
+    for (Array& a : arrays)
+        if (a.key == key && a.bytes == bytes) found = &a;
+    if (!found) {
+        arrays.push_back({key, bytes, (u8*)aligned_alloc(64, (bytes + 63) / 64 * 64), true});
+        found = &arrays.back();
+    }
+    if (found->fresh) memset(found->data, 0xff, bytes);
+    found->fresh = false;
+    return found->data;
+}
+
+void Block::report(const char* rule, u32 thread) {
+    char text[400];
+    snprintf(text, sizeof text, "kernel %s, block (%u,%u,%u), thread %u of %u: %s", grid.name, bid.x, bid.y, bid.z,
+             thread, count, rule);
+    failure = text;
+}
+
+void Block::broken(const char* rule) {
+    Thread& me = current();
+    report(rule, me.tid);
+    leave(me, nullptr, true);
+    abort();
+}
+
+bool Block::has(const WaveRun& w, State state) const {
+    for (u32 i = 0; i < w.lanes; ++i)
+        if (threads[w.first + i].state == state) return true;
+    return false;
+}
+
+WaveRun* Block::pick() {
+    const u32 n = wave_count;
+    u32 from = order == Order::TURNS ? turn++ : order == Order::RANDOM ? (u32)(random() % n) : 0;
+    for (u32 i = 0; i < n; ++i) {
+        const u32 w = order == Order::LAST_AHEAD ? n - 1 - i : (from + i) % n;
+        if (has(*waves[w], State::READY)) return waves[w].get();
+    }
+    return nullptr;
+}
+
+void Block::run_wave(WaveRun& w) {
+    Thread* first = next_ready(w, 0);
+    if (!first->started) {
+        first->started = true;
+        if (!first->fiber.stack) fiber_open(first->fiber);
+        fiber_arm(first->fiber, first->tid, enter_thread);
+    }
+    self = first;
+    fiber_switch(host, first->fiber, false);
+    if (!failure.empty() || w.arrived == 0 || has(w, State::READY) || has(w, State::PAUSED)) return;
+    u32 waiting = w.first;
+    while (threads[waiting].state != State::AT_WAVE) ++waiting;
+    report(has(w, State::DONE) ? "wave collective after lanes of the wave returned"
+                               : "wave collective while lanes of the wave wait at a block barrier", waiting);
+}
+
+// All threads are at the barrier or done. Returns false if all are done.
+bool Block::release_barrier() {
+    u32 at = 0, last = 0;
+    for (u32 i = 0; i < count; ++i)
+        if (threads[i].state == State::AT_BLOCK) { ++at; last = i; }
+    if (at == 0) return false;
+    if (at < count) {
+        report("block barrier after threads of the block returned", last);
+        return true;
+    }
+    for (u32 i = 0; i < count; ++i) threads[i].state = State::READY;
+    for (u32 w = 0; w < wave_count; ++w) arrange(*waves[w]);
+    return true;
+}
+
+// Makes the threads that paused run again; false if there are none.
+bool Block::wake() {
+    bool any = false;
+    for (u32 i = 0; i < count; ++i) {
+        if (threads[i].state != State::PAUSED) continue;
+        threads[i].state = State::READY;
+        any = true;
+    }
+    return any;
+}
+
+Outcome Block::run() {
+    fiber_host(host);
+    released(&grid);
+    u32 rounds = 0;
+    for (;;) {
+        if (WaveRun* w = pick()) {
+            run_wave(*w);
+        } else if (bool paused = wake(); paused && ++rounds > 4) {
+            return Outcome::WAITING;  // The other waves of this block had their chance; now the other blocks.
+        } else if (!paused && !release_barrier()) {
+            break;
+        }
+        if (!failure.empty()) return Outcome::BROKEN;
+    }
+    acquired(&grid);
+    return Outcome::FINISHED;
+}
+
+}  // namespace emu

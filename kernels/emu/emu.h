@@ -1,0 +1,174 @@
+// emu.h - the language of dev.h on the CPU. One fiber runs per GPU thread; the lanes of a wave meet only at
+// collectives and the waves of a block only at barriers, as on hardware. Contract: kernels/csrc/dev.h.
+#pragma once
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "lane.h"
+
+#ifndef WAVE
+#  define WAVE 64
+#endif
+#define DEV static inline
+// The line that calls a collective, as its last parameter and argument: lanes must come from the same one.
+#define DEV_SITE , u32 site = __builtin_LINE()
+#define DEV_AT , site
+
+namespace emu {
+
+// Adds (or takes the maximum of) 32-bit values over aligned groups of lanes, as the tree that butterflies make.
+template <class Op, u32 GROUP, class T> T reduce(T v, u32 site) {
+    static_assert(sizeof(T) == 4, "32-bit values only");
+    const u32 lane = self->lane;
+    u32 bits;
+    memcpy(&bits, &v, 4);
+    exchange().word[lane] = bits;
+    Exchange& e = meet(site, [](Exchange& all) {
+        T values[WAVE];
+        for (u32 i = 0; i < WAVE; ++i) {
+            const u32 word = (u32)all.word[i];
+            memcpy(values + i, &word, 4);
+        }
+        for (u32 width = 1; width < GROUP; width *= 2)
+            for (u32 i = 0; i < WAVE; i += 2 * width) values[i] = Op::of(values[i], values[i + width]);
+        for (u32 i = 0; i < WAVE; ++i) {
+            u32 word;
+            memcpy(&word, values + i / GROUP * GROUP, 4);
+            all.word[i] = word;
+        }
+    });
+    bits = (u32)e.word[lane];
+    memcpy(&v, &bits, 4);
+    return v;
+}
+
+// C[M][N] += A[M][K] * B[K][N]; Layout says which elements this lane holds. Sums run over ascending k in f32.
+template <class Layout, u32 M, u32 N, u32 K, class T> void tile_product(float* c, const T* a, const T* b, u32 site) {
+    if (self->wave->lanes != WAVE) broken("matrix product by an incomplete wave");
+    Exchange& mine = exchange();
+    for (u32 i = 0; i < Layout::NA; ++i) mine.a[Layout::a_row(i) * K + Layout::a_k(i)] = f32(a[i]);
+    for (u32 i = 0; i < Layout::NB; ++i) mine.b[Layout::b_k(i) * N + Layout::b_col(i)] = f32(b[i]);
+    for (u32 i = 0; i < Layout::NC; ++i) mine.c[Layout::c_row(i) * N + Layout::c_col(i)] = c[i];
+    Exchange& e = meet(site, [](Exchange& all) {
+        for (u32 row = 0; row < M; ++row)
+            for (u32 k = 0; k < K; ++k)
+                for (u32 col = 0; col < N; ++col) all.c[row * N + col] += all.a[row * K + k] * all.b[k * N + col];
+    });
+    for (u32 i = 0; i < Layout::NC; ++i) c[i] = e.c[Layout::c_row(i) * N + Layout::c_col(i)];
+}
+
+template <u32 ID> struct Index {};
+
+template <class... A, size_t... I> void call(void (*kernel)(A...), void** args, std::index_sequence<I...>) {
+    kernel(*(A*)args[I]...);
+}
+template <class... A> bool launch(void (*kernel)(A...), const Launch& l, u32 max_threads, const char* name) {
+    static_assert(sizeof...(A) <= 64, "too many arguments");
+    if (l.sizes) {
+        u32 count = 0;
+        ((l.sizes->bytes[count++] = sizeof(A)), ...);
+        l.sizes->count = count;
+        l.sizes->max_threads = max_threads;
+        return true;
+    }
+    struct Call { void (*kernel)(A...); void** args; } c{kernel, l.args};
+    const auto entry = [](void* p) {
+        const Call* c = (const Call*)p;
+        call(c->kernel, c->args, std::index_sequence_for<A...>{});
+    };
+    return run(l, WAVE, entry, &c, name);
+}
+
+template <class T, u32 COUNT, class Site> T (&shared(Site))[COUNT] {
+    static const char key = 0;  // Its address is the array's name; `Site` makes one per declaration.
+    return *(T(*)[COUNT])shared_array(&key, sizeof(T) * COUNT);
+}
+
+}  // namespace emu
+
+// The bound goes to EXPORT by way of the counter, which is why EXPORT follows its KERNEL.
+#define KERNEL(max_threads) \
+    static constexpr u32 emu_max_threads(emu::Index<__COUNTER__>) { return max_threads; } \
+    static void
+#define EXPORT(name)                                                                            \
+    extern "C" __attribute__((visibility("default"))) bool emu_kernel_##name(const emu::Launch* l) {                                   \
+        return emu::launch(name, *l, emu_max_threads(emu::Index<__COUNTER__ - 1>{}), #name);     \
+    }
+#define SHARED(T, name, count) auto& name = emu::shared<T, (count)>([] {})
+#define DYN_SHARED(T, name) T* name = (T*)emu::self->dynamic
+
+DEV u32 tid() { return emu::self->tid; }
+DEV u32 bdim() { return emu::self->bdim; }
+DEV u32 lane() { return emu::self->lane; }
+DEV u32 wave() { return emu::self->tid / WAVE; }
+DEV u32 bid_x() { return emu::self->bid->x; }
+DEV u32 bid_y() { return emu::self->bid->y; }
+DEV u32 bid_z() { return emu::self->bid->z; }
+DEV u32 gdim_x() { return emu::self->grid->x; }
+DEV u32 gdim_y() { return emu::self->grid->y; }
+DEV u32 gdim_z() { return emu::self->grid->z; }
+
+DEV void sync() { emu::meet_block(); }
+DEV void wave_sync(u32 site = __builtin_LINE()) { emu::meet(site, nullptr); }
+DEV u32 shfl_u32(u32 v, u32 from DEV_SITE) {
+    emu::exchange().word[lane()] = v;
+    return (u32)emu::meet(site, nullptr).word[from % WAVE];
+}
+DEV u64 wave_ballot(bool p DEV_SITE) {
+    emu::exchange().word[lane()] = p;
+    const emu::Exchange& e = emu::meet(site, nullptr);
+    u64 mask = 0;
+    for (u32 i = 0; i < emu::self->wave->lanes; ++i) mask |= (e.word[i] & 1) << i;
+    return mask;
+}
+
+DEV float as_f32(u32 v) { float f; memcpy(&f, &v, 4); return f; }
+DEV u32 as_u32(float f) { u32 v; memcpy(&v, &f, 4); return v; }
+DEV float exp2_(float x) { return exp2f(x); }
+DEV float log2_(float x) { return log2f(x); }
+DEV float sqrt_(float x) { return sqrtf(x); }
+DEV float rsqrt_(float x) { return 1.f / sqrtf(x); }
+DEV float rcp_(float x) { return 1.f / x; }
+DEV float fma_(float a, float b, float c) { return fmaf(a, b, c); }
+DEV float fmax_(float a, float b) { return fmaxf(a, b); }
+DEV float fmin_(float a, float b) { return fminf(a, b); }
+DEV float fabs_(float a) { return fabsf(a); }
+DEV u16 bf16_bits(float f) {
+    const u32 u = as_u32(f);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return (u16)(u >> 16 | 64);
+    return (u16)((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
+}
+
+DEV u32 atomic_add(u32* p, u32 v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+DEV u32 atomic_cas(u32* p, u32 expected, u32 wanted) {
+    __atomic_compare_exchange_n(p, &expected, wanted, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    return expected;
+}
+DEV u32 atomic_max(u32* p, u32 v) {
+    u32 old = __atomic_load_n(p, __ATOMIC_RELAXED);
+    while (old < v && !__atomic_compare_exchange_n(p, &old, v, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+    return old;
+}
+DEV float atomic_add(float* p, float v) {
+    u32 old = __atomic_load_n((u32*)p, __ATOMIC_RELAXED);
+    while (!__atomic_compare_exchange_n((u32*)p, &old, as_u32(as_f32(old) + v), false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+    return as_f32(old);
+}
+DEV u32 atomic_add_acq_rel(u32* p, u32 v) { return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }
+DEV u32 load_acquire(const u32* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+DEV void store_release(u32* p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+DEV void fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+DEV void pause() { emu::pause(); }
+
+template <class V> DEV V load_const(const V* p) { return *p; }
+template <class V> DEV V load_stream(const V* p) { return *p; }
+template <class V> DEV void store_stream(V* p, const V& v) { *p = v; }
+DEV void copy16(void* shared, const void* global) { memcpy(shared, global, 16); }
+DEV void copy16_or_zero(void* shared, const void* global, bool present) {
+    if (present) memcpy(shared, global, 16); else memset(shared, 0, 16);
+}
+DEV void copy_commit() {}
+template <u32 N> DEV void copy_wait() {}
+DEV void grid_wait() {}
+DEV void grid_release() {}

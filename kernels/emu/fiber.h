@@ -1,0 +1,36 @@
+// fiber.h - stacks and switches between them, known to AddressSanitizer and ThreadSanitizer when those are in the process.
+#pragma once
+#include <cstddef>
+
+namespace emu {
+
+struct Fiber {
+    void* saved = nullptr;      // stack pointer while it does not run
+    char* stack = nullptr;      // lowest address; null: the host thread's own
+    size_t stack_bytes = 0;
+    void* shadow = nullptr;     // AddressSanitizer's fake stack
+    void* tsan = nullptr;       // ThreadSanitizer's fiber
+};
+
+enum : size_t { STACK_BYTES = 128 << 10 };
+
+// Takes a stack from those at rest, or maps one with a guard page below it.
+void fiber_open(Fiber& f);
+// Gives it back. The fiber must not be the running one.
+void fiber_close(Fiber& f);
+// Makes the fiber begin in `entry` at its next switch. Entry never returns. Neighbours differ in `colour`.
+void fiber_arm(Fiber& f, unsigned colour, void (*entry)());
+// Leaves `from` and goes on in `to`. `ends`: nobody comes back to `from`.
+void fiber_switch(Fiber& from, Fiber& to, bool ends);
+// First call in a fiber's entry.
+void fiber_entered();
+// The fiber of the host thread, before it switches for the first time.
+void fiber_host(Fiber& f);
+
+// Memory that one thread wrote before released(o) is seen by another after acquired(o); for ThreadSanitizer.
+void acquired(void* order);
+void released(void* order);
+// Whether ThreadSanitizer is in the process.
+bool races_watched();
+
+}  // namespace emu

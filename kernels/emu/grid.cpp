@@ -1,0 +1,104 @@
+// grid.cpp - runs the blocks of a launch, on several host threads if there are many.
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "block.h"
+#include "settings.h"
+
+namespace emu {
+
+using Clock = std::chrono::steady_clock;
+
+// A launch whose threads all wait, and nothing finishes for so long, waits for what never happens.
+static const auto PATIENCE = std::chrono::seconds(10);
+
+// Below so many threads a second host thread costs more than it brings.
+static const u64 THREADS_WORTH_SHARING = 4096;
+
+static std::mutex lock;
+static std::vector<std::unique_ptr<Block>> at_rest;
+static std::string failure;
+
+const char* last_failure() { return failure.c_str(); }
+
+namespace {
+
+struct Run {
+    Grid grid;
+    u64 blocks;
+    std::atomic<u64> next{0};
+    std::atomic<bool> broken{false};
+    std::atomic<Clock::rep> progress{Clock::now().time_since_epoch().count()};
+
+    std::unique_ptr<Block> take() {
+        std::lock_guard<std::mutex> guard(lock);
+        if (at_rest.empty()) return std::make_unique<Block>();
+        auto block = std::move(at_rest.back());
+        at_rest.pop_back();
+        return block;
+    }
+    void put(std::unique_ptr<Block> block) {
+        progress = Clock::now().time_since_epoch().count();
+        std::lock_guard<std::mutex> guard(lock);
+        at_rest.push_back(std::move(block));
+    }
+    void fail(const std::string& text) {
+        if (broken.exchange(true)) return;
+        fprintf(stderr, "hipemu: %s\n", text.c_str());
+        std::lock_guard<std::mutex> guard(lock);
+        failure = text;
+    }
+    bool patient() const {
+        return Clock::now().time_since_epoch() - Clock::duration(progress.load()) < PATIENCE;
+    }
+
+    // Runs `block` on; keeps it in `waiting` if it waits for others.
+    void go_on(std::unique_ptr<Block> block, std::deque<std::unique_ptr<Block>>& waiting) {
+        switch (block->run()) {
+            case Outcome::FINISHED: put(std::move(block)); break;
+            case Outcome::WAITING: waiting.push_back(std::move(block)); break;
+            case Outcome::BROKEN: fail(block->failure); break;
+        }
+    }
+
+    void work() {
+        std::deque<std::unique_ptr<Block>> waiting;
+        while (!broken) {
+            const u64 index = next++;
+            if (index < blocks) {
+                auto block = take();
+                block->begin(grid, index);
+                go_on(std::move(block), waiting);
+            } else if (!waiting.empty()) {
+                auto block = std::move(waiting.front());
+                waiting.pop_front();
+                go_on(std::move(block), waiting);
+                if (!patient()) fail(std::string("kernel ") + grid.name + ": waits for what no thread does");
+                std::this_thread::yield();
+            } else {
+                break;
+            }
+        }
+    }
+};
+
+}  // namespace
+
+bool run(const Launch& launch, u32 wave, void (*entry)(void*), void* args, const char* name) {
+    Run run;
+    run.grid = {&launch, wave, entry, args, name, settings().seed};
+    run.blocks = (u64)launch.grid.x * launch.grid.y * launch.grid.z;
+    u64 helpers = run.blocks * launch.threads < THREADS_WORTH_SHARING ? 1 : settings().threads;
+    if (races_watched()) helpers = 1;  // Blocks are ordered by the host thread; races inside them are looked for.
+    std::vector<std::thread> others;
+    for (u64 i = 1; i < std::min(helpers, run.blocks); ++i) others.emplace_back([&run] { run.work(); });
+    run.work();
+    for (std::thread& t : others) t.join();
+    return !run.broken;
+}
+
+}  // namespace emu

@@ -1,0 +1,79 @@
+// hip_graph.cpp - capture, instantiation, replay.
+#include <algorithm>
+
+#include "hip.h"
+
+using namespace emu;
+
+namespace emu {
+
+int refuse_while_capturing() {
+    const auto me = std::this_thread::get_id();
+    for (Capture* c : device().captures) {
+        if (c->mode == 2 || (c->mode == 1 && c->thread != me)) continue;
+        c->invalid = true;
+        return CAPTURE_UNSUPPORTED;
+    }
+    return OK;
+}
+
+}  // namespace emu
+
+HIP int hipStreamBeginCapture(Stream* s, int mode) {
+    Device& d = device();
+    Guard guard(d.lock);
+    if (!s || s->capture || mode < 0 || mode > 2) return s && s->capture ? INVALID_VALUE : CAPTURE_UNSUPPORTED;
+    auto* c = new Capture{new Graph, s, std::this_thread::get_id(), mode, false, {}, {}};
+    d.captures.insert(c);
+    s->capture = c;
+    return OK;
+}
+
+HIP int hipStreamEndCapture(Stream* s, Graph** out) {
+    Device& d = device();
+    Guard guard(d.lock);
+    *out = nullptr;
+    if (!s || !s->capture || s->capture->origin != s) return CAPTURE_UNMATCHED;
+    Capture* c = s->capture;
+    if (c->mode != 2 && c->thread != std::this_thread::get_id()) return CAPTURE_WRONG_THREAD;
+    int code = c->invalid ? CAPTURE_INVALIDATED : !c->loose.empty() ? CAPTURE_UNJOINED : OK;
+    s->capture = nullptr;
+    for (Stream* joined : c->joined) joined->capture = nullptr;
+    d.captures.erase(c);
+    if (code == OK) *out = c->graph; else delete c->graph;
+    delete c;
+    return code;
+}
+
+// 0 none, 1 under way, 2 spoilt.
+HIP int hipStreamIsCapturing(Stream* s, int* status) {
+    Guard guard(device().lock);
+    *status = !s || !s->capture ? 0 : s->capture->invalid ? 2 : 1;
+    return OK;
+}
+
+HIP int hipGraphInstantiateWithFlags(Graph** out, Graph* graph, u64) {
+    if (!graph) return INVALID_VALUE;
+    *out = new Graph(*graph);
+    return OK;
+}
+
+HIP int hipGraphLaunch(Graph* executable, Stream* s) {
+    Guard guard(device().lock);
+    if (!executable) return INVALID_VALUE;
+    auto work = std::make_shared<std::vector<Work>>(executable->work);
+    return put(s, [work] {
+        for (Work& w : *work)
+            if (!device().lost) w();
+    });
+}
+
+HIP int hipGraphDestroy(Graph* graph) {
+    delete graph;
+    return OK;
+}
+
+HIP int hipGraphExecDestroy(Graph* executable) {
+    delete executable;
+    return OK;
+}

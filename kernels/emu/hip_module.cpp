@@ -1,0 +1,148 @@
+// hip_module.cpp - modules are shared objects of the host; their kernels' entry points are named emu_kernel_*.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <dlfcn.h>
+#include <elf.h>
+#include <unistd.h>
+
+#include "hip.h"
+#include "settings.h"
+
+using namespace emu;
+
+namespace emu {
+
+struct Module {
+    void* library;
+    std::string file;
+    std::vector<std::unique_ptr<struct Function>> functions;
+};
+
+struct Function {
+    bool (*entry)(const Launch*);
+    Launch::Sizes sizes;
+};
+
+// Bytes of a shared object, which the caller does not tell; 0 if it is none.
+static size_t image_bytes(const u8* image) {
+    if (!image || memcmp(image, ELFMAG, SELFMAG) != 0 || image[EI_CLASS] != ELFCLASS64) return 0;
+    Elf64_Ehdr head;
+    memcpy(&head, image, sizeof head);
+    if (head.e_type != ET_DYN) return 0;
+    size_t end = head.e_shoff + (size_t)head.e_shnum * head.e_shentsize;
+    for (unsigned i = 0; i < head.e_phnum; ++i) {
+        Elf64_Phdr segment;
+        memcpy(&segment, image + head.e_phoff + (size_t)i * head.e_phentsize, sizeof segment);
+        end = std::max(end, (size_t)(segment.p_offset + segment.p_filesz));
+    }
+    return end;
+}
+
+static bool write_file(const u8* image, size_t bytes, std::string& path) {
+    const char* folder = getenv("TMPDIR");
+    path = std::string(folder && *folder ? folder : "/tmp") + "/hipemu-XXXXXX";
+    const int file = mkstemp(path.data());
+    if (file < 0) return false;
+    bool good = true;
+    for (size_t at = 0; at < bytes && good;) {
+        const ssize_t n = write(file, image + at, bytes - at);
+        good = n > 0;
+        at += good ? (size_t)n : 0;
+    }
+    close(file);
+    return good;
+}
+
+// Captured launches own their arguments: the caller's are gone when the graph is replayed.
+struct Arguments {
+    std::vector<std::vector<u8>> bytes;
+    std::vector<void*> addresses;
+    Arguments(const Launch::Sizes& sizes, void** args) {
+        for (u32 i = 0; i < sizes.count; ++i) bytes.emplace_back((u8*)args[i], (u8*)args[i] + sizes.bytes[i]);
+        for (auto& b : bytes) addresses.push_back(b.data());
+    }
+};
+
+}  // namespace emu
+
+HIP int hipDeviceGetAttribute(int* value, int attribute, int device);
+
+HIP int hipModuleLoadData(Module** out, const void* image) {
+    Guard guard(device().lock);
+    *out = nullptr;
+    if (int code = refuse_while_capturing()) return code;
+    const size_t bytes = image_bytes((const u8*)image);
+    if (bytes == 0) return INVALID_IMAGE;
+    auto module = std::make_unique<Module>();
+    if (!write_file((const u8*)image, bytes, module->file)) return OUT_OF_MEMORY;
+    module->library = dlopen(module->file.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (!module->library) fprintf(stderr, "hipemu: %s\n", dlerror());
+    // A sanitizer reads the file when it has something to report.
+    if (!settings().keep && !settings().sanitize) unlink(module->file.c_str());
+    if (!module->library) return INVALID_IMAGE;
+    *out = module.release();
+    return OK;
+}
+
+HIP int hipModuleUnload(Module* module) {
+    Guard guard(device().lock);
+    if (!module) return INVALID_HANDLE;
+    drain_all();
+    dlclose(module->library);
+    delete module;
+    return OK;
+}
+
+HIP int hipModuleGetFunction(Function** out, Module* module, const char* name) {
+    Guard guard(device().lock);
+    *out = nullptr;
+    if (!module || !name) return INVALID_HANDLE;
+    void* symbol = dlsym(module->library, (std::string("emu_kernel_") + name).c_str());
+    if (!symbol) return NOT_FOUND;
+    auto function = std::make_unique<Function>();
+    function->entry = (bool (*)(const Launch*))symbol;
+    Launch ask{};
+    ask.sizes = &function->sizes;
+    function->entry(&ask);
+    *out = function.get();
+    module->functions.push_back(std::move(function));
+    return OK;
+}
+
+// 0 threads of a block, 3 spilled bytes: none on a CPU. The rest is not known.
+HIP int hipFuncGetAttribute(int* value, int attribute, Function* function) {
+    if (!function) return INVALID_HANDLE;
+    *value = attribute == 0 ? (int)function->sizes.max_threads : 0;
+    return attribute == 0 || attribute == 3 ? OK : NOT_SUPPORTED;
+}
+
+// An emulated multiprocessor runs one block at a time.
+HIP int hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function* function, int threads, size_t) {
+    if (!function) return INVALID_HANDLE;
+    *blocks = threads <= (int)function->sizes.max_threads ? 1 : 0;
+    return OK;
+}
+
+HIP int hipModuleLaunchKernel(Function* f, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 bz, u32 shared_bytes,
+                              Stream* s, void** args, void**) {
+    Guard guard(device().lock);
+    if (!f || (!args && f->sizes.count)) return INVALID_HANDLE;
+    if (!gx || !gy || !gz || !bx || by != 1 || bz != 1 || gy > 65535 || gz > 65535) return INVALID_CONFIGURATION;
+    int limit = 0;
+    hipDeviceGetAttribute(&limit, 74, 0);
+    if (bx > f->sizes.max_threads || shared_bytes > (u32)limit) return INVALID_CONFIGURATION;
+    auto owned = std::make_shared<Arguments>(f->sizes, args);
+    const Launch launch{{gx, gy, gz}, bx, shared_bytes, nullptr, nullptr};
+    return put(s, [=] {
+        Launch l = launch;
+        l.args = owned->addresses.data();
+        if (!f->entry(&l)) device().lost = LAUNCH_FAILURE;
+    });
+}
+
+HIP int hipModuleLaunchCooperativeKernel(Function* f, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 bz,
+                                         u32 shared_bytes, Stream* s, void** args) {
+    return hipModuleLaunchKernel(f, gx, gy, gz, bx, by, bz, shared_bytes, s, args, nullptr);
+}

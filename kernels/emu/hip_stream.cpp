@@ -1,0 +1,169 @@
+// hip_stream.cpp - streams and events.
+#include <chrono>
+
+#include "hip.h"
+#include "settings.h"
+
+using namespace emu;
+
+namespace emu {
+
+static Stream& default_stream() {
+    static Stream* s = new Stream;
+    return *s;
+}
+
+int put(Stream* s, Work work) {
+    Device& d = device();
+    if (d.lost) return d.lost;
+    if (!s) s = &default_stream();
+    if (Capture* c = s->capture) {
+        if (c->invalid) return CAPTURE_INVALIDATED;
+        c->graph->work.push_back(std::move(work));
+        if (s != c->origin) c->loose.insert(s);
+        return OK;
+    }
+    s->queue.push_back(std::move(work));
+    if (!settings().lazy) drain(s);
+    return d.lost;
+}
+
+void drain(Stream* s, const Mark* until) {
+    if (!s) s = &default_stream();
+    while (!s->queue.empty() && !(until && until->passed)) {
+        Work work = std::move(s->queue.front());
+        s->queue.pop_front();
+        if (!device().lost) work();
+    }
+}
+
+void drain_all() {
+    drain(nullptr);
+    for (Stream* s : device().streams) drain(s);
+}
+
+static double now_ms() {
+    using namespace std::chrono;
+    return duration<double, std::milli>(steady_clock::now().time_since_epoch()).count();
+}
+
+// Waits for a recording, wherever it was made.
+static void wait_for(const std::shared_ptr<Mark>& mark) {
+    if (mark && !mark->passed) drain(mark->stream, mark.get());
+}
+
+}  // namespace emu
+
+HIP int hipStreamCreateWithFlags(Stream** out, unsigned) {
+    Guard guard(device().lock);
+    *out = new Stream;
+    device().streams.insert(*out);
+    return OK;
+}
+
+HIP int hipStreamDestroy(Stream* s) {
+    Guard guard(device().lock);
+    if (!device().streams.count(s)) return INVALID_HANDLE;
+    if (s->capture) return CAPTURE_UNSUPPORTED;
+    drain(s);
+    device().streams.erase(s);
+    delete s;
+    return OK;
+}
+
+HIP int hipStreamSynchronize(Stream* s) {
+    Guard guard(device().lock);
+    if (s && s->capture) {
+        s->capture->invalid = true;
+        return CAPTURE_UNSUPPORTED;
+    }
+    drain(s);
+    return device().lost;
+}
+
+HIP int hipStreamQuery(Stream* s) {
+    Guard guard(device().lock);
+    if (s && s->capture) {
+        s->capture->invalid = true;
+        return CAPTURE_UNSUPPORTED;
+    }
+    if (s && !s->queue.empty()) {
+        drain(s);  // Ready the next time.
+        return NOT_READY;
+    }
+    return device().lost;
+}
+
+HIP int hipStreamWaitEvent(Stream* s, Event* e, unsigned) {
+    Guard guard(device().lock);
+    if (!e) return INVALID_HANDLE;
+    if (Capture* c = e->capture) {
+        if (s && s->capture && s->capture != c) return CAPTURE_ISOLATION;
+        if (!s) return CAPTURE_UNSUPPORTED;
+        if (s == c->origin) {
+            c->loose.erase(e->mark->stream);
+        } else if (!s->capture) {
+            s->capture = c;
+            c->joined.insert(s);
+        }
+        return OK;
+    }
+    if (s && s->capture) {  // An event from outside the capture says nothing about its replays.
+        s->capture->invalid = true;
+        return CAPTURE_ISOLATION;
+    }
+    if (!e->mark) return OK;
+    return put(s, [mark = e->mark] { wait_for(mark); });
+}
+
+HIP int hipEventCreateWithFlags(Event** out, unsigned flags) {
+    *out = new Event{flags, nullptr};
+    return OK;
+}
+
+HIP int hipEventDestroy(Event* e) {
+    delete e;
+    return OK;
+}
+
+HIP int hipEventRecord(Event* e, Stream* s) {
+    Guard guard(device().lock);
+    if (!e) return INVALID_HANDLE;
+    e->capture = s ? s->capture : nullptr;
+    auto mark = std::make_shared<Mark>();
+    mark->stream = s;
+    e->mark = mark;
+    if (e->capture) return e->capture->invalid ? CAPTURE_INVALIDATED : OK;
+    return put(s, [mark] {
+        mark->time_ms = now_ms();
+        mark->passed = true;
+    });
+}
+
+HIP int hipEventQuery(Event* e) {
+    Guard guard(device().lock);
+    if (!e) return INVALID_HANDLE;
+    if (e->capture) return CAPTURE_UNSUPPORTED;
+    if (!e->mark || e->mark->passed) return device().lost;
+    wait_for(e->mark);  // Passed the next time.
+    return device().lost ? device().lost : (int)NOT_READY;
+}
+
+HIP int hipEventSynchronize(Event* e) {
+    Guard guard(device().lock);
+    if (!e) return INVALID_HANDLE;
+    if (e->capture) {
+        e->capture->invalid = true;
+        return CAPTURE_UNSUPPORTED;
+    }
+    wait_for(e->mark);
+    return device().lost;
+}
+
+HIP int hipEventElapsedTime(float* ms, Event* from, Event* to) {
+    Guard guard(device().lock);
+    if (!from || !to || !from->mark || !to->mark || ((from->flags | to->flags) & 2)) return INVALID_HANDLE;
+    if (!from->mark->passed || !to->mark->passed) return NOT_READY;
+    *ms = (float)(to->mark->time_ms - from->mark->time_ms);
+    return device().lost;
+}

@@ -1,0 +1,45 @@
+#include "settings.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <thread>
+
+namespace emu {
+
+static u64 number(const char* name, u64 otherwise) {
+    const char* text = getenv(name);
+    if (!text || !*text) return otherwise;
+    char* end;
+    u64 value = strtoull(text, &end, 0);
+    if (*end == 'K') value <<= 10;
+    if (*end == 'M') value <<= 20;
+    if (*end == 'G') value <<= 30;
+    return value;
+}
+
+static const char* text(const char* name, const char* otherwise) {
+    const char* value = getenv(name);
+    return value && *value ? value : otherwise;
+}
+
+static Settings read() {
+    Settings s;
+    s.seed = number("HIPEMU_SEED", 0);
+    s.threads = (u32)number("HIPEMU_THREADS", std::max(1u, std::thread::hardware_concurrency()));
+    s.wave = (u32)number("HIPEMU_WAVE", 64);
+    s.gfx = (u32)strtoul(text("HIPEMU_GFX", "0"), nullptr, 16);
+    s.devices = (u32)number("HIPEMU_DEVICES", 1);
+    s.memory_bytes = number("HIPEMU_MEMORY", 1ull << 30);
+    s.lazy = number("HIPEMU_LAZY", 0) != 0;
+    s.sanitize = text("HIPEMU_SANITIZE", nullptr);
+    s.compiler = text("HIPEMU_CXX", "c++");
+    s.keep = number("HIPEMU_KEEP", 0) != 0;
+    return s;
+}
+
+Settings& settings() {
+    static Settings s = read();
+    return s;
+}
+
+}  // namespace emu
