@@ -1,0 +1,89 @@
+//! The emulated GPU for tests: a module that any package's integration tests include by path.
+//! [`library`] builds `libhipemu.so` with the system's C++ compiler, once per state of its sources.
+
+#![allow(dead_code, unreachable_pub, reason = "each package uses its part of it")]
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output};
+
+/// File names and texts of the emulator.
+const SOURCES: &[(&str, &str)] = &[
+    ("block.cpp", include_str!("../../emu/block.cpp")),
+    ("fiber.cpp", include_str!("../../emu/fiber.cpp")),
+    ("grid.cpp", include_str!("../../emu/grid.cpp")),
+    ("hip_device.cpp", include_str!("../../emu/hip_device.cpp")),
+    ("hip_graph.cpp", include_str!("../../emu/hip_graph.cpp")),
+    ("hip_memory.cpp", include_str!("../../emu/hip_memory.cpp")),
+    ("hip_module.cpp", include_str!("../../emu/hip_module.cpp")),
+    ("hip_stream.cpp", include_str!("../../emu/hip_stream.cpp")),
+    ("hiprtc.cpp", include_str!("../../emu/hiprtc.cpp")),
+    ("settings.cpp", include_str!("../../emu/settings.cpp")),
+    ("block.h", include_str!("../../emu/block.h")),
+    ("emu.h", include_str!("../../emu/emu.h")),
+    ("fiber.h", include_str!("../../emu/fiber.h")),
+    ("hip.h", include_str!("../../emu/hip.h")),
+    ("lane.h", include_str!("../../emu/lane.h")),
+    ("settings.h", include_str!("../../emu/settings.h")),
+];
+
+const OPTIONS: &[&str] =
+    &["-std=c++17", "-O2", "-g1", "-fPIC", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden"];
+
+/// Path of `libhipemu.so`: driver and run-time compiler of an emulated GPU, in one file.
+///
+/// The environment of the process says what the GPU is like: see `kernels/emu/settings.h`.
+///
+/// # Panics
+/// If there is no C++ compiler or it refuses the sources; the message holds its output.
+pub fn library() -> PathBuf {
+    let compiler = OsString::from("c++");
+    let mut hasher = DefaultHasher::new();
+    (SOURCES, OPTIONS, &compiler).hash(&mut hasher);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("hipemu");
+    let home = folder.join(format!("{:016x}", hasher.finish()));
+    let library = home.join("libhipemu.so");
+    if library.exists() {
+        return library;
+    }
+    fs::create_dir_all(&home).expect("the target folder can be written to");
+    let lock = File::create(folder.join("lock")).expect("the target folder can be written to");
+    lock.lock().expect("the file system has locks"); // Released with the file.
+    if !library.exists() {
+        build(&compiler, &home, &library);
+    }
+    library
+}
+
+/// Compiles all sources side by side, links them, and only then gives the library its name.
+fn build(compiler: &OsString, home: &Path, library: &Path) {
+    for (name, text) in SOURCES {
+        fs::write(home.join(name), text).expect("the target folder can be written to");
+    }
+    let names = SOURCES.iter().map(|(name, _)| *name).filter(|name| !name.ends_with('h'));
+    let compiles: Vec<Child> = names.clone().map(|name| compile(compiler, home, name)).collect();
+    for child in compiles {
+        finish(child.wait_with_output());
+    }
+    let unfinished = home.join("unfinished.so");
+    let mut link = Command::new(compiler);
+    link.args(["-shared", "-Wl,-soname,libhipemu.so", "-Wl,-Bsymbolic", "-o"]).arg(&unfinished);
+    link.args(names.map(|name| home.join(name).with_extension("o"))).args(["-pthread", "-ldl"]);
+    finish(link.output());
+    fs::rename(&unfinished, library).expect("both are in one folder");
+}
+
+fn compile(compiler: &OsString, home: &Path, name: &str) -> Child {
+    let mut command = Command::new(compiler);
+    // Its headers become part of it, as text.
+    command.args(OPTIONS).arg(format!("-DEMU_FOLDER=\"{}\"", home.display()));
+    command.arg("-c").arg(home.join(name)).arg("-o").arg(home.join(name).with_extension("o"));
+    command.stderr(std::process::Stdio::piped()).spawn().expect("a C++ compiler is installed")
+}
+
+fn finish(output: std::io::Result<Output>) {
+    let output = output.expect("a C++ compiler is installed");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}

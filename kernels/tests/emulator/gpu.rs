@@ -1,0 +1,205 @@
+//! A small way to drive the emulator: memory, kernels from text, launches, through the tables the backend uses.
+
+use std::ffi::{CString, c_char, c_void};
+
+use hip_runtime_sys::{Api, Code, Driver, Ptr, Rtc, Search, code};
+use kernels::hip::HEADERS;
+
+use crate::emulated;
+
+/// The driver and the compiler, opened.
+pub(crate) struct Gpu {
+    pub(crate) driver: Driver,
+    rtc: Rtc,
+    pub(crate) stream: Ptr,
+    set_seed: extern "C" fn(u64),
+}
+
+/// Memory of the device; freed by [`Gpu::free`] or with the process.
+#[derive(Clone, Copy)]
+pub(crate) struct Memory {
+    pub(crate) at: Ptr,
+    pub(crate) bytes: usize,
+}
+
+/// One argument of a kernel.
+#[derive(Clone, Copy)]
+pub(crate) enum Arg {
+    At(Memory),
+    U32(u32),
+    F32(f32),
+}
+
+/// Blocks, threads of a block, dynamic shared bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape(pub(crate) u32, pub(crate) u32, pub(crate) u32);
+
+impl Gpu {
+    pub(crate) fn open() -> Self {
+        let library = emulated::library();
+        let driver = Driver::open(Api::Hip, &Search::named("driver", &library)).unwrap();
+        let rtc = Rtc::open(Api::Hip, &Search::named("run-time compiler", &library)).unwrap();
+        // SAFETY: the library is open already; the function has this type.
+        let set_seed = unsafe {
+            let library: &'static _ =
+                Box::leak(Box::new(libloading::Library::new(&library).unwrap()));
+            *library.get::<extern "C" fn(u64)>(b"hipemuSetSeed").unwrap()
+        };
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: a place to write to.
+        assert_eq!(unsafe { (driver.stream_create)(&raw mut stream, 1) }, code::SUCCESS);
+        Self { driver, rtc, stream, set_seed }
+    }
+
+    /// Order of lanes and waves from now on; see `Order` in `kernels/emu/block.h`.
+    pub(crate) fn seed(&self, seed: u64) {
+        (self.set_seed)(seed);
+    }
+
+    /// A source as a shared object, or the compiler's log. Headers are changed by `edit` first.
+    pub(crate) fn try_compile(
+        &self,
+        source: &str,
+        options: &[&str],
+        edit: impl Fn(&str, &str) -> String,
+    ) -> Result<Vec<u8>, String> {
+        let text = |t: &str| CString::new(t).unwrap();
+        let names: Vec<CString> = HEADERS.iter().map(|(name, _)| text(name)).collect();
+        let texts: Vec<CString> = HEADERS.iter().map(|(n, t)| text(&edit(n, t))).collect();
+        let options: Vec<CString> = options.iter().map(|o| text(o)).collect();
+        let at = |v: &[CString]| v.iter().map(|t| t.as_ptr()).collect::<Vec<*const c_char>>();
+        let (source, name) = (text(source), text("test/test.hip"));
+        let (names, texts, options) = (at(&names), at(&texts), at(&options));
+        let mut program = std::ptr::null_mut();
+        let count = names.len() as i32;
+        // SAFETY: terminated texts that live to the end of the function, and lengths that belong to them.
+        unsafe {
+            let create = self.rtc.create;
+            let code = create(
+                &raw mut program,
+                source.as_ptr(),
+                name.as_ptr(),
+                count,
+                texts.as_ptr(),
+                names.as_ptr(),
+            );
+            assert_eq!(code, 0);
+            let code = (self.rtc.compile)(program, options.len() as i32, options.as_ptr());
+            let (bytes, get) = match code {
+                0 => (self.rtc.code_bytes, self.rtc.code),
+                _ => (self.rtc.log_bytes, self.rtc.log),
+            };
+            let mut len = 0;
+            assert_eq!(bytes(program, &raw mut len), 0);
+            let mut out = vec![0u8; len];
+            assert_eq!(get(program, out.as_mut_ptr().cast()), 0);
+            (self.rtc.destroy)(&raw mut program);
+            if code == 0 { Ok(out) } else { Err(String::from_utf8_lossy(&out).into_owned()) }
+        }
+    }
+
+    /// The kernel `name` of a source.
+    pub(crate) fn kernel(&self, source: &str, options: &[&str], name: &str) -> Ptr {
+        self.kernel_edited(source, options, name, |_, text| text.to_owned())
+    }
+
+    /// The same with changed headers.
+    pub(crate) fn kernel_edited(
+        &self,
+        source: &str,
+        options: &[&str],
+        name: &str,
+        edit: impl Fn(&str, &str) -> String,
+    ) -> Ptr {
+        let image = self.try_compile(source, options, edit).unwrap_or_else(|log| panic!("{log}"));
+        let name = CString::new(name).unwrap();
+        let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: an image of this compiler, and places to write to.
+        unsafe {
+            assert_eq!((self.driver.module_load)(&raw mut module, image.as_ptr().cast()), 0);
+            assert_eq!((self.driver.module_function)(&raw mut function, module, name.as_ptr()), 0);
+        }
+        function
+    }
+
+    /// Launches, and returns the driver's code.
+    pub(crate) fn try_launch(&self, kernel: Ptr, shape: Shape, args: &[Arg]) -> Code {
+        let mut args = args.to_vec();
+        let mut places: Vec<Ptr> = args.iter_mut().map(Arg::place).collect();
+        let Shape(blocks, threads, shared) = shape;
+        let (launch, null) = (self.driver.launch, std::ptr::null_mut());
+        // SAFETY: the tests pass the arguments that their kernels take.
+        unsafe {
+            launch(
+                kernel,
+                blocks,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                shared,
+                self.stream,
+                places.as_mut_ptr(),
+                null,
+            )
+        }
+    }
+
+    pub(crate) fn launch(&self, kernel: Ptr, shape: Shape, args: &[Arg]) {
+        assert_eq!(self.try_launch(kernel, shape, args), code::SUCCESS);
+    }
+
+    /// Device memory full of NaN.
+    pub(crate) fn alloc(&self, bytes: usize) -> Memory {
+        let mut at = std::ptr::null_mut();
+        // SAFETY: a place to write to.
+        assert_eq!(unsafe { (self.driver.alloc)(&raw mut at, bytes) }, code::SUCCESS);
+        Memory { at, bytes }
+    }
+
+    pub(crate) fn free(&self, memory: Memory) {
+        // SAFETY: the tests use memory no more after this.
+        assert_eq!(unsafe { (self.driver.free)(memory.at) }, code::SUCCESS);
+    }
+
+    pub(crate) fn upload<T: Copy>(&self, values: &[T]) -> Memory {
+        let memory = self.alloc(size_of_val(values));
+        self.write(memory, values);
+        memory
+    }
+
+    pub(crate) fn write<T: Copy>(&self, memory: Memory, values: &[T]) {
+        let (copy, from) = (self.driver.copy_to_device, values.as_ptr().cast::<c_void>());
+        assert!(size_of_val(values) <= memory.bytes);
+        // SAFETY: both sides hold so many bytes.
+        let code = unsafe { copy(memory.at, from, size_of_val(values), self.stream) };
+        assert_eq!(code, code::SUCCESS);
+    }
+
+    pub(crate) fn download<T: Copy + Default>(&self, memory: Memory) -> Vec<T> {
+        let mut values = vec![T::default(); memory.bytes / size_of::<T>()];
+        let copy = self.driver.copy_to_host;
+        // SAFETY: both sides hold so many bytes.
+        let code =
+            unsafe { copy(values.as_mut_ptr().cast(), memory.at, memory.bytes, self.stream) };
+        assert_eq!(code, code::SUCCESS);
+        assert_eq!(self.synchronize(), code::SUCCESS);
+        values
+    }
+
+    pub(crate) fn synchronize(&self) -> Code {
+        // SAFETY: a live stream.
+        unsafe { (self.driver.stream_synchronize)(self.stream) }
+    }
+}
+
+impl Arg {
+    fn place(&mut self) -> Ptr {
+        match self {
+            Self::At(memory) => (&raw mut memory.at).cast(),
+            Self::U32(value) => (&raw mut *value).cast(),
+            Self::F32(value) => (&raw mut *value).cast(),
+        }
+    }
+}

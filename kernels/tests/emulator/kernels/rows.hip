@@ -1,0 +1,52 @@
+// Test kernels: a row sum and an RMS norm with block reductions, and an elementwise product without any.
+#include "dev.h"
+
+// y[r] = sum of row r. Grid: rows.
+KERNEL(1024) row_sum(float* y, const float* x, u32 cols) {
+    float sum = 0.f;
+    for (u32 i = tid(); i < cols; i += bdim()) sum += x[(u64)bid_x() * cols + i];
+    sum = block_sum(sum);
+    if (tid() == 0) y[bid_x()] = sum;
+}
+EXPORT(row_sum)
+
+// y = x / sqrt(mean(x^2) + eps), twice in a row: the second reduction reuses the parts of the first.
+KERNEL(1024) norm_twice(float* y, const float* x, u32 cols, float eps) {
+    const float* row = x + (u64)bid_x() * cols;
+    float* out = y + (u64)bid_x() * cols;
+    float squares = 0.f, largest = 0.f;
+    for (u32 i = tid(); i < cols; i += bdim()) squares += row[i] * row[i];
+    const float scale = rsqrt_(block_sum(squares) / (float)cols + eps);
+    for (u32 i = tid(); i < cols; i += bdim()) largest = fmax_(largest, fabs_(row[i] * scale));
+    largest = block_max(largest);
+    for (u32 i = tid(); i < cols; i += bdim()) out[i] = row[i] * scale / largest;
+}
+EXPORT(norm_twice)
+
+// y = a * b. Grid: any.
+KERNEL(256) product(float* y, const float* a, const float* b, u32 n) {
+    for (u32 i = bid_x() * bdim() + tid(); i < n; i += gdim_x() * bdim()) y[i] = a[i] * b[i];
+}
+EXPORT(product)
+
+// count[0] = number of threads of the launch; the last block to come doubles it into count[2].
+KERNEL(256) count_threads(u32* count) {
+    SHARED(u32, last, 1);
+    atomic_add(count, 1u);
+    sync();
+    if (tid() == 0) last[0] = atomic_add_acq_rel(count + 1, 1u) == gdim_x() - 1;
+    sync();
+    if (last[0] && tid() == 0) count[2] = 2 * load_acquire(count);
+}
+EXPORT(count_threads)
+
+// Blocks hand a token on: block i waits for i, writes i + 1. Needs every block to run beside the others.
+KERNEL(64) hand_on(u32* token) {
+    const u32 mine = gdim_x() - 1 - bid_x();  // The last block begins.
+    if (tid() == 0) {
+        while (load_acquire(token) != mine) pause();
+        store_release(token, mine + 1);
+    }
+    sync();
+}
+EXPORT(hand_on)
