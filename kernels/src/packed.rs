@@ -45,6 +45,11 @@ impl Packed {
         self.buffer.bytes()
     }
 
+    /// First byte; on the device the matrix was packed on.
+    pub(crate) fn as_ptr(&self) -> *const u8 {
+        self.buffer.as_ptr()
+    }
+
     pub(crate) fn panels(&self) -> usize {
         self.n.div_ceil(PANEL_COLUMNS)
     }
@@ -133,6 +138,12 @@ impl<'a> HostMat<'a> {
         assert!(from + cols <= self.cols, "columns {from}+{cols} of {}", self.cols);
         let bytes = &self.bytes[from * self.dtype.bytes()..];
         Self { bytes, cols, ..*self }
+    }
+
+    /// All bytes, if the rows follow each other without gaps.
+    pub(crate) fn contiguous_bytes(&self) -> Option<&'a [u8]> {
+        let bytes = self.rows * self.cols * self.dtype.bytes();
+        (self.stride == self.cols || self.rows <= 1).then(|| &self.bytes[..bytes])
     }
 
     /// Bytes of row `r`.

@@ -100,6 +100,10 @@ pub struct BlasLtNumbers {
     pub batch_count: c_int,
     /// Layout attribute: elements between matrices of a batch.
     pub batch_stride: c_int,
+    /// Preference attribute: bits of the allowed ways to add up parts of a sum (u32); 0 = none, sums stay whole.
+    pub split_sums: Option<c_int>,
+    /// Preference attributes: bytes to which A, B, C, D are aligned (u32).
+    pub alignments: Option<[c_int; 4]>,
     /// Bytes of an opaque algorithm.
     pub algorithm_bytes: usize,
     /// Bytes of one answer of the heuristic: algorithm, then workspace bytes (u64), then status (i32).
@@ -131,6 +135,8 @@ impl BlasLtNumbers {
                 compute_f32: 2,
                 batch_count: 0,
                 batch_stride: 1,
+                split_sums: None,
+                alignments: None,
                 algorithm_bytes: 24,
                 result_bytes: 56,
             },
@@ -147,6 +153,8 @@ impl BlasLtNumbers {
                 compute_f32: 68,
                 batch_count: 5,
                 batch_stride: 6,
+                split_sums: Some(3),
+                alignments: Some([5, 6, 7, 8]),
                 algorithm_bytes: 64,
                 result_bytes: 96,
             },

@@ -1,13 +1,16 @@
 //! `HipDevice`: one GPU, its memory, its graphs, and what the files of its kernels build on.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::blaslt::MatrixLibrary;
 use super::config::HipConfig;
 use super::jit::Jit;
+use super::load::Loader;
 use super::memory::Scratch;
 use super::module::{Function, Modules};
 use super::runtime::Runtime;
 use super::source::{Define, Source};
+use super::weights::WeightMemory;
 use super::{graph, memory};
 use crate::{
     Buffer, DType, DeviceError, Driver, Graph, InFlight, KvOrder, MemInfo, Pinned, Stream,
@@ -19,8 +22,13 @@ pub struct HipDevice {
     runtime: Arc<Runtime>,
     jit: Jit,
     modules: Modules,
+    /// `None` where there is none to be opened.
+    library: Option<MatrixLibrary>,
     scratch: Scratch,
     counters: Scratch,
+    weights: WeightMemory,
+    /// From the first weight to the first capture.
+    loader: Mutex<Option<Loader>>,
 }
 
 impl HipDevice {
@@ -29,8 +37,20 @@ impl HipDevice {
         let searches = config.searches();
         let runtime = Arc::new(Runtime::open(config, &searches)?);
         let jit = Jit::open(config, &searches, &runtime.facts)?;
-        let (modules, scratch) = (Modules::default(), Scratch::default());
-        Ok(Self { runtime, jit, modules, scratch, counters: Scratch::default() })
+        let library = match &searches.blas {
+            Some(search) => MatrixLibrary::open(&runtime, search)?.ok(),
+            None => None,
+        };
+        Ok(Self {
+            library,
+            runtime,
+            jit,
+            modules: Modules::default(),
+            scratch: Scratch::default(),
+            counters: Scratch::default(),
+            weights: WeightMemory::default(),
+            loader: Mutex::default(),
+        })
     }
 
     /// Architecture: `gfx942`, `sm_90a`, or `emulated`.
@@ -64,6 +84,18 @@ impl HipDevice {
 
     pub(super) fn runtime(&self) -> &Arc<Runtime> {
         &self.runtime
+    }
+
+    pub(super) fn matrix_library(&self) -> Option<&MatrixLibrary> {
+        self.library.as_ref()
+    }
+
+    pub(super) fn weights(&self) -> &WeightMemory {
+        &self.weights
+    }
+
+    pub(super) fn loader(&self) -> MutexGuard<'_, Option<Loader>> {
+        self.loader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The kernel `name` of `source`, specialised by `defines`; compiled when it is first asked for, which
@@ -147,6 +179,8 @@ impl Driver for HipDevice {
     }
 
     fn begin_capture(&self, s: &Stream) -> Result<(), DeviceError> {
+        // Whoever captures has loaded its weights: threads and pinned memory are of no more use.
+        drop(self.loader().take());
         Ok(graph::begin(&self.runtime, s)?)
     }
 

@@ -22,9 +22,11 @@
 #![allow(dead_code, reason = "kernels are written file by file against what is here")]
 #![allow(clippy::trivially_copy_pass_by_ref, reason = "streams are passed as the traits pass them")]
 
+mod blaslt;
 mod cache;
 mod check;
 mod config;
+mod convert;
 mod copy;
 mod device;
 mod elementwise;
@@ -34,6 +36,8 @@ mod fence;
 mod graph;
 mod jit;
 mod launch;
+mod linear;
+mod load;
 mod memory;
 mod module;
 mod moe_route;
@@ -44,6 +48,7 @@ mod runtime;
 mod sample;
 mod source;
 mod step;
+mod weights;
 
 pub use config::{HipConfig, Libraries};
 pub use device::HipDevice;

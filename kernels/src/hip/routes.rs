@@ -16,7 +16,7 @@ fn no_kernel(kernel: &'static str) -> Result<(), DeviceError> {
 #[allow(unused_variables, reason = "arguments of kernels that do not exist yet")]
 impl Kernels for HipDevice {
     fn pack(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<Packed, DeviceError> {
-        Err(HipError::NoKernel { kernel: "pack" }.into())
+        self.load(parts, dtype)
     }
 
     fn linear(
@@ -27,7 +27,7 @@ impl Kernels for HipDevice {
         w: &Packed,
         bias: Option<Mat<'_>>,
     ) -> Result<(), DeviceError> {
-        no_kernel("linear")
+        self.linear_rows(s, y, x, w, bias)
     }
 
     fn embed(

@@ -262,10 +262,9 @@ impl Facts {
         // SAFETY: as many bytes as it may write.
         let code = unsafe { (driver.device_name)(text.as_mut_ptr().cast(), 127, device) };
         check(driver, code, "device name")?;
-        let arch = match (emulated, driver.api) {
-            (Some(_), _) => "emulated".to_owned(),
-            (None, Api::Hip) => hip_arch(driver, device)?,
-            (None, Api::Cuda) => cuda_arch(
+        let arch = match driver.api {
+            Api::Hip => hip_arch(driver, device)?,
+            Api::Cuda => cuda_arch(
                 attribute(Attribute::CapabilityMajor)?,
                 attribute(Attribute::CapabilityMinor)?,
             ),

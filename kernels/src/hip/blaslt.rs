@@ -1,0 +1,358 @@
+//! Products by the vendor's matrix library, `y [M, N] = x [M, K] W [N, K]ᵀ (+ bias)`.
+//!
+//! The library is column-major: it sees `yᵀ = W xᵀ` with `W` transposed, and the bias runs along the rows
+//! of its result. Which algorithm it takes is asked once per product and bucket of `M`, so captured
+//! launches and later ones are the same. Sums are never split between blocks: with the library's own
+//! choice a row's last bits would depend on how many rows are beside it.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use hip_runtime_sys::{BlasLt, BlasLtNumbers, DataType, OpenError, Ptr, Search};
+
+use super::error::HipError;
+use super::memory;
+use super::runtime::Runtime;
+use crate::{Buffer, Stream};
+
+/// What algorithms may use; NVIDIA's advice for its large GPUs.
+const WORKSPACE: usize = 32 << 20;
+
+static ONE: f32 = 1.0;
+static ZERO: f32 = 0.0;
+
+/// The library, and what it answered so far.
+pub(super) struct MatrixLibrary {
+    table: BlasLt,
+    numbers: BlasLtNumbers,
+    handle: Ptr,
+    workspace: Mutex<Buffer>,
+    plans: Mutex<HashMap<Product, Plan>>,
+}
+
+// SAFETY: the handle may be used from any thread; descriptors are used under the lock of `plans`.
+unsafe impl Send for MatrixLibrary {}
+// SAFETY: as above.
+unsafe impl Sync for MatrixLibrary {}
+
+/// Sizes and types of a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Product {
+    /// Rows; a plan serves every `m` up to its own.
+    pub(super) m: usize,
+    pub(super) n: usize,
+    pub(super) k: usize,
+    /// Elements between rows of x and of y.
+    pub(super) strides: (usize, usize),
+    /// Of x and W.
+    pub(super) input: DataType,
+    /// Of y and the bias.
+    pub(super) output: DataType,
+    pub(super) bias: bool,
+    /// All rows of all operands begin at multiples of 16 bytes.
+    pub(super) aligned: bool,
+}
+
+/// Addresses of a product, on the device.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Operands {
+    pub(super) y: *mut u8,
+    pub(super) x: *const u8,
+    pub(super) w: *const u8,
+    pub(super) bias: *const u8,
+}
+
+/// How one bucket of products is computed.
+struct Plan {
+    operation: Ptr,
+    /// Large enough for either library.
+    algorithm: [u64; 8],
+}
+
+impl MatrixLibrary {
+    /// Opens the library and reserves its workspace. `Ok(Err(_))` where there is none.
+    pub(super) fn open(
+        runtime: &Arc<Runtime>,
+        search: &Search,
+    ) -> Result<Result<Self, OpenError>, HipError> {
+        let table = match BlasLt::open(runtime.api(), search) {
+            Ok(table) => table,
+            Err(error) => return Ok(Err(error)),
+        };
+        runtime.enter()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: a place to write to; the device is current.
+        check(unsafe { (table.create)(&raw mut handle) }, "create", None)?;
+        let numbers = BlasLtNumbers::of(runtime.api());
+        let workspace = Mutex::new(memory::alloc(runtime, WORKSPACE)?);
+        Ok(Ok(Self { table, numbers, handle, workspace, plans: Mutex::default() }))
+    }
+
+    /// Launches a product on `s`.
+    ///
+    /// # Safety
+    /// The addresses are valid for the product's sizes, strides and types until the launch is over.
+    pub(super) unsafe fn multiply(
+        &self,
+        runtime: &Runtime,
+        s: &Stream,
+        product: &Product,
+        operands: Operands,
+    ) -> Result<(), HipError> {
+        runtime.enter()?;
+        let stream = runtime.stream(s)?;
+        let layouts = Layouts::new(self, product)?;
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let bucket = Product { m: bucket(product.m), ..*product };
+        for key in [bucket, *product] {
+            let plan = match plans.entry(key) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(place) => place.insert(self.plan(&key)?),
+            };
+            // SAFETY: passed on.
+            match unsafe { self.launch(plan, &layouts, stream, product, operands) } {
+                // The algorithm of the bucket may not fit; the one of the very product must.
+                Err(HipError::Blas { .. }) if key != *product => {}
+                result => return result,
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As `multiply`.
+    unsafe fn launch(
+        &self,
+        plan: &Plan,
+        layouts: &Layouts<'_>,
+        stream: Ptr,
+        product: &Product,
+        operands: Operands,
+    ) -> Result<(), HipError> {
+        if product.bias {
+            let bias = operands.bias;
+            self.set(plan.operation, self.numbers.bias_pointer, &bias, "bias")?;
+        }
+        let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        let [w, x, y] = layouts.raw;
+        // SAFETY: descriptors of this product; the caller vouches for the addresses, and launches of one
+        // stream share the workspace one after the other.
+        let status = unsafe {
+            (self.table.matmul)(
+                self.handle,
+                plan.operation,
+                (&raw const ONE).cast(),
+                operands.w.cast(),
+                w,
+                operands.x.cast(),
+                x,
+                (&raw const ZERO).cast(),
+                operands.y.cast_const().cast(),
+                y,
+                operands.y.cast(),
+                y,
+                plan.algorithm.as_ptr().cast(),
+                workspace.as_mut_ptr().cast(),
+                WORKSPACE,
+                stream,
+            )
+        };
+        check(status, "product", Some(product))
+    }
+
+    /// Asks the library how to compute a product.
+    fn plan(&self, product: &Product) -> Result<Plan, HipError> {
+        let operation = self.operation(product)?;
+        let layouts = Layouts::new(self, product)?;
+        let preference = Preference::new(self, product)?;
+        let mut answer = [0u64; 12]; // The larger of the two records.
+        debug_assert!(self.numbers.result_bytes <= size_of_val(&answer));
+        let mut found: c_int = 0;
+        let [w, x, y] = layouts.raw;
+        // SAFETY: descriptors of this library, and room for the one answer that is asked for.
+        let status = unsafe {
+            (self.table.heuristic)(
+                self.handle,
+                operation,
+                w,
+                x,
+                y,
+                y,
+                preference.raw,
+                1,
+                answer.as_mut_ptr().cast(),
+                &raw mut found,
+            )
+        };
+        check(status, "heuristic", Some(product))?;
+        if found < 1 {
+            return Err(HipError::Blas { call: "heuristic", status: 0, what: product.text() });
+        }
+        let mut algorithm = [0u64; 8];
+        let words = self.numbers.algorithm_bytes / 8;
+        algorithm[..words].copy_from_slice(&answer[..words]);
+        Ok(Plan { operation, algorithm })
+    }
+
+    fn operation(&self, product: &Product) -> Result<Ptr, HipError> {
+        let n = &self.numbers;
+        let mut operation = std::ptr::null_mut();
+        // SAFETY: a place to write to.
+        let status = unsafe {
+            (self.table.operation_create)(&raw mut operation, n.compute_f32, DataType::F32 as c_int)
+        };
+        check(status, "operation", Some(product))?;
+        self.set(operation, n.trans_a, &n.op_t, "transpose")?;
+        self.set(operation, n.trans_b, &n.op_n, "transpose")?;
+        if product.bias {
+            self.set(operation, n.epilogue, &BlasLtNumbers::EPILOGUE_BIAS, "epilogue")?;
+            self.set(operation, n.bias_type, &(product.output as c_int), "bias type")?;
+        }
+        Ok(operation)
+    }
+
+    fn set<T: Copy>(
+        &self,
+        operation: Ptr,
+        attribute: c_int,
+        value: &T,
+        call: &'static str,
+    ) -> Result<(), HipError> {
+        let value = std::ptr::from_ref(value).cast::<c_void>();
+        // SAFETY: a live operation; the library copies the value.
+        let status =
+            unsafe { (self.table.operation_set)(operation, attribute, value, size_of::<T>()) };
+        check(status, call, None)
+    }
+}
+
+impl Drop for MatrixLibrary {
+    fn drop(&mut self) {
+        let plans = std::mem::take(&mut *self.plans.lock().unwrap_or_else(PoisonError::into_inner));
+        for plan in plans.into_values() {
+            // SAFETY: made by this library; captured launches do not refer to it.
+            unsafe { (self.table.operation_destroy)(plan.operation) };
+        }
+        // SAFETY: created once, destroyed once.
+        unsafe { (self.table.destroy)(self.handle) };
+    }
+}
+
+impl std::fmt::Debug for MatrixLibrary {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MatrixLibrary")
+            .field("library", &self.table.library)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Descriptors of W, x and y, as the library sees them: transposed.
+struct Layouts<'a> {
+    library: &'a MatrixLibrary,
+    raw: [Ptr; 3],
+}
+
+impl<'a> Layouts<'a> {
+    fn new(library: &'a MatrixLibrary, product: &Product) -> Result<Self, HipError> {
+        let Product { m, n, k, strides: (x_stride, y_stride), input, output, .. } = *product;
+        let shapes = [(input, k, n, k), (input, k, m, x_stride), (output, n, m, y_stride)];
+        let mut layouts = Self { library, raw: [std::ptr::null_mut(); 3] };
+        for (place, (dtype, rows, cols, stride)) in layouts.raw.iter_mut().zip(shapes) {
+            let (rows, cols, stride) = (rows as u64, cols as u64, stride as i64);
+            // SAFETY: a place to write to.
+            let status = unsafe {
+                (library.table.layout_create)(&raw mut *place, dtype as c_int, rows, cols, stride)
+            };
+            check(status, "layout", Some(product))?;
+        }
+        Ok(layouts)
+    }
+}
+
+impl Drop for Layouts<'_> {
+    fn drop(&mut self) {
+        for layout in self.raw.into_iter().filter(|l| !l.is_null()) {
+            // SAFETY: made by this library, destroyed once.
+            unsafe { (self.library.table.layout_destroy)(layout) };
+        }
+    }
+}
+
+/// What an algorithm must keep to.
+struct Preference<'a> {
+    library: &'a MatrixLibrary,
+    raw: Ptr,
+}
+
+impl<'a> Preference<'a> {
+    fn new(library: &'a MatrixLibrary, product: &Product) -> Result<Self, HipError> {
+        let mut preference = Self { library, raw: std::ptr::null_mut() };
+        // SAFETY: a place to write to.
+        let status = unsafe { (library.table.preference_create)(&raw mut preference.raw) };
+        check(status, "preference", None)?;
+        preference.set(BlasLtNumbers::WORKSPACE_BYTES, &(WORKSPACE as u64))?;
+        if let Some(split_sums) = library.numbers.split_sums {
+            preference.set(split_sums, &0u32)?;
+        }
+        let bytes = if product.aligned { 16u32 } else { 2 };
+        for alignment in library.numbers.alignments.into_iter().flatten() {
+            preference.set(alignment, &bytes)?;
+        }
+        Ok(preference)
+    }
+
+    fn set<T: Copy>(&self, attribute: c_int, value: &T) -> Result<(), HipError> {
+        let value = std::ptr::from_ref(value).cast::<c_void>();
+        let set = self.library.table.preference_set;
+        // SAFETY: a live preference; the library copies the value.
+        check(unsafe { set(self.raw, attribute, value, size_of::<T>()) }, "preference", None)
+    }
+}
+
+impl Drop for Preference<'_> {
+    fn drop(&mut self) {
+        if !self.raw.is_null() {
+            // SAFETY: made by this library, destroyed once.
+            unsafe { (self.library.table.preference_destroy)(self.raw) };
+        }
+    }
+}
+
+impl Product {
+    fn text(&self) -> String {
+        let Self { m, n, k, input, output, .. } = self;
+        format!("{m} x {n} x {k}, {input:?} to {output:?}")
+    }
+}
+
+/// The largest `m` that shares a plan with this one.
+fn bucket(m: usize) -> usize {
+    let step = match m {
+        0..=256 => 16,
+        257..=1024 => 64,
+        _ => 512,
+    };
+    m.next_multiple_of(step)
+}
+
+fn check(status: c_int, call: &'static str, product: Option<&Product>) -> Result<(), HipError> {
+    if status == 0 {
+        return Ok(());
+    }
+    let what = product.map(Product::text).unwrap_or_default();
+    Err(HipError::Blas { call, status, what })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plans_serve_nearby_sizes() {
+        for (m, wanted) in [(1, 16), (16, 16), (17, 32), (256, 256), (257, 320), (1025, 1536)] {
+            assert_eq!(bucket(m), wanted, "{m}");
+        }
+    }
+}

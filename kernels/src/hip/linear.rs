@@ -1,0 +1,174 @@
+//! `y = x Wᵀ + bias`, and who computes it.
+//!
+//! | W | rows | by |
+//! |---|---|---|
+//! | bf16 | any | the matrix library; without one our own |
+//! | f32 | ≤ 64 | our own: routers are small |
+//! | f32 | more | the matrix library in f32, if y is f32; else our own |
+
+use hip_runtime_sys::DataType;
+
+use super::blaslt::{Operands, Product};
+use super::device::{HipDevice, act_f32};
+use super::error::HipError;
+use super::launch::Launch;
+use super::source::Source;
+use crate::{DType, DeviceError, Mat, MatMut, Packed, Stream};
+
+static CAST: Source =
+    Source { name: "cast/cast.hip", text: include_str!("../../csrc/cast/cast.hip") };
+
+const KERNEL: &str = "linear";
+/// Rows up to which an f32 product is not worth the library.
+const F32_ROWS: usize = 64;
+
+/// Who computes a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Library,
+    Own,
+}
+
+impl HipDevice {
+    /// As `Kernels::linear` says.
+    pub(super) fn linear_rows(
+        &self,
+        s: &Stream,
+        y: MatMut<'_>,
+        x: Mat<'_>,
+        w: &Packed,
+        bias: Option<Mat<'_>>,
+    ) -> Result<(), DeviceError> {
+        check(&y, x, w, bias)?;
+        if y.rows() == 0 || y.cols() == 0 {
+            return Ok(());
+        }
+        match way(x.rows(), w.dtype(), y.dtype(), self.matrix_library().is_some()) {
+            Way::Library => self.linear_library(s, y, x, w, bias),
+            Way::Own => Err(HipError::NoKernel { kernel: KERNEL }.into()),
+        }
+    }
+
+    fn linear_library(
+        &self,
+        s: &Stream,
+        mut y: MatMut<'_>,
+        x: Mat<'_>,
+        w: &Packed,
+        bias: Option<Mat<'_>>,
+    ) -> Result<(), DeviceError> {
+        let Some(library) = self.matrix_library() else {
+            return Err(HipError::NoKernel { kernel: KERNEL }.into());
+        };
+        let mut product = Product {
+            m: x.rows(),
+            n: w.n(),
+            k: w.k(),
+            strides: (x.stride(), y.stride()),
+            input: data_type(w.dtype())?,
+            output: data_type(y.dtype())?,
+            bias: bias.is_some(),
+            aligned: true,
+        };
+        let mut operands = Operands {
+            y: y.as_mut_ptr(),
+            x: x.as_ptr(),
+            w: w.as_ptr(),
+            bias: bias.map_or(std::ptr::null(), |b| b.as_ptr()),
+        };
+        // Scratch holds x, or the bias, in the type that the library wants: never both, because with an f32
+        // weight the result, and so the bias, is f32.
+        if x.dtype() != w.dtype() {
+            let to = self.scratch(x.rows() * x.cols() * w.dtype().bytes())?;
+            self.cast(s, to, w.dtype(), x)?;
+            (operands.x, product.strides.0) = (to, x.cols());
+        } else if let Some(bias) = bias.filter(|b| b.dtype() != y.dtype()) {
+            let to = self.scratch(bias.cols() * y.dtype().bytes())?;
+            self.cast(s, to, y.dtype(), bias)?;
+            operands.bias = to;
+        }
+        product.aligned = is_aligned(&product, &operands);
+        // SAFETY: `linear_rows` compared the shapes.
+        Ok(unsafe { library.multiply(self.runtime(), s, &product, operands) }?)
+    }
+
+    /// Writes `x` without gaps to `to`, which is as large as that takes.
+    fn cast(&self, s: &Stream, to: *mut u8, dtype: DType, x: Mat<'_>) -> Result<(), DeviceError> {
+        let defines =
+            [("FROM_F32", act_f32(KERNEL, x.dtype())?), ("TO_F32", act_f32(KERNEL, dtype)?)];
+        let kernel = self.kernel(&CAST, "cast_rows", &defines)?;
+        let grid = (x.rows() as u32, x.cols().div_ceil(1024) as u32, 1);
+        let launch = Launch::new(kernel, grid, 256, 0)
+            .overlaps_predecessor()
+            .arg_ptr(to)
+            .arg(x)
+            .u32(x.cols() as u32)
+            .u32(x.cols() as u32)
+            .u32(x.stride() as u32);
+        // SAFETY: the caller vouches for `to`; the arguments are those of the kernel.
+        unsafe { launch.go(self, s) }
+    }
+}
+
+/// The one place that chooses.
+fn way(rows: usize, weight: DType, output: DType, library: bool) -> Way {
+    match (weight, output) {
+        _ if !library => Way::Own,
+        (DType::F32, DType::F32) if rows > F32_ROWS => Way::Library,
+        (DType::F32, _) => Way::Own,
+        _ => Way::Library,
+    }
+}
+
+fn check(y: &MatMut<'_>, x: Mat<'_>, w: &Packed, bias: Option<Mat<'_>>) -> Result<(), DeviceError> {
+    let size = |what, got: usize, expected: usize| {
+        let error = DeviceError::Shape { kernel: KERNEL, what, got, expected };
+        if got == expected { Ok(()) } else { Err(error) }
+    };
+    size("rows", y.rows(), x.rows())?;
+    size("inputs", x.cols(), w.k())?;
+    size("outputs", y.cols(), w.n())?;
+    if let Some(bias) = bias {
+        size("bias", bias.cols(), w.n())?;
+        if bias.dtype() != DType::F32 {
+            return Err(DeviceError::Unsupported {
+                kernel: KERNEL,
+                what: "bias",
+                dtype: bias.dtype(),
+            });
+        }
+    }
+    let same = x.dtype() == w.dtype();
+    if !same && (x.dtype(), w.dtype()) != (DType::BF16, DType::F32) {
+        return Err(DeviceError::Unsupported { kernel: KERNEL, what: "input", dtype: x.dtype() });
+    }
+    if y.dtype() != DType::F32 && y.dtype() != x.dtype() {
+        return Err(DeviceError::Unsupported { kernel: KERNEL, what: "output", dtype: y.dtype() });
+    }
+    Ok(())
+}
+
+fn data_type(dtype: DType) -> Result<DataType, DeviceError> {
+    match dtype {
+        DType::F32 => Ok(DataType::F32),
+        DType::BF16 => Ok(DataType::BF16),
+        dtype => Err(DeviceError::Unsupported { kernel: KERNEL, what: "matrix", dtype }),
+    }
+}
+
+fn aligned(address: *const u8) -> bool {
+    address.addr().is_multiple_of(16)
+}
+
+/// Whether the library may load 16 bytes at a time.
+fn is_aligned(product: &Product, operands: &Operands) -> bool {
+    let bytes = |t: DataType| if t == DataType::F32 { 4 } else { 2 };
+    let (x_stride, y_stride) = product.strides;
+    let strides = [
+        product.k * bytes(product.input),
+        x_stride * bytes(product.input),
+        y_stride * bytes(product.output),
+    ];
+    let addresses = [operands.x, operands.w, operands.y.cast_const()];
+    strides.iter().all(|s| s.is_multiple_of(16)) && addresses.iter().all(|a| aligned(*a))
+}

@@ -1,0 +1,213 @@
+//! Weights on the device: row-major `[N, K]` as files store them, read by several threads at once.
+//!
+//! Each reader takes a run of rows, converts it into pinned memory of its own and starts the copy; while the
+//! copy runs it fills its other piece. Copies run beside the step's stream, which waits for them on the
+//! device: `pack` returns when the last byte has been read, not when it has arrived.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::convert::convert;
+use super::device::HipDevice;
+use super::error::HipError;
+use super::fence::HipFence;
+use super::memory;
+use super::runtime::Runtime;
+use crate::cpu::ThreadPool;
+use crate::{Buffer, DType, DeviceError, HostMat, Packed, Stream};
+
+/// Copies of weights; steps run on the first stream.
+const COPIES: Stream = Stream(1);
+/// Bytes of one pinned piece: large enough for the link, small enough for all readers to have work.
+const PIECE: usize = 4 << 20;
+/// Least bytes of a run of rows.
+const LEAST: usize = 256 << 10;
+/// Readers of one device.
+const MAX_READERS: usize = 12;
+
+/// Threads that read, and the pinned memory they read into.
+#[derive(Debug)]
+pub(super) struct Loader {
+    threads: ThreadPool,
+    readers: Vec<Mutex<Reader>>,
+}
+
+/// One thread's two pieces.
+#[derive(Debug)]
+struct Reader {
+    pieces: [Piece; 2],
+    next: usize,
+}
+
+/// Pinned memory, and the end of the copy that reads it.
+#[derive(Debug)]
+struct Piece {
+    copied: Option<HipFence>, // Dropped, and so waited for, before the memory.
+    memory: Buffer,
+}
+
+/// Rows of one part, and where they go.
+struct Run {
+    part: usize,
+    row: usize,
+    rows: usize,
+    /// Byte of the packed matrix.
+    at: usize,
+}
+
+impl HipDevice {
+    /// Stacks the rows of `parts` as `[N, K]` of `dtype`, f32 or bf16, as `Kernels::pack` says.
+    pub(super) fn load(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<Packed, DeviceError> {
+        const KERNEL: &str = "pack";
+        if !matches!(dtype, DType::F32 | DType::BF16) {
+            return Err(DeviceError::Unsupported { kernel: KERNEL, what: "weight", dtype });
+        }
+        let k = parts.first().map_or(0, HostMat::cols);
+        if let Some(part) = parts.iter().find(|part| part.cols() != k) {
+            let (what, got) = ("columns of a part", part.cols());
+            return Err(DeviceError::Shape { kernel: KERNEL, what, got, expected: k });
+        }
+        let n: usize = parts.iter().map(HostMat::rows).sum();
+        let row_bytes = k * dtype.bytes();
+        if row_bytes > PIECE {
+            let (what, got) = ("bytes of a row", row_bytes);
+            return Err(DeviceError::Shape { kernel: KERNEL, what, got, expected: PIECE });
+        }
+        let mut buffer = self.weights().alloc(self.runtime(), n * row_bytes)?;
+        if n * row_bytes > 0 {
+            let mut loader = self.loader();
+            let loader = match &mut *loader {
+                Some(loader) => loader,
+                none => none.insert(Loader::new(self.runtime())?),
+            };
+            loader.load(self.runtime(), &mut buffer, parts, dtype)?;
+        }
+        Ok(Packed { buffer, dtype, n, k })
+    }
+}
+
+impl Loader {
+    fn new(runtime: &Arc<Runtime>) -> Result<Self, DeviceError> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = ThreadPool::new(cores.min(MAX_READERS))?;
+        let piece = || -> Result<Piece, HipError> {
+            Ok(Piece { copied: None, memory: memory::alloc_host(runtime, PIECE)? })
+        };
+        let reader = |_| Ok(Mutex::new(Reader { pieces: [piece()?, piece()?], next: 0 }));
+        let readers = (0..threads.threads()).map(reader).collect::<Result<_, HipError>>()?;
+        Ok(Self { threads, readers })
+    }
+
+    fn load(
+        &self,
+        runtime: &Arc<Runtime>,
+        to: &mut Buffer,
+        parts: &[HostMat<'_>],
+        dtype: DType,
+    ) -> Result<(), HipError> {
+        runtime.not_capturing("loading weights")?;
+        let runs = runs(parts, dtype, self.readers.len());
+        let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
+        let target = to.as_mut_ptr().expose_provenance();
+        self.threads.run(&|thread| {
+            let Ok(mut reader) = self.readers[thread].lock() else { return };
+            while let Some(run) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let target = std::ptr::with_exposed_provenance_mut(target + run.at);
+                // SAFETY: runs are disjoint ranges of `to`, which the caller lends out until all are read;
+                // kernels come after the copies by the fence below.
+                let read = unsafe { reader.read(runtime, target, &parts[run.part], run, dtype) };
+                if let Err(error) = read {
+                    next.store(runs.len(), Ordering::Relaxed);
+                    *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                }
+            }
+        });
+        if let Some(error) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            return Err(error);
+        }
+        HipFence::record(runtime, &COPIES)?.hold_back(&Stream::default())
+    }
+}
+
+impl Reader {
+    /// Converts one run and starts its copy.
+    ///
+    /// # Safety
+    /// `to` is device memory for the whole run, which nobody uses until the copy is over.
+    unsafe fn read(
+        &mut self,
+        runtime: &Arc<Runtime>,
+        to: *mut u8,
+        from: &HostMat<'_>,
+        run: &Run,
+        dtype: DType,
+    ) -> Result<(), HipError> {
+        let piece = &mut self.pieces[self.next];
+        self.next ^= 1;
+        if let Some(copied) = piece.copied.take() {
+            copied.pass()?;
+        }
+        let bytes = run.rows * from.cols() * dtype.bytes();
+        let host = piece.memory.as_mut_ptr();
+        // SAFETY: host memory of a piece, which no copy reads any more; a run fits into it.
+        let staged = unsafe { std::slice::from_raw_parts_mut(host, bytes) };
+        convert(from.row_range(run.row, run.rows), dtype, staged);
+        runtime.enter()?;
+        let stream = runtime.stream(&COPIES)?;
+        // SAFETY: `bytes` on both sides; the piece is not touched before the fence has passed.
+        let code = unsafe {
+            (runtime.driver.copy_to_device)(to.cast(), host.cast_const().cast(), bytes, stream)
+        };
+        runtime.check(code, "copy to device")?;
+        piece.copied = Some(HipFence::record(runtime, &COPIES)?);
+        Ok(())
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        if let Some(copied) = self.copied.take() {
+            let _ = copied.pass(); // If it fails the device is lost, and with it the copy.
+        }
+    }
+}
+
+/// Cuts parts into runs of rows, of equal size where that leaves work for all readers.
+fn runs(parts: &[HostMat<'_>], dtype: DType, readers: usize) -> Vec<Run> {
+    let row_bytes = parts.first().map_or(1, |p| p.cols() * dtype.bytes()).max(1);
+    let total: usize = parts.iter().map(|p| p.rows() * row_bytes).sum();
+    let bytes = (total / (2 * readers)).clamp(LEAST, PIECE);
+    let step = (bytes / row_bytes).max(1);
+    let (mut runs, mut at) = (Vec::new(), 0);
+    for (part, mat) in parts.iter().enumerate() {
+        for row in (0..mat.rows()).step_by(step) {
+            let rows = step.min(mat.rows() - row);
+            runs.push(Run { part, row, rows, at });
+            at += rows * row_bytes;
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_cover_every_row_once_and_fit_a_piece() {
+        let bytes = vec![0u8; 3000 * 700 * 4];
+        let whole = HostMat::new(&bytes, DType::F32, 3000, 700).unwrap();
+        let parts = [whole.row_range(0, 1), whole.row_range(1, 2990), whole.row_range(2991, 9)];
+        for readers in [1, 3, 16] {
+            let runs = runs(&parts, DType::BF16, readers);
+            let (mut at, mut rows) = (0, [0; 3]);
+            for run in &runs {
+                assert_eq!((run.at, run.row), (at, rows[run.part]));
+                assert!(run.rows * 1400 <= PIECE);
+                at += run.rows * 1400;
+                rows[run.part] += run.rows;
+            }
+            assert_eq!((at, rows), (3000 * 1400, [1, 2990, 9]));
+        }
+    }
+}

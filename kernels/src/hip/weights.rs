@@ -1,0 +1,87 @@
+//! Memory for weights: many are small, and every allocation of a driver takes a multiple of 2 MiB and a
+//! millisecond, so small ones share slabs.
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::error::HipError;
+use super::memory;
+use super::runtime::{Home, Runtime};
+use crate::{Buffer, Release, Stream};
+
+/// Bytes of a slab.
+const SLAB: usize = 128 << 20;
+/// Larger matrices get memory of their own.
+const SMALL: usize = 16 << 20;
+const LINE: usize = 256;
+
+/// The slab that is being filled.
+#[derive(Debug, Default)]
+pub(super) struct WeightMemory {
+    open: Mutex<Option<(Arc<Slab>, usize)>>,
+}
+
+/// Memory that is freed when the last matrix in it is.
+#[derive(Debug)]
+struct Slab {
+    runtime: Arc<Runtime>,
+    memory: NonNull<u8>,
+}
+
+// SAFETY: an address; whoever holds a share keeps the memory alive, nobody uses it through the slab.
+unsafe impl Send for Slab {}
+// SAFETY: as above.
+unsafe impl Sync for Slab {}
+
+impl Release for Slab {
+    /// The matrix's share of the slab goes with it.
+    unsafe fn release(&self, _: NonNull<u8>, _: usize) {}
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        // SAFETY: allocated for this slab, and every matrix in it is gone.
+        unsafe { self.runtime.free(Home::Device, self.memory.as_ptr().cast()) }
+    }
+}
+
+impl Slab {
+    fn new(runtime: &Arc<Runtime>, bytes: usize) -> Result<Arc<Self>, HipError> {
+        let (memory, size) = memory::reserve(runtime, bytes)?;
+        let memory = NonNull::new(memory.cast()).expect("an allocation has an address");
+        let slab = Arc::new(Self { runtime: runtime.clone(), memory });
+        let stream = runtime.stream(&Stream::default())?;
+        // SAFETY: memory of this size, which nobody knows yet.
+        let code = unsafe { (runtime.driver.fill)(memory.as_ptr().cast(), 0, size, stream) };
+        runtime.check(code, "fill")?;
+        runtime.synchronize(&Stream::default())?; // Copies of weights run on a stream of their own.
+        Ok(slab)
+    }
+
+    /// # Safety
+    /// The range is inside the slab and handed out once.
+    unsafe fn take(self: &Arc<Self>, at: usize, bytes: usize) -> Buffer {
+        // SAFETY: inside the slab, zero since its beginning, aligned to 256, kept alive by the share.
+        unsafe { Buffer::from_raw(self.memory.add(at), bytes, self.clone()) }
+    }
+}
+
+impl WeightMemory {
+    /// Zeroed device memory.
+    pub(super) fn alloc(&self, runtime: &Arc<Runtime>, bytes: usize) -> Result<Buffer, HipError> {
+        let size = bytes.max(1).next_multiple_of(LINE);
+        if size >= SMALL {
+            // SAFETY: the whole slab, once.
+            return Ok(unsafe { Slab::new(runtime, size)?.take(0, size) });
+        }
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let (slab, used) = match open.take() {
+            Some((slab, used)) if used + size <= SLAB => (slab, used),
+            _ => (Slab::new(runtime, SLAB)?, 0),
+        };
+        // SAFETY: `used` only grows, so no range is handed out twice.
+        let buffer = unsafe { slab.take(used, size) };
+        *open = Some((slab, used + size));
+        Ok(buffer)
+    }
+}
