@@ -1,0 +1,149 @@
+//! Norm, rotation and store against the CPU, whose pool has another order.
+
+use kernels::{Driver, Kernels, KvLayout, KvOrder, Mat, MatMut, QkRope, Rope, bf16};
+
+use crate::support::{Array, Numbers, Plain, Real, S, devices, error, oracle, tolerance};
+
+struct Case {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    rotary: usize,
+    block_tokens: usize,
+    norms: (bool, bool),
+}
+
+const POSITIONS: usize = 50;
+const LAYERS: usize = 2;
+const BLOCKS: usize = 5;
+const TOKENS: usize = 7;
+
+/// The numbers of one case.
+struct Data<T> {
+    qkv: Vec<T>,
+    norm: Vec<T>,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    positions: Vec<i32>,
+    slots: Vec<i64>,
+}
+
+fn data<T: Real>(case: &Case) -> Data<T> {
+    let mut numbers = Numbers::new((case.head_dim + case.rotary) as u64);
+    let half = case.rotary / 2;
+    let angle = |i: usize| ((i / half.max(1)) as f32) * 0.37 / ((i % half.max(1)) as f32 + 1.0);
+    let slots = (0..TOKENS)
+        .map(|t| if t == 3 { -1 } else { ((t * 5 + 1) % (BLOCKS * case.block_tokens)) as i64 });
+    Data {
+        qkv: numbers.reals(TOKENS * (case.heads + 2 * case.kv_heads) * case.head_dim),
+        norm: numbers.reals(case.head_dim),
+        cos: (0..POSITIONS * half).map(|i| angle(i).cos()).collect(),
+        sin: (0..POSITIONS * half).map(|i| angle(i).sin()).collect(),
+        positions: (0..TOKENS).map(|_| numbers.below(POSITIONS) as i32).collect(),
+        slots: slots.collect(),
+    }
+}
+
+fn layout<T: Real>(case: &Case, order: KvOrder) -> KvLayout {
+    let &Case { kv_heads, head_dim, block_tokens, .. } = case;
+    let (layers, blocks, dtype) = (LAYERS, BLOCKS, T::DTYPE);
+    KvLayout { layers, blocks, block_tokens, kv_heads, head_dim, dtype, order }
+}
+
+/// Keys and values of a pool in one order, whatever order it has.
+fn in_order<T: Copy>(pool: &[T], layout: &KvLayout) -> Vec<T> {
+    let mut out = Vec::new();
+    for (layer, block) in (0..LAYERS).flat_map(|l| (0..BLOCKS).map(move |b| (l, b))) {
+        for head in 0..layout.kv_heads {
+            for (t, d) in
+                (0..layout.block_tokens).flat_map(|t| (0..layout.head_dim).map(move |d| (t, d)))
+            {
+                out.push(pool[layout.key_tile(layer, block, head) + layout.key(t, d)]);
+                out.push(pool[layout.value_tile(layer, block, head) + layout.value(t, d)]);
+            }
+        }
+    }
+    out
+}
+
+fn rotations<T: Real>(case: &Case) {
+    let cpu = oracle();
+    let data = data::<T>(case);
+    let (width, half) = (case.heads * case.head_dim, case.rotary / 2);
+    let columns = (case.heads + 2 * case.kv_heads) * case.head_dim;
+    let lanes = layout::<T>(case, cpu.kv_order());
+    let mut pool = cpu.alloc(lanes.bytes()).unwrap();
+    let mut q = vec![T::of(0.0); TOKENS * width];
+    let args = QkRope {
+        qkv: Mat::of(&data.qkv, TOKENS, columns).unwrap(),
+        q_norm: case.norms.0.then(|| Mat::of(&data.norm, 1, case.head_dim).unwrap()),
+        k_norm: case.norms.1.then(|| Mat::of(&data.norm, 1, case.head_dim).unwrap()),
+        eps: 1e-6,
+        rope: Rope {
+            cos: Mat::of(&data.cos, POSITIONS, half).unwrap(),
+            sin: Mat::of(&data.sin, POSITIONS, half).unwrap(),
+        },
+        positions: Mat::of(&data.positions, 1, TOKENS).unwrap(),
+        slots: Mat::of(&data.slots, 1, TOKENS).unwrap(),
+        heads: case.heads,
+        layer: 1,
+    };
+    let out = MatMut::of(&mut q, TOKENS, width).unwrap();
+    cpu.qk_norm_rope_kv_write(&S, out, (&mut pool, &lanes), &args).unwrap();
+    let mut bytes = vec![0; lanes.bytes()];
+    cpu.download(&S, &pool, 0, &mut bytes).unwrap();
+    let stored: Vec<T> = bytes.chunks_exact(T::DTYPE.bytes()).map(<T as Plain>::from).collect();
+    let stored = in_order(&stored, &lanes);
+
+    for device in devices() {
+        let rows = layout::<T>(case, device.kv_order());
+        let elements = rows.bytes() / T::DTYPE.bytes();
+        let mut pool = Array::<T>::of(&device, &vec![T::of(0.0); elements], 1, elements);
+        let qkv = Array::of(&device, &data.qkv, TOKENS, columns);
+        let norm = Array::row(&device, &data.norm);
+        let cos = Array::of(&device, &data.cos, POSITIONS, half);
+        let sin = Array::of(&device, &data.sin, POSITIONS, half);
+        let positions = Array::row(&device, &data.positions);
+        let slots = Array::row(&device, &data.slots);
+        let args = QkRope {
+            qkv: qkv.mat(),
+            q_norm: case.norms.0.then(|| norm.mat()),
+            k_norm: case.norms.1.then(|| norm.mat()),
+            rope: Rope { cos: cos.mat(), sin: sin.mat() },
+            positions: positions.mat(),
+            slots: slots.mat(),
+            ..args
+        };
+        let mut turned = Array::<T>::poisoned(&device, TOKENS, width);
+        let kv = (&mut pool.buffer, &rows);
+        device.qk_norm_rope_kv_write(&S, turned.mat_mut(), kv, &args).unwrap();
+        let name = format!("{} D {} rotary {}", device.name(), case.head_dim, case.rotary);
+        assert!(error(&turned.read(&device), &q) < tolerance::<T>(), "{name}");
+        let got = in_order(&pool.read(&device), &rows);
+        assert!(error(&got, &stored) < tolerance::<T>(), "{name}");
+        let untouched = |x: &[T]| x.iter().map(|x| x.value() == 0.0).collect::<Vec<_>>();
+        assert_eq!(untouched(&got), untouched(&stored), "{name}: what no slot names stays");
+    }
+}
+
+#[test]
+fn rotations_and_stores_agree_with_the_cpu() {
+    let case = |heads, kv_heads, head_dim, rotary, block_tokens, norms| Case {
+        heads,
+        kv_heads,
+        head_dim,
+        rotary,
+        block_tokens,
+        norms,
+    };
+    for case in [
+        case(4, 2, 128, 128, 16, (true, true)),
+        case(3, 1, 64, 64, 8, (false, false)),
+        case(2, 2, 96, 48, 6, (true, false)),
+        case(5, 3, 16, 6, 2, (false, true)),
+        case(1, 1, 256, 64, 16, (true, true)),
+    ] {
+        rotations::<f32>(&case);
+        rotations::<bf16>(&case);
+    }
+}

@@ -1,0 +1,174 @@
+//! Devices to test, reproducible numbers, and matrices on a device.
+
+use std::marker::PhantomData;
+use std::path::Path;
+
+use hip_runtime_sys::Api;
+use kernels::cpu::{CpuConfig, CpuDevice, Isa};
+use kernels::hip::{HipConfig, HipDevice, Libraries};
+use kernels::{Buffer, DType, Driver, Element, Mat, MatMut, Stream, bf16};
+
+use crate::emulated;
+
+pub(crate) const S: Stream = Stream(0);
+
+/// The emulator with both widths of a wave, and real GPUs where their libraries are.
+pub(crate) fn devices() -> Vec<HipDevice> {
+    let cache_dir = Some(Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu-kernels"));
+    let library = emulated::library();
+    let (driver, rtc) = (library.clone(), library);
+    let named = Libraries::Named { api: Api::Hip, driver, rtc, blas: None };
+    let emulated = [64, 32].map(|lanes| {
+        let libraries = named.clone();
+        let emulated_wave = Some(lanes);
+        let cache_dir = cache_dir.clone();
+        HipDevice::open(&HipConfig { libraries, emulated_wave, cache_dir, ..HipConfig::default() })
+            .unwrap()
+    });
+    let real = [Libraries::Rocm, Libraries::Cuda].into_iter().filter_map(|libraries| {
+        let cache_dir = cache_dir.clone();
+        HipDevice::open(&HipConfig { libraries, cache_dir, ..HipConfig::default() }).ok()
+    });
+    emulated.into_iter().chain(real).collect()
+}
+
+/// The device every other one is held to.
+pub(crate) fn oracle() -> CpuDevice {
+    CpuDevice::new(CpuConfig { threads: 1, isa: Isa::Portable }).unwrap()
+}
+
+/// Numbers that depend on the seed alone.
+pub(crate) struct Numbers(u64);
+
+impl Numbers {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub(crate) fn bits(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32
+    }
+
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        (self.bits() % n as u64) as usize
+    }
+
+    /// In [0, 1).
+    pub(crate) fn unit(&mut self) -> f32 {
+        (self.bits() >> 8 & 0xff_ffff) as f32 / 16_777_216.0
+    }
+
+    /// In (−1, 1).
+    pub(crate) fn float(&mut self) -> f32 {
+        2.0 * self.unit() - 1.0
+    }
+
+    pub(crate) fn reals<T: Real>(&mut self, n: usize) -> Vec<T> {
+        (0..n).map(|_| T::of(self.float())).collect()
+    }
+}
+
+/// An element that can be sent to a device and read back.
+pub(crate) trait Plain: Element + PartialEq + std::fmt::Debug + Default {
+    fn bytes(self) -> Vec<u8>;
+    fn from(bytes: &[u8]) -> Self;
+}
+
+macro_rules! plain {
+    ($($name:ty),*) => {$(
+        impl Plain for $name {
+            fn bytes(self) -> Vec<u8> {
+                self.to_le_bytes().to_vec()
+            }
+            fn from(bytes: &[u8]) -> Self {
+                Self::from_le_bytes(bytes.try_into().unwrap())
+            }
+        }
+    )*};
+}
+plain!(f32, bf16, i32, i64);
+
+/// An element type of the model.
+pub(crate) trait Real: Plain {
+    fn of(x: f32) -> Self;
+    fn value(self) -> f32;
+}
+
+impl Real for f32 {
+    fn of(x: f32) -> Self {
+        x
+    }
+    fn value(self) -> f32 {
+        self
+    }
+}
+
+impl Real for bf16 {
+    fn of(x: f32) -> Self {
+        Self::from_f32(x)
+    }
+    fn value(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+/// A matrix on a device.
+pub(crate) struct Array<T> {
+    pub(crate) buffer: Buffer,
+    rows: usize,
+    cols: usize,
+    kind: PhantomData<T>,
+}
+
+impl<T: Plain> Array<T> {
+    pub(crate) fn of(device: &HipDevice, data: &[T], rows: usize, cols: usize) -> Self {
+        assert_eq!(data.len(), rows * cols);
+        let bytes: Vec<u8> = data.iter().flat_map(|x| x.bytes()).collect();
+        let mut buffer = device.alloc(bytes.len().max(1)).unwrap();
+        device.upload(&mut buffer, 0, &bytes).unwrap();
+        Self { buffer, rows, cols, kind: PhantomData }
+    }
+
+    pub(crate) fn row(device: &HipDevice, data: &[T]) -> Self {
+        Self::of(device, data, 1, data.len())
+    }
+
+    /// Every byte 0xff: NaN as a float, −1 as an integer.
+    pub(crate) fn poisoned(device: &HipDevice, rows: usize, cols: usize) -> Self {
+        let bytes = vec![0xff; rows * cols * T::DTYPE.bytes()];
+        let mut buffer = device.alloc(bytes.len().max(1)).unwrap();
+        device.upload(&mut buffer, 0, &bytes).unwrap();
+        Self { buffer, rows, cols, kind: PhantomData }
+    }
+
+    pub(crate) fn mat(&self) -> Mat<'_> {
+        self.buffer.mat(T::DTYPE, self.rows, self.cols).unwrap()
+    }
+
+    pub(crate) fn mat_mut(&mut self) -> MatMut<'_> {
+        self.buffer.mat_mut(T::DTYPE, self.rows, self.cols).unwrap()
+    }
+
+    pub(crate) fn read(&self, device: &HipDevice) -> Vec<T> {
+        let size = T::DTYPE.bytes();
+        let mut bytes = vec![0; self.rows * self.cols * size];
+        device.download(&S, &self.buffer, 0, &mut bytes).unwrap();
+        bytes.chunks_exact(size).map(T::from).collect()
+    }
+}
+
+/// Largest difference, relative to the size of the expected values.
+pub(crate) fn error<T: Real>(got: &[T], expected: &[T]) -> f32 {
+    assert_eq!(got.len(), expected.len());
+    let size = expected.iter().fold(1e-3f32, |m, x| m.max(x.value().abs()));
+    let worst = got.iter().zip(expected).map(|(g, e)| (g.value() - e.value()).abs());
+    worst.fold(0.0, |m: f32, e| if e.is_nan() { f32::INFINITY } else { m.max(e) }) / size
+}
+
+/// What the order of f32 sums and approximate exponentials may cost: an ulp at a rounding edge in bf16.
+pub(crate) fn tolerance<T: Real>() -> f32 {
+    if T::DTYPE == DType::BF16 { 8e-3 } else { 3e-6 }
+}
