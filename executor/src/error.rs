@@ -41,6 +41,31 @@ pub enum ExecutorError {
         /// Longest request that fits.
         longest: u64,
     },
+    /// Weights and activations leave no memory for a KV cache.
+    #[error(
+        "no memory is left for the KV cache: {free} of {total} bytes are free and \
+         --gpu-memory-utilization is {utilization}; at least {sufficient:.2} would do"
+    )]
+    NoRoom {
+        /// Bytes of the device.
+        total: u64,
+        /// Bytes that are free.
+        free: u64,
+        /// Share of the total that may be used.
+        utilization: f64,
+        /// Share that would hold one block.
+        sufficient: f64,
+    },
+    /// The KV cache that was asked for does not fit into the device.
+    #[error("a KV cache of {needed} bytes does not fit: {free} of {total} bytes are free")]
+    KvTooLarge {
+        /// Bytes asked for.
+        needed: u64,
+        /// Bytes that are free.
+        free: u64,
+        /// Bytes of the device.
+        total: u64,
+    },
     /// A batch contradicts itself, or what was agreed at start.
     #[error("impossible batch: {0}")]
     Batch(#[from] BatchError),

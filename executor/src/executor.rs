@@ -70,9 +70,8 @@ impl Executor {
             |batch| state.submit(&self.engine, batch)?.finish(),
             |done| progress(Progress { phase, done, total }),
         )?;
+        let blocks = self.blocks(&state)?;
         drop(state);
-        let free_bytes = self.engine.ops.mem_info().free_bytes;
-        let blocks = kv_pool::blocks(self.config.kv, free_bytes, self.spec.bytes_per_block());
         kv_pool::check(blocks, block_tokens, self.config.kv_tokens_min)?;
         Ok(Memory { spec: self.spec.clone(), blocks, ns_per_token })
     }
@@ -116,6 +115,22 @@ impl Executor {
     #[must_use]
     pub fn kv_spec(&self) -> &KvSpec {
         &self.spec
+    }
+
+    /// Blocks this rank can hold, measured while everything else is allocated.
+    fn blocks(&self, state: &State) -> Result<u32, ExecutorError> {
+        let memory = self.engine.ops.mem_info();
+        let (kv, block_bytes) = (self.config.kv, self.spec.bytes_per_block());
+        if !self.engine.ops.device().captures_graphs() {
+            return Ok(kv_pool::blocks(kv, memory.free_bytes, block_bytes));
+        }
+        let gpu = kv_pool::GpuMemory {
+            total: memory.total_bytes,
+            free: memory.free_bytes + state.kv_bytes(),
+            utilization: self.config.memory_utilization,
+            graphs: self.graph_rows().len() as u64,
+        };
+        gpu.blocks(kv, block_bytes)
     }
 
     /// Likeliest ids an answer can list.

@@ -2,6 +2,59 @@
 
 use crate::{ExecutorError, KvSize};
 
+/// What is known about a GPU's memory after the warm-up, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct GpuMemory {
+    /// Of the device.
+    pub(crate) total: u64,
+    /// Free, were there no KV cache.
+    pub(crate) free: u64,
+    /// Share of the total to use, by all processes.
+    pub(crate) utilization: f64,
+    /// Steps that will be recorded.
+    pub(crate) graphs: u64,
+}
+
+/// Launches and parameters of one recorded step, as drivers keep them; measured below 10 MiB.
+const GRAPH_BYTES: u64 = 16 << 20;
+/// Parts of the total that stay free for what drivers allocate behind our back.
+const SAFETY: f64 = 0.02;
+
+impl GpuMemory {
+    /// Blocks of `block_bytes` for the configured size.
+    ///
+    /// Errors: `NoRoom` with the share that would hold one block, if nothing is left.
+    pub(crate) fn blocks(&self, size: KvSize, block_bytes: u64) -> Result<u32, ExecutorError> {
+        let used = self.total - self.free.min(self.total);
+        let aside = self.graphs * GRAPH_BYTES + (self.total as f64 * SAFETY) as u64;
+        let budget = (self.total as f64 * self.utilization) as u64;
+        let left = budget.saturating_sub(used + aside).min(self.free.saturating_sub(aside));
+        let wanted = match size {
+            KvSize::Auto => {
+                return self.some(left / block_bytes.max(1), used + aside + block_bytes);
+            }
+            KvSize::Bytes(bytes) => bytes / block_bytes.max(1),
+            KvSize::Blocks(blocks) => u64::from(blocks),
+        };
+        let most = self.free.saturating_sub(aside) / block_bytes.max(1);
+        if wanted > most {
+            let (needed, free) =
+                (wanted.saturating_mul(block_bytes), self.free - aside.min(self.free));
+            return Err(ExecutorError::KvTooLarge { needed, free, total: self.total });
+        }
+        self.some(wanted, used + aside + block_bytes)
+    }
+
+    fn some(&self, blocks: u64, needed: u64) -> Result<u32, ExecutorError> {
+        if blocks > 0 {
+            return Ok(u32::try_from(blocks).unwrap_or(u32::MAX));
+        }
+        let Self { total, free, utilization, .. } = *self;
+        let sufficient = needed as f64 / total.max(1) as f64;
+        Err(ExecutorError::NoRoom { total, free, utilization, sufficient })
+    }
+}
+
 /// Most bytes the KV cache takes unless told otherwise; it lies in the memory everything else uses.
 const AUTO_BYTES_MAX: u64 = 4 << 30;
 
@@ -43,6 +96,20 @@ mod tests {
         ] {
             assert_eq!(blocks(size, free, 1 << 20), expected, "{size:?}");
         }
+    }
+
+    #[test]
+    fn a_gpu_gives_what_its_share_leaves() {
+        const GIB: u64 = 1 << 30;
+        let gpu = GpuMemory { total: 100 * GIB, free: 80 * GIB, utilization: 0.9, graphs: 0 };
+        // 90 - 20 used - 2 aside.
+        assert_eq!(gpu.blocks(KvSize::Auto, GIB).unwrap(), 68);
+        assert_eq!(gpu.blocks(KvSize::Blocks(78), GIB).unwrap(), 78);
+        let error = gpu.blocks(KvSize::Bytes(79 * GIB), GIB).unwrap_err().to_string();
+        assert!(error.contains(&(79 * GIB).to_string()), "{error}");
+        let full = GpuMemory { utilization: 0.2, ..gpu };
+        let error = full.blocks(KvSize::Auto, GIB).unwrap_err().to_string();
+        assert!(error.contains("0.23"), "20 used, 2 aside, 1 block: {error}");
     }
 
     #[test]

@@ -123,6 +123,11 @@ impl State {
         })
     }
 
+    /// Bytes of the KV cache.
+    pub(crate) fn kv_bytes(&self) -> u64 {
+        self.size.kv.bytes() as u64
+    }
+
     /// Hands a batch to the device; the answers come with [`Pending::finish`].
     pub(crate) fn submit(
         &mut self,
