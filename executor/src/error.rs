@@ -17,9 +17,6 @@ pub enum ExecutorError {
     /// The device failed.
     #[error(transparent)]
     Device(#[from] kernels::DeviceError),
-    /// No backend of this build computes on the device asked for.
-    #[error("--device {0}: this build has no backend for it")]
-    NoBackend(&'static str),
     /// The link broke; a peer that merely leaves is no error.
     #[error(transparent)]
     Link(protocol::link::LinkError),

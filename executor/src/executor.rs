@@ -3,15 +3,12 @@
 use crate::graph::{self, Graphs};
 use crate::inputs::StepLimits;
 use crate::step::{Engine, Pending, State, StateSize};
-use crate::{Dtype, ExecutorConfig, ExecutorError, kv_pool, sampler, warm_up};
+use crate::{ExecutorConfig, ExecutorError, device, kv_pool, sampler, warm_up};
 use collectives::Group;
-use kernels::cpu::{CpuConfig, CpuDevice};
-use kernels::{DType, DeviceError, KvLayout};
-use models::config::CheckpointDType;
+use kernels::KvLayout;
 use models::{LoadOptions, kv_spec, load_model};
 use ops::Ops;
 use protocol::{Batch, KvSpec, Memory, Phase, Ready, StepOutput};
-use std::sync::Arc;
 
 /// How far a phase of the start-up has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,10 +35,9 @@ impl Executor {
         config: ExecutorConfig,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Self, ExecutorError> {
-        let device = open_device(&config)?;
-        let threads = device.threads().threads();
-        let dtype = dtype(&config);
-        let ops = Ops::new(Arc::new(device), dtype)?;
+        let (device, threads) = device::open(&config)?;
+        let dtype = device::dtype(&config);
+        let ops = Ops::new(device, dtype)?;
         let phase = Phase::Load;
         let options = LoadOptions {
             ops: &ops,
@@ -197,16 +193,5 @@ impl std::fmt::Debug for Submitted {
 impl std::fmt::Debug for Executor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Executor").field("ops", &self.engine.ops).finish_non_exhaustive()
-    }
-}
-
-fn open_device(config: &ExecutorConfig) -> Result<CpuDevice, DeviceError> {
-    CpuDevice::new(CpuConfig { threads: config.threads.unwrap_or(0), ..CpuConfig::default() })
-}
-
-fn dtype(config: &ExecutorConfig) -> DType {
-    match (config.dtype, config.model.dtype) {
-        (Dtype::Float32, _) | (Dtype::Auto, Some(CheckpointDType::F32)) => DType::F32,
-        (Dtype::Bfloat16 | Dtype::Auto, _) => DType::BF16,
     }
 }

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod device;
 mod error;
 mod executor;
 mod graph;

@@ -3,12 +3,14 @@
 //! Any failure, a panic included, becomes one `Fault` message, and the executor is gone: whoever
 //! holds the other end starts another one. A closed link is an order to leave, not a failure.
 
-use crate::{Executor, ExecutorConfig, ExecutorError, Progress};
-use protocol::link::{Link, LinkError};
+use crate::{Executor, ExecutorConfig, ExecutorError, Progress, Submitted};
+use protocol::link::{Link, LinkError, Receiving, Sending};
 use protocol::{Device, FromExecutor, Hello, PROTOCOL_VERSION, StepId, ToExecutor};
 use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// Waiting costs nothing; the bound only keeps a lost wake-up from lasting for ever.
@@ -17,79 +19,122 @@ const PATIENCE: Duration = Duration::from_mins(1);
 /// Progress is reported at most this often, so that a slow reader does not hold up the load.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
+/// Messages and steps that may wait for the answering thread: more than a scheduler has in flight.
+const OUTBOX: usize = 8;
+
 /// Runs an executor on this thread until `Shutdown`, until the peer leaves, or until it fails.
-pub fn run<L>(config: ExecutorConfig, mut link: L)
+///
+/// Steps are submitted here and answered by a thread of their own, so that the device gets the next step
+/// while somebody waits for this one.
+pub fn run<L>(config: ExecutorConfig, link: L)
 where
     L: Link<Out = FromExecutor, In = ToExecutor>,
 {
-    let step = Cell::new(None);
-    let ending = catch_unwind(AssertUnwindSafe(|| serve(config, &mut link, &step)));
-    let text = match ending {
-        Ok(Ok(()) | Err(Stop::Closed)) => return,
-        Ok(Err(Stop::Failed(error))) => error.to_string(),
-        Err(panic) => format!("panic: {}", panic_text(panic.as_ref())),
+    let (sender, mut receiver) = link.split();
+    let (outbox, waiting) = sync_channel(OUTBOX);
+    let Ok(answers) =
+        thread::Builder::new().name("answers".to_owned()).spawn(move || answer(sender, &waiting))
+    else {
+        tracing::error!("the system gives no thread to answer with"); // The link closes, and that is seen.
+        return;
     };
-    tracing::error!(step = step.get().map(|step: StepId| step.0), text, "executor fault");
-    // If the peer is gone as well, nobody is left to tell.
-    let _ = link.send(FromExecutor::Fault { step: step.get(), text });
+    let step = Cell::new(None);
+    let ending = catch(|| serve(config, &mut receiver, &outbox, &step));
+    if let Err(Stop::Failed(text)) = ending {
+        fault(&outbox, step.get(), text);
+    }
+    drop(outbox);
+    // It ends with the last message, or with a peer that is gone; a panic in it has become a fault.
+    let _ = answers.join();
+}
+
+/// What goes out, in order.
+#[allow(clippy::large_enum_variant, reason = "a handful exist at a time")]
+enum Outgoing {
+    Message(FromExecutor),
+    Step(StepId, Submitted),
 }
 
 /// Why serving ended.
 enum Stop {
     Closed,
-    Failed(ExecutorError),
-}
-
-impl From<LinkError> for Stop {
-    fn from(error: LinkError) -> Self {
-        match error {
-            LinkError::Closed => Self::Closed,
-            broken => Self::Failed(ExecutorError::Link(broken)),
-        }
-    }
+    Failed(String),
 }
 
 impl<E: Into<ExecutorError>> From<E> for Stop {
     fn from(error: E) -> Self {
-        Self::Failed(error.into())
+        match error.into() {
+            ExecutorError::Link(LinkError::Closed) => Self::Closed,
+            error => Self::Failed(error.to_string()),
+        }
     }
 }
 
-fn serve<L>(config: ExecutorConfig, link: &mut L, step: &Cell<Option<StepId>>) -> Result<(), Stop>
-where
-    L: Link<Out = FromExecutor, In = ToExecutor>,
-{
-    let (rank, epoch) = (config.rank, config.epoch);
-    let threads = config.threads.map_or_else(|| "all cores".to_owned(), |n| format!("{n} threads"));
-    let hello = Hello {
-        version: PROTOCOL_VERSION,
-        rank,
-        epoch,
-        device: format!("cpu, {threads}"),
-        build: env!("CARGO_PKG_VERSION").to_owned(),
-        manifest: config.manifest,
-    };
-    link.send(FromExecutor::Hello(hello))?;
-    match config.device {
-        Device::Cpu => {}
-        Device::Rocm => return Err(ExecutorError::NoBackend("rocm").into()),
-        Device::Cuda => return Err(ExecutorError::NoBackend("cuda").into()),
+/// Turns a panic into a failure.
+fn catch(work: impl FnOnce() -> Result<(), Stop>) -> Result<(), Stop> {
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|panic| Err(Stop::Failed(format!("panic: {}", panic_text(panic.as_ref())))))
+}
+
+fn fault(outbox: &SyncSender<Outgoing>, step: Option<StepId>, text: String) {
+    tracing::error!(step = step.map(|step| step.0), text, "executor fault");
+    // If the answering thread is gone, so is the peer, or it has told of a failure of its own.
+    let _ = outbox.send(Outgoing::Message(FromExecutor::Fault { step, text }));
+}
+
+/// Sends messages as they come, and the results of steps as the device finishes them.
+fn answer<S: Sending<Message = FromExecutor>>(mut link: S, waiting: &Receiver<Outgoing>) {
+    for outgoing in waiting {
+        let (step, message) = match outgoing {
+            Outgoing::Message(message) => (None, Ok(message)),
+            Outgoing::Step(step, submitted) => (Some(step), finish(submitted)),
+        };
+        let failed = message.is_err();
+        let message = message.unwrap_or_else(|text| {
+            tracing::error!(step = step.map(|step| step.0), text, "executor fault");
+            FromExecutor::Fault { step, text }
+        });
+        if link.send(message).is_err() || failed {
+            return; // Whoever still sends here notices.
+        }
     }
-    let mut reports = Reports { link, last: None, closed: false };
+}
+
+fn finish(submitted: Submitted) -> Result<FromExecutor, String> {
+    let mut output = None;
+    let ending = catch(|| {
+        output = Some(submitted.finish()?);
+        Ok(())
+    });
+    match (ending, output) {
+        (Err(Stop::Failed(text)), _) => Err(text),
+        (_, Some(output)) => Ok(FromExecutor::StepOutput(output)),
+        (_, None) => Err("a step ended without a result".to_owned()),
+    }
+}
+
+fn serve<R: Receiving<Message = ToExecutor>>(
+    config: ExecutorConfig,
+    link: &mut R,
+    outbox: &SyncSender<Outgoing>,
+    step: &Cell<Option<StepId>>,
+) -> Result<(), Stop> {
+    let epoch = config.epoch;
+    send(outbox, FromExecutor::Hello(hello(&config)))?;
+    let mut reports = Reports { outbox, last: None, closed: false };
     let mut executor = Executor::load(config, &mut |progress| reports.send(progress))?;
     let memory = executor.warm_up(&mut |progress| reports.send(progress))?;
     if reports.closed {
         return Err(Stop::Closed);
     }
-    link.send(FromExecutor::Memory(memory))?;
+    send(outbox, FromExecutor::Memory(memory))?;
     loop {
-        match link.recv(PATIENCE)? {
+        match link.recv(PATIENCE).map_err(ExecutorError::Link)? {
             None => {}
             Some(ToExecutor::Shutdown) => return Ok(()),
             Some(ToExecutor::SizeKv { blocks }) => {
-                let mut reports = Reports { link, last: None, closed: false };
                 let ready = executor.size_kv(blocks, &mut |progress| reports.send(progress))?;
-                link.send(FromExecutor::Ready(ready))?;
+                send(outbox, FromExecutor::Ready(ready))?;
             }
             Some(ToExecutor::Batch(batch)) if batch.epoch != epoch => {
                 tracing::warn!(
@@ -100,29 +145,51 @@ where
             }
             Some(ToExecutor::Batch(batch)) => {
                 step.set(Some(batch.step));
-                let output = executor.step(&batch)?;
-                link.send(FromExecutor::StepOutput(output))?;
+                let submitted = executor.submit(&batch)?;
+                let outgoing = Outgoing::Step(batch.step, submitted);
+                outbox.send(outgoing).map_err(|_| Stop::Closed)?;
                 step.set(None);
             }
         }
     }
 }
 
+fn hello(config: &ExecutorConfig) -> Hello {
+    let device = match (config.device, config.threads) {
+        (Device::Cpu, None) => "cpu, all cores".to_owned(),
+        (Device::Cpu, Some(n)) => format!("cpu, {n} threads"),
+        (Device::Rocm, _) => "rocm".to_owned(),
+        (Device::Cuda, _) => "cuda".to_owned(),
+    };
+    Hello {
+        version: PROTOCOL_VERSION,
+        rank: config.rank,
+        epoch: config.epoch,
+        device,
+        build: env!("CARGO_PKG_VERSION").to_owned(),
+        manifest: config.manifest,
+    }
+}
+
+fn send(outbox: &SyncSender<Outgoing>, message: FromExecutor) -> Result<(), Stop> {
+    outbox.send(Outgoing::Message(message)).map_err(|_| Stop::Closed)
+}
+
 /// Sends progress, not too often; a peer that left is noticed once the phase is over.
-struct Reports<'a, L> {
-    link: &'a mut L,
+struct Reports<'a> {
+    outbox: &'a SyncSender<Outgoing>,
     last: Option<Instant>,
     closed: bool,
 }
 
-impl<L: Link<Out = FromExecutor>> Reports<'_, L> {
+impl Reports<'_> {
     fn send(&mut self, Progress { phase, done, total }: Progress) {
         let recent = self.last.is_some_and(|last| last.elapsed() < PROGRESS_INTERVAL);
         if self.closed || (recent && done < total) {
             return;
         }
         self.last = Some(Instant::now());
-        self.closed = self.link.send(FromExecutor::Progress { phase, done, total }).is_err();
+        self.closed = send(self.outbox, FromExecutor::Progress { phase, done, total }).is_err();
     }
 }
 

@@ -68,6 +68,8 @@ pub struct DeviceLibraries {
     pub compiler: Option<PathBuf>,
     /// Matrix products; `None` = our own kernels only.
     pub blas: Option<PathBuf>,
+    /// The libraries emulate a GPU, with waves of so many lanes.
+    pub emulated_wave: Option<u32>,
 }
 
 /// Type of weights and activations.

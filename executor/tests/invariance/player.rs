@@ -17,7 +17,7 @@ pub(crate) fn config(dtype: Dtype, threads: usize) -> ExecutorConfig {
     let text = r#"{
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 384,
         "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 160, "hidden_act": "silu",
+        "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 160, "hidden_act": "silu",
         "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 512,
         "tie_word_embeddings": true, "attention_bias": false, "torch_dtype": "bfloat16"
     }"#;
@@ -117,15 +117,22 @@ pub(crate) struct Player {
     step: StepId,
     /// Decode rows name the step that sampled their token instead of the token.
     pub(crate) from_device: bool,
+    /// Rows of the steps that the executor has recorded; decode steps are replayed if there are any.
+    pub(crate) graphs: Vec<u32>,
 }
 
 impl Player {
     pub(crate) fn new(dtype: Dtype, threads: usize) -> Self {
-        let mut executor = Executor::load(config(dtype, threads), &mut |_| {}).unwrap();
-        executor.size_kv(BLOCKS, &mut |_| {}).unwrap();
+        Self::with(config(dtype, threads))
+    }
+
+    pub(crate) fn with(config: ExecutorConfig) -> Self {
+        let KvSize::Blocks(blocks) = config.kv else { panic!("a number of blocks") };
+        let mut executor = Executor::load(config, &mut |_| {}).unwrap();
+        let graphs = executor.size_kv(blocks, &mut |_| {}).unwrap().graph_rows;
         // Blocks of a request shall not lie in order.
-        let free = (0..BLOCKS).map(|i| BlockId(i * 229 % BLOCKS)).collect();
-        Self { executor, free, step: StepId(0), from_device: false }
+        let free = (0..blocks).map(|i| BlockId(i * 229 % blocks)).collect();
+        Self { executor, free, step: StepId(0), from_device: false, graphs }
     }
 
     pub(crate) fn free(&mut self, blocks: Vec<BlockId>) {
@@ -151,7 +158,11 @@ impl Player {
     pub(crate) fn try_step(&mut self, jobs: &mut [(&mut Job, usize)]) -> (Vec<Row>, StepOutput) {
         self.step = self.step.next();
         let rows: Vec<Row> = jobs.iter_mut().map(|(job, len)| self.row(job, *len)).collect();
-        let bucket = Bucket::Eager { tokens: rows.iter().map(|row| row.len).sum() };
+        let recorded = self.graphs.iter().find(|&&graph| graph as usize >= rows.len());
+        let bucket = match recorded.filter(|_| rows.iter().all(|row| row.len == 1)) {
+            Some(&rows) => Bucket::Graph { rows, width: 1 },
+            None => Bucket::Eager { tokens: rows.iter().map(|row| row.len).sum() },
+        };
         let batch = Batch { step: self.step, epoch: Epoch(1), bucket, moe_tokens: 0, rows };
         let output = self.executor.step(&batch).unwrap();
         assert_eq!((output.step, output.epoch), (batch.step, batch.epoch));

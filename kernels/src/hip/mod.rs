@@ -53,4 +53,5 @@ mod weights;
 pub use config::{HipConfig, Libraries};
 pub use device::HipDevice;
 pub use error::HipError;
+pub use hip_runtime_sys::Api;
 pub use source::{Define, HEADERS, Source};

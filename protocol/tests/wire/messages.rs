@@ -189,6 +189,7 @@ pub(crate) fn settings() -> impl Strategy<Value = Settings> {
                     driver: driver.into(),
                     compiler: compiler.map(Into::into),
                     blas: blas.map(Into::into),
+                    emulated_wave: eager.then_some(64),
                 }),
                 kernel_cache: cache.map(Into::into),
                 dtype: if eager { Dtype::Auto } else { Dtype::Float32 },
