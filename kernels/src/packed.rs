@@ -45,6 +45,12 @@ impl Packed {
         self.buffer.bytes()
     }
 
+    /// The elements, in the order of the device the matrix was packed on.
+    #[must_use]
+    pub fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
     /// First byte; on the device the matrix was packed on.
     pub(crate) fn as_ptr(&self) -> *const u8 {
         self.buffer.as_ptr()

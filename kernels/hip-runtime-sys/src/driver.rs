@@ -192,6 +192,8 @@ pub mod code {
     pub const OUT_OF_MEMORY: Code = 2;
     /// The driver is there, a device is not.
     pub const NO_DEVICE: Code = 100;
+    /// There is no device of this number; HIP's first call says so where there is none at all.
+    pub const INVALID_DEVICE: Code = 101;
     /// The operation cannot be captured.
     pub const CAPTURE_UNSUPPORTED: Code = 900;
 }

@@ -230,14 +230,14 @@ fn find_device(driver: &Driver, wanted: usize) -> Result<c_int, HipError> {
     // SAFETY: first call of the library; repeating it is allowed.
     match unsafe { (driver.init)(0) } {
         code::SUCCESS => {}
-        code::NO_DEVICE => return Err(none(0)),
+        code::NO_DEVICE | code::INVALID_DEVICE => return Err(none(0)),
         code => check(driver, code, "init")?,
     }
     let mut found = 0;
     // SAFETY: a place to write to.
     match unsafe { (driver.device_count)(&raw mut found) } {
         code::SUCCESS => {}
-        code::NO_DEVICE => return Err(none(0)),
+        code::NO_DEVICE | code::INVALID_DEVICE => return Err(none(0)),
         code => check(driver, code, "device count")?,
     }
     if wanted >= found.max(0) as usize {

@@ -1,15 +1,31 @@
-//! Every GPU kernel against its CPU twin, outputs poisoned first: on the emulator with waves of 64 and 32 lanes,
-//! and on a GPU where there is one.
+//! Every GPU kernel against its CPU twin, outputs poisoned first: on the emulator with waves of 64 and 32 lanes, or
+//! on a GPU:
+//!
+//! `HADRON_GPU=cuda cargo test --release -p kernels --test gpu -- --include-ignored --nocapture --test-threads 1`
+//!
+//! (or `rocm`; `HADRON_GPU_FOLDERS` names folders of libraries that the loader does not find, `HADRON_SEED` the
+//! inputs of a test that failed). The ignored one measures; it is of no use on the emulator.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
+#![allow(clippy::print_stdout, reason = "figures, and what a failure is repeated with")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests are told by the environment which GPU to take"
+)]
+#![allow(dead_code, reason = "files of cases use their part of the support")]
 
 #[path = "../emulated/mod.rs"]
 mod emulated;
+mod pair;
 mod support;
 
+mod device;
 mod elementwise;
 mod embed;
+mod errors;
 mod moe_route;
 mod norm;
 mod qk_rope;
+mod speed;
 mod step;
+mod weights;

@@ -1,7 +1,7 @@
 //! Devices to test, reproducible numbers, and matrices on a device.
 
 use std::marker::PhantomData;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use hip_runtime_sys::Api;
 use kernels::cpu::{CpuConfig, CpuDevice, Isa};
@@ -12,24 +12,41 @@ use crate::emulated;
 
 pub(crate) const S: Stream = Stream(0);
 
-/// The emulator with both widths of a wave, and real GPUs where their libraries are.
+/// The GPU that `HADRON_GPU` names, else the emulator with both widths of a wave.
 pub(crate) fn devices() -> Vec<HipDevice> {
-    let cache_dir = Some(Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu-kernels"));
+    let configs = match std::env::var("HADRON_GPU") {
+        Ok(vendor) => vec![real(&vendor)],
+        Err(_) => [64, 32].map(emulator).to_vec(),
+    };
+    configs.iter().map(|config| HipDevice::open(config).unwrap()).collect()
+}
+
+/// The emulator as a device.
+pub(crate) fn emulator(wave: u32) -> HipConfig {
     let library = emulated::library();
     let (driver, rtc) = (library.clone(), library);
-    let named = Libraries::Named { api: Api::Hip, driver, rtc, blas: None };
-    let emulated = [64, 32].map(|lanes| {
-        let libraries = named.clone();
-        let emulated_wave = Some(lanes);
-        let cache_dir = cache_dir.clone();
-        HipDevice::open(&HipConfig { libraries, emulated_wave, cache_dir, ..HipConfig::default() })
-            .unwrap()
-    });
-    let real = [Libraries::Rocm, Libraries::Cuda].into_iter().filter_map(|libraries| {
-        let cache_dir = cache_dir.clone();
-        HipDevice::open(&HipConfig { libraries, cache_dir, ..HipConfig::default() }).ok()
-    });
-    emulated.into_iter().chain(real).collect()
+    let libraries = Libraries::Named { api: Api::Hip, driver, rtc, blas: None };
+    // A sanitizer changes what is compiled, not what it is compiled from.
+    let sanitizer = std::env::var("HIPEMU_SANITIZE").unwrap_or_default();
+    let cache_dir = Some(cache_dir(&format!("gpu-kernels{sanitizer}")));
+    HipConfig { libraries, cache_dir, emulated_wave: Some(wave), ..HipConfig::default() }
+}
+
+/// A real GPU: `cuda` or `rocm`; `HADRON_GPU_FOLDERS` says where libraries lie that the loader does not find.
+fn real(vendor: &str) -> HipConfig {
+    let libraries = match vendor {
+        "rocm" => Libraries::Rocm,
+        "cuda" => Libraries::Cuda,
+        _ => panic!("HADRON_GPU={vendor} is neither cuda nor rocm"),
+    };
+    let folders = std::env::var("HADRON_GPU_FOLDERS").unwrap_or_default();
+    let folders = std::env::split_paths(&folders).collect();
+    let cache_dir = Some(cache_dir("gpu-kernels-real"));
+    HipConfig { libraries, folders, cache_dir, ..HipConfig::default() }
+}
+
+fn cache_dir(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
 /// The device every other one is held to.

@@ -1,0 +1,154 @@
+//! Memory, copies, fences and graphs.
+
+use kernels::{DType, Driver, Kernels, Mat, Pinned, Stream};
+
+use crate::pair::{Pair, Twin, bytes_of, elements_of, pairs};
+use crate::support::S;
+
+const FLOATS: usize = 1000;
+
+/// `y = a + b` on the GPU.
+fn add(pair: &Pair, y: &mut Twin, a: Mat<'_>, b: Mat<'_>) {
+    pair.gpu.add(&S, y.gpu_mut(), a, b).unwrap();
+}
+
+fn gpu_floats(pair: &Pair, twin: &Twin) -> Vec<f32> {
+    let mut bytes = vec![0; FLOATS * 4];
+    pair.gpu.download(&S, &twin.gpu, 0, &mut bytes).unwrap();
+    elements_of(&bytes)
+}
+
+fn pinned(pair: &Pair, value: f32) -> Pinned {
+    let mut memory = pair.gpu.alloc_pinned(FLOATS * 4).unwrap();
+    memory.bytes_mut()[..FLOATS * 4].copy_from_slice(&bytes_of(&[value; FLOATS]));
+    memory
+}
+
+#[test]
+fn memory_is_zero_and_aligned() {
+    for pair in &pairs() {
+        for bytes in [0, 1, 255, 4096, 1_000_001] {
+            let buffer = pair.gpu.alloc(bytes).unwrap();
+            assert!(buffer.bytes() >= bytes);
+            let mut host = vec![1u8; buffer.bytes()];
+            pair.gpu.download(&S, &buffer, 0, &mut host).unwrap();
+            assert!(host.iter().all(|&b| b == 0), "{bytes} bytes");
+        }
+        let pinned = pair.gpu.alloc_pinned(777).unwrap();
+        assert!(pinned.bytes().len() >= 777 && pinned.bytes().iter().all(|&b| b == 0));
+        let info = pair.gpu.mem_info();
+        assert!(info.free_bytes > 0 && info.free_bytes <= info.total_bytes, "{info:?}");
+    }
+}
+
+/// A copy comes after the launches before it and before those behind it, with no wait in between.
+#[test]
+fn copies_keep_order() {
+    for pair in &pairs() {
+        let mut x = pair.put(&[1f32; FLOATS], 1, FLOATS);
+        let mut y = pair.poisoned(DType::F32, 1, FLOATS);
+        let mut flights = Vec::new();
+        for value in [2.0, 3.0] {
+            let upload = pair.gpu.start_upload(&S, &mut x.gpu, pinned(pair, value), FLOATS * 4);
+            flights.push(upload.unwrap());
+            add(pair, &mut y, x.gpu(), x.gpu());
+            let download = pair.gpu.start_download(&S, &y.gpu, pinned(pair, -1.0), FLOATS * 4);
+            flights.push(download.unwrap());
+        }
+        for (flight, value) in flights.into_iter().zip([2.0, 4.0, 3.0, 6.0]) {
+            let memory = flight.wait().unwrap();
+            let floats: Vec<f32> = elements_of(&memory.bytes()[..FLOATS * 4]);
+            assert!(floats.iter().all(|&x| x == value), "{value}: {floats:?}");
+        }
+    }
+}
+
+/// A replay reads what lies in its buffers then.
+#[test]
+fn graphs_replay() {
+    for pair in &pairs() {
+        assert!(pair.gpu.captures_graphs());
+        let mut x = pair.put(&[1f32; FLOATS], 1, FLOATS);
+        let mut y = pair.poisoned(DType::F32, 1, FLOATS);
+        let mut z = pair.poisoned(DType::F32, 1, FLOATS);
+        add(pair, &mut y, x.gpu(), x.gpu()); // Compiles.
+        assert_eq!(gpu_floats(pair, &y), [2.0; FLOATS]);
+        pair.gpu.begin_capture(&S).unwrap();
+        add(pair, &mut y, x.gpu(), x.gpu());
+        add(pair, &mut z, y.gpu(), y.gpu());
+        let graph = pair.gpu.end_capture(&S).unwrap();
+        for value in [5f32, 7.0] {
+            pair.gpu.upload(&mut x.gpu, 0, &bytes_of(&[value; FLOATS])).unwrap();
+            pair.gpu.replay(&S, &graph).unwrap();
+            assert_eq!(gpu_floats(pair, &z), [4.0 * value; FLOATS]);
+        }
+    }
+}
+
+/// What would spoil a capture is refused, and the capture is whole nevertheless.
+#[test]
+fn capture_refuses_what_would_break_it() {
+    for pair in &pairs() {
+        let mut x = pair.put(&[1f32; FLOATS], 1, FLOATS);
+        let mut y = pair.poisoned(DType::F32, 1, FLOATS);
+        add(pair, &mut y, x.gpu(), x.gpu());
+        let host = pinned(pair, 3.0);
+        let mut bytes = vec![0; 4];
+        pair.gpu.begin_capture(&S).unwrap();
+        let refused = [
+            pair.gpu.alloc(4).err(),
+            pair.gpu.alloc_pinned(4).err(),
+            pair.gpu.upload(&mut x.gpu, 0, &[0; 4]).err(),
+            pair.gpu.download(&S, &x.gpu, 0, &mut bytes).err(),
+            pair.gpu.start_upload(&S, &mut x.gpu, host, 4).err(),
+            pair.gpu.synchronize(&S).err(),
+            pair.gpu.begin_capture(&S).err(),
+        ];
+        add(pair, &mut y, x.gpu(), x.gpu());
+        let graph = pair.gpu.end_capture(&S).unwrap();
+        for error in refused {
+            let error = error.expect("refused").to_string();
+            assert!(error.ends_with("during the capture of a graph"), "{error}");
+        }
+        pair.gpu.upload(&mut x.gpu, 0, &bytes_of(&[4f32; FLOATS])).unwrap();
+        pair.gpu.replay(&S, &graph).unwrap();
+        assert_eq!(gpu_floats(pair, &y), [8.0; FLOATS]);
+        assert!(pair.gpu.end_capture(&S).is_err(), "no capture is under way");
+    }
+}
+
+/// Freeing waits for the device, which a capture must not: it happens when the capture is over.
+#[test]
+fn memory_dropped_in_a_capture_is_freed_after_it() {
+    for pair in &pairs() {
+        let x = pair.put(&[1f32; FLOATS], 1, FLOATS);
+        let mut y = pair.poisoned(DType::F32, 1, FLOATS);
+        add(pair, &mut y, x.gpu(), x.gpu());
+        let large = pair.gpu.alloc(64 << 20).unwrap();
+        let held = pair.gpu.mem_info().free_bytes;
+        pair.gpu.begin_capture(&S).unwrap();
+        drop(large);
+        add(pair, &mut y, x.gpu(), x.gpu());
+        pair.gpu.end_capture(&S).unwrap();
+        assert!(pair.gpu.mem_info().free_bytes >= held + (60 << 20));
+    }
+}
+
+/// One thread launches, another waits.
+#[test]
+fn fences_pass_on_other_threads() {
+    for pair in &pairs() {
+        let x = pair.put(&[21f32; FLOATS], 1, FLOATS);
+        let mut y = pair.poisoned(DType::F32, 1, FLOATS);
+        add(pair, &mut y, x.gpu(), x.gpu());
+        let flight = pair.gpu.start_download(&S, &y.gpu, pinned(pair, 0.0), FLOATS * 4).unwrap();
+        let waiter = std::thread::spawn(move || flight.wait().unwrap());
+        let memory = waiter.join().unwrap();
+        let floats: Vec<f32> = elements_of(&memory.bytes()[..FLOATS * 4]);
+        assert_eq!(floats, [42.0; FLOATS]);
+        // Dropped without a wait: the memory outlives the copy all the same.
+        drop(pair.gpu.start_download(&S, &y.gpu, memory, FLOATS * 4).unwrap());
+        pair.gpu.synchronize(&S).unwrap();
+        assert!(pair.gpu.synchronize(&Stream(99)).is_err());
+    }
+}

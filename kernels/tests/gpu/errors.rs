@@ -1,0 +1,90 @@
+//! What a user reads when a GPU is not there, too small, or its kernels do not compile.
+
+use kernels::hip::{HipConfig, HipDevice, Libraries, Source};
+use kernels::{DeviceError, Driver};
+
+use crate::support::emulator;
+
+#[test]
+fn a_missing_library_names_what_was_tried() {
+    for (libraries, what) in
+        [(Libraries::Rocm, "libamdhip64.so"), (Libraries::Cuda, "libcuda.so.1")]
+    {
+        let config = HipConfig { libraries, ..HipConfig::default() };
+        match HipDevice::open(&config) {
+            Ok(device) => println!("this machine has {}", device.name()),
+            // With the library, but without a device, the error says so.
+            Err(error) => assert!(error.to_string().contains(what), "{error}"),
+        }
+    }
+}
+
+#[test]
+fn a_device_that_is_not_there_is_an_error_with_the_number_of_those_that_are() {
+    let error = HipDevice::open(&HipConfig { device: 7, ..emulator(64) }).unwrap_err().to_string();
+    assert!(error.starts_with("no device 7: ") && error.ends_with("finds 1"), "{error}");
+}
+
+#[test]
+fn out_of_memory_tells_all_numbers() {
+    let device = HipDevice::open(&emulator(64)).unwrap();
+    let total = device.mem_info().total_bytes;
+    let error = device.alloc(total as usize + 1).unwrap_err().to_string();
+    let wanted = format!("{} bytes asked for", (total + 1).next_multiple_of(256));
+    assert!(error.starts_with("out of device memory on "), "{error}");
+    assert!(error.contains(&wanted) && error.contains(&format!("of {total} free")), "{error}");
+    assert!(device.alloc(1).is_ok(), "the device is as good as before");
+}
+
+static BROKEN: Source = Source {
+    name: "broken/broken.hip",
+    text: "#include \"dev.h\"\nKERNEL(64) broken(float* y) { y[tid()] = missing; }\nEXPORT(broken)\n",
+};
+static WHOLE: Source = Source {
+    name: "whole/whole.hip",
+    text: "#include \"dev.h\"\nKERNEL(64) whole(float* y) { y[tid()] = SIZE; }\nEXPORT(whole)\n",
+};
+
+#[test]
+fn a_kernel_that_does_not_compile_names_file_and_reason() {
+    let device = HipDevice::open(&emulator(32)).unwrap();
+    let error = device.compile(&[(&BROKEN, vec![("SIZE", 3)])]).unwrap_err();
+    let DeviceError::Hip(error) = error else { panic!("{error}") };
+    let text = error.to_string();
+    assert!(text.starts_with("broken/broken.hip does not compile for "), "{text}");
+    assert!(text.contains("-DWAVE=32 -DSIZE=3"), "{text}");
+    assert!(text.contains("broken/broken.hip:2") && text.contains("missing"), "{text}");
+}
+
+#[test]
+fn sources_compile_side_by_side_and_are_found_on_disk_by_the_next_device() {
+    let folder = std::env::temp_dir().join(format!("hadron-gpu-cache-{}", std::process::id()));
+    let config = HipConfig { cache_dir: Some(folder.clone()), ..emulator(64) };
+    let builds: Vec<_> = (1..4).map(|size| (&WHOLE, vec![("SIZE", size)])).collect();
+    let files = || -> Vec<_> {
+        let mut files: Vec<_> = std::fs::read_dir(&folder)
+            .unwrap()
+            .map(|f| f.unwrap())
+            .map(|f| (f.path(), f.metadata().unwrap().modified().unwrap()))
+            .collect();
+        files.sort();
+        files
+    };
+    let device = HipDevice::open(&config).unwrap();
+    device.compile(&builds).unwrap();
+    let compiled = files();
+    assert_eq!(compiled.len(), 3);
+    let again = HipDevice::open(&config).unwrap();
+    again.compile(&builds).unwrap();
+    assert_eq!(files(), compiled, "nothing was written anew");
+    // Another wave is another image; a damaged one is compiled again.
+    std::fs::write(&compiled[0].0, b"damaged").unwrap();
+    HipDevice::open(&config).unwrap().compile(&builds).unwrap();
+    HipDevice::open(&HipConfig { emulated_wave: Some(32), ..config })
+        .unwrap()
+        .compile(&builds)
+        .unwrap();
+    assert_eq!(files().len(), 6);
+    assert!(std::fs::read(&compiled[0].0).unwrap().len() > 1000);
+    std::fs::remove_dir_all(&folder).unwrap();
+}

@@ -1,0 +1,187 @@
+//! A GPU beside the CPU that it is compared with, and matrices on both.
+
+use std::hash::{BuildHasher, RandomState};
+
+use kernels::cpu::{CpuConfig, CpuDevice};
+use kernels::hip::HipDevice;
+use kernels::{Buffer, DType, Driver, Element, HostMat, Kernels, Mat, MatMut, Packed, bf16};
+
+use crate::support::{Numbers, S, devices};
+
+/// Every device under test, each beside an oracle.
+pub(crate) fn pairs() -> Vec<Pair> {
+    devices().into_iter().map(Pair::new).collect()
+}
+
+/// The GPU under test and its oracle.
+pub(crate) struct Pair {
+    pub(crate) gpu: HipDevice,
+    pub(crate) cpu: CpuDevice,
+    seed: u64,
+}
+
+impl Pair {
+    pub(crate) fn new(gpu: HipDevice) -> Self {
+        let given = std::env::var("HADRON_SEED").ok().map(|seed| seed.parse().unwrap());
+        let seed = given.unwrap_or_else(|| RandomState::new().hash_one(0) >> 40);
+        println!("{}, HADRON_SEED={seed}", gpu.name()); // Shown when the test fails.
+        let cpu = CpuDevice::new(CpuConfig { threads: 2, ..CpuConfig::default() }).unwrap();
+        Self { gpu, cpu, seed }
+    }
+
+    /// Random numbers, new ones in every run, the same for every call with the same `salt`.
+    pub(crate) fn numbers(&self, salt: u64) -> Numbers {
+        Numbers::new(self.seed ^ salt.wrapping_mul(0x1_0000_0001))
+    }
+
+    /// `data` on both devices.
+    pub(crate) fn put<T: Element>(&self, data: &[T], rows: usize, cols: usize) -> Twin {
+        assert_eq!(data.len(), rows * cols);
+        let mut twin = self.zero(T::DTYPE, rows, cols);
+        let bytes = bytes_of(data);
+        self.gpu.upload(&mut twin.gpu, 0, &bytes).unwrap();
+        self.cpu.upload(&mut twin.cpu, 0, &bytes).unwrap();
+        twin
+    }
+
+    /// Random floats in (−1, 1) as `dtype` on both devices.
+    pub(crate) fn random(
+        &self,
+        numbers: &mut Numbers,
+        dtype: DType,
+        rows: usize,
+        cols: usize,
+    ) -> Twin {
+        let values = numbers.reals::<f32>(rows * cols);
+        match dtype {
+            DType::BF16 => {
+                let values: Vec<bf16> = values.iter().map(|x| bf16::from_f32(*x)).collect();
+                self.put(&values, rows, cols)
+            }
+            _ => self.put(&values, rows, cols),
+        }
+    }
+
+    /// All bits set, which is NaN as a float and −1 as an integer: a kernel must write every element.
+    pub(crate) fn poisoned(&self, dtype: DType, rows: usize, cols: usize) -> Twin {
+        let mut twin = self.zero(dtype, rows, cols);
+        let bytes = vec![0xff; rows * cols * dtype.bytes()];
+        self.gpu.upload(&mut twin.gpu, 0, &bytes).unwrap();
+        self.cpu.upload(&mut twin.cpu, 0, &bytes).unwrap();
+        twin
+    }
+
+    fn zero(&self, dtype: DType, rows: usize, cols: usize) -> Twin {
+        let bytes = rows * cols * dtype.bytes();
+        let (gpu, cpu) = (self.gpu.alloc(bytes).unwrap(), self.cpu.alloc(bytes).unwrap());
+        Twin { gpu, cpu, dtype, rows, cols }
+    }
+
+    /// A weight matrix on both devices.
+    pub(crate) fn pack(&self, values: &[f32], n: usize, k: usize, dtype: DType) -> [Packed; 2] {
+        let bytes = bytes_of(values);
+        let parts = [HostMat::new(&bytes, DType::F32, n, k).unwrap()];
+        [self.gpu.pack(&parts, dtype).unwrap(), self.cpu.pack(&parts, dtype).unwrap()]
+    }
+
+    /// Both results of a twin, the GPU's first.
+    pub(crate) fn read<T: Element>(&self, twin: &Twin) -> [Vec<T>; 2] {
+        assert_eq!(T::DTYPE, twin.dtype);
+        let elements = twin.rows * twin.cols;
+        let mut bytes = vec![0; elements * twin.dtype.bytes()];
+        self.gpu.download(&S, &twin.gpu, 0, &mut bytes).unwrap();
+        let gpu = elements_of(&bytes);
+        self.cpu.download(&S, &twin.cpu, 0, &mut bytes).unwrap();
+        [gpu, elements_of(&bytes)]
+    }
+
+    /// Both results of a twin of floats, as f32.
+    pub(crate) fn read_floats(&self, twin: &Twin) -> [Vec<f32>; 2] {
+        match twin.dtype {
+            DType::BF16 => {
+                self.read::<bf16>(twin).map(|v| v.into_iter().map(bf16::to_f32).collect())
+            }
+            _ => self.read::<f32>(twin),
+        }
+    }
+
+    /// Fails if a twin's results differ by more than `tolerance` of the largest expected value.
+    pub(crate) fn check(&self, what: &str, twin: &Twin, tolerance: f32) {
+        let [got, expected] = self.read_floats(twin);
+        let size = expected.iter().fold(1e-3f32, |m, x| m.max(x.abs()));
+        for (i, (g, e)) in got.iter().zip(&expected).enumerate() {
+            let (row, col) = (i / twin.cols, i % twin.cols);
+            let close = (g - e).abs() <= tolerance * size; // False for NaN.
+            assert!(close, "{what}: [{row}, {col}] is {g}, expected {e}, of at most {size}");
+        }
+    }
+
+    /// Fails if a twin's results differ at all.
+    pub(crate) fn check_equal<T: Element + PartialEq + std::fmt::Debug>(
+        &self,
+        what: &str,
+        twin: &Twin,
+    ) {
+        let [got, expected] = self.read::<T>(twin);
+        for (i, (g, e)) in got.iter().zip(&expected).enumerate() {
+            assert!(
+                g == e,
+                "{what}: [{}, {}] is {g:?}, expected {e:?}",
+                i / twin.cols,
+                i % twin.cols
+            );
+        }
+    }
+}
+
+/// One matrix on both devices.
+pub(crate) struct Twin {
+    pub(crate) gpu: Buffer,
+    pub(crate) cpu: Buffer,
+    dtype: DType,
+    rows: usize,
+    cols: usize,
+}
+
+impl Twin {
+    /// On the GPU, to read.
+    pub(crate) fn gpu(&self) -> Mat<'_> {
+        self.gpu.mat(self.dtype, self.rows, self.cols).unwrap()
+    }
+
+    /// On the CPU, to read.
+    pub(crate) fn cpu(&self) -> Mat<'_> {
+        self.cpu.mat(self.dtype, self.rows, self.cols).unwrap()
+    }
+
+    /// On the GPU, to write.
+    pub(crate) fn gpu_mut(&mut self) -> MatMut<'_> {
+        self.gpu.mat_mut(self.dtype, self.rows, self.cols).unwrap()
+    }
+
+    /// On the CPU, to write.
+    pub(crate) fn cpu_mut(&mut self) -> MatMut<'_> {
+        self.cpu.mat_mut(self.dtype, self.rows, self.cols).unwrap()
+    }
+}
+
+/// What one rounding to `dtype` and sums in another order may cost, relative to the largest value.
+pub(crate) fn tolerance(dtype: DType) -> f32 {
+    if dtype == DType::BF16 { 8e-3 } else { 1e-5 }
+}
+
+/// Elements as the bytes that a device holds.
+pub(crate) fn bytes_of<T: Element>(data: &[T]) -> Vec<u8> {
+    // SAFETY: an element has no padding.
+    let bytes = unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) };
+    <[u8]>::to_vec(bytes)
+}
+
+/// The reverse of `bytes_of`.
+pub(crate) fn elements_of<T: Element>(bytes: &[u8]) -> Vec<T> {
+    let size = size_of::<T>();
+    assert!(bytes.len().is_multiple_of(size));
+    // SAFETY: any bits are an element.
+    let element = |b: &[u8]| unsafe { b.as_ptr().cast::<T>().read_unaligned() };
+    bytes.chunks_exact(size).map(element).collect()
+}
