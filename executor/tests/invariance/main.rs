@@ -211,7 +211,7 @@ fn warm_up_measures_and_sizes() {
     let memory = sized(KvSize::Blocks(77)).unwrap();
     assert!(memory.blocks == 77 && memory.ns_per_token > 0);
     let bytes = memory.spec.bytes_per_block();
-    assert_eq!(bytes, (3 * 2 * 2 * 32 * 4 * BLOCK) as u64);
+    assert_eq!(bytes, (3 * 2 * 2 * 64 * 4 * BLOCK) as u64);
     assert_eq!(sized(KvSize::Bytes(20 * bytes + 1)).unwrap().blocks, 20);
     assert!(sized(KvSize::Auto).unwrap().blocks > 1000);
     assert!(matches!(sized(KvSize::Bytes(bytes)), Err(ExecutorError::KvTooSmall { .. })));
