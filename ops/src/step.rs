@@ -164,18 +164,18 @@ impl StepBuffers {
         questions: usize,
         tops: bool,
     ) -> Result<AnswersInFlight, OpError> {
-        let start = |from: &Tensor, to: Pinned, rows: usize| {
-            let bytes = rows * from.cols() * 4;
+        let start = |from: &Tensor, to: Pinned| {
+            let bytes = questions * from.cols() * 4;
             ops.device.start_download(&ops.stream, from.buffer(), to, bytes)
         };
-        let listed = if tops { questions } else { 0 };
-        Ok(AnswersInFlight {
-            questions,
-            top: self.size.top,
-            top_ids: start(&self.top_ids, memory.top_ids, listed)?,
-            top_logprobs: start(&self.top_logprobs, memory.top_logprobs, listed)?,
-            answers: start(&self.answers, memory.answers, questions)?,
-        })
+        let lists = if tops {
+            let ids = start(&self.top_ids, memory.top_ids)?;
+            Lists::Moving(ids, start(&self.top_logprobs, memory.top_logprobs)?)
+        } else {
+            Lists::Idle(memory.top_ids, memory.top_logprobs)
+        };
+        let answers = start(&self.answers, memory.answers)?;
+        Ok(AnswersInFlight { questions, top: self.size.top, answers, lists })
     }
 }
 
@@ -193,8 +193,14 @@ pub struct AnswersInFlight {
     questions: usize,
     top: usize,
     answers: InFlight,
-    top_ids: InFlight,
-    top_logprobs: InFlight,
+    lists: Lists,
+}
+
+/// Memory of the lists of likeliest ids: in use only where a question asked for one.
+#[derive(Debug)]
+enum Lists {
+    Idle(Pinned, Pinned),
+    Moving(InFlight, InFlight),
 }
 
 /// Answers on the host.
@@ -208,11 +214,11 @@ pub struct Answers {
 impl AnswersInFlight {
     /// Waits for them.
     pub fn wait(self) -> Result<Answers, OpError> {
-        let memory = AnswerMemory {
-            answers: self.answers.wait()?,
-            top_ids: self.top_ids.wait()?,
-            top_logprobs: self.top_logprobs.wait()?,
+        let (top_ids, top_logprobs) = match self.lists {
+            Lists::Idle(ids, logprobs) => (ids, logprobs),
+            Lists::Moving(ids, logprobs) => (ids.wait()?, logprobs.wait()?),
         };
+        let memory = AnswerMemory { answers: self.answers.wait()?, top_ids, top_logprobs };
         Ok(Answers { questions: self.questions, top: self.top, memory })
     }
 }
