@@ -92,7 +92,7 @@ fn rotations<T: Real>(case: &Case) {
     cpu.qk_norm_rope_kv_write(&S, out, (&mut pool, &lanes), &args).unwrap();
     let mut bytes = vec![0; lanes.bytes()];
     cpu.download(&S, &pool, 0, &mut bytes).unwrap();
-    let stored: Vec<T> = bytes.chunks_exact(T::DTYPE.bytes()).map(<T as Plain>::from).collect();
+    let stored: Vec<T> = bytes.chunks_exact(T::DTYPE.bytes()).map(<T as Plain>::of_bytes).collect();
     let stored = in_order(&stored, &lanes);
 
     for device in devices() {

@@ -94,7 +94,7 @@ fn stage(numbers: &mut Numbers, real: usize, init: bool) -> Stage {
 fn words_of(stage: &Stage) -> Vec<i32> {
     let mut bytes = vec![0; stage.bytes()];
     stage.write(&mut bytes);
-    bytes.chunks_exact(4).map(<i32 as Plain>::from).collect()
+    bytes.chunks_exact(4).map(<i32 as Plain>::of_bytes).collect()
 }
 
 fn on_cpu(mut world: World, words: &[i32], sizes: [usize; 3]) -> World {

@@ -91,7 +91,7 @@ impl Numbers {
 /// An element that can be sent to a device and read back.
 pub(crate) trait Plain: Element + PartialEq + std::fmt::Debug + Default {
     fn bytes(self) -> Vec<u8>;
-    fn from(bytes: &[u8]) -> Self;
+    fn of_bytes(bytes: &[u8]) -> Self;
 }
 
 macro_rules! plain {
@@ -100,7 +100,7 @@ macro_rules! plain {
             fn bytes(self) -> Vec<u8> {
                 self.to_le_bytes().to_vec()
             }
-            fn from(bytes: &[u8]) -> Self {
+            fn of_bytes(bytes: &[u8]) -> Self {
                 Self::from_le_bytes(bytes.try_into().unwrap())
             }
         }
@@ -173,7 +173,7 @@ impl<T: Plain> Array<T> {
         let size = T::DTYPE.bytes();
         let mut bytes = vec![0; self.rows * self.cols * size];
         device.download(&S, &self.buffer, 0, &mut bytes).unwrap();
-        bytes.chunks_exact(size).map(T::from).collect()
+        bytes.chunks_exact(size).map(T::of_bytes).collect()
     }
 }
 

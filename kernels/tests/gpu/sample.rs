@@ -1,0 +1,421 @@
+//! Answers to questions against the CPU: every rule, alone and together, and a row's independence of its batch.
+
+use kernels::hip::HipDevice;
+use kernels::step::{
+    ANSWER_ALL_MASKED, ANSWER_NON_FINITE, ANSWER_OK, AnswerArrays, RULE_HISTORY, RULE_MASKED,
+    SeatArrays, SeatRules, Stage, StageEdit, StageQuestion, StageView,
+};
+use kernels::{Buffer, DType, Driver, Kernels, Mat, MatMut};
+
+use crate::support::{Array, Numbers, Plain, S, devices, oracle};
+
+const LONGEST: usize = 64;
+const RULE_WORDS: usize = 12;
+
+/// Logits, what is asked about them, and the seats that say how.
+#[derive(Clone)]
+struct Asked {
+    vocabulary: usize,
+    most: usize,
+    logits: Vec<f32>,
+    questions: Vec<StageQuestion>,
+    edits: Vec<StageEdit>,
+    words: Vec<i32>,
+    rules: Vec<SeatRules>,
+    history: Vec<i32>,
+    masks: Vec<i32>,
+}
+
+/// Everything a device leaves behind.
+#[derive(Debug, Clone, PartialEq)]
+struct Answered {
+    answers: Vec<i32>,
+    top_ids: Vec<i32>,
+    top_logprobs: Vec<f32>,
+    last: Vec<i32>,
+    history: Vec<i32>,
+}
+
+impl Answered {
+    fn token(&self, q: usize) -> i32 {
+        self.answers[4 * q]
+    }
+    fn status(&self, q: usize) -> u32 {
+        self.answers[4 * q + 1].cast_unsigned()
+    }
+    fn logprob(&self, q: usize) -> f32 {
+        f32::from_bits(self.answers[4 * q + 2].cast_unsigned())
+    }
+    fn rank(&self, q: usize) -> i32 {
+        self.answers[4 * q + 3]
+    }
+}
+
+/// Off, in every respect.
+fn plain() -> SeatRules {
+    SeatRules { top_p: 1.0, repetition: 1.0, ..SeatRules::default() }
+}
+
+fn mask_words(vocabulary: usize) -> usize {
+    vocabulary.div_ceil(32)
+}
+
+/// Logits with the spread of real ones: many small, a few large.
+fn row(numbers: &mut Numbers, vocabulary: usize) -> Vec<f32> {
+    let one = |n: &mut Numbers| {
+        let bulk: f32 = (0..4).map(|_| n.float()).sum::<f32>() * 1.5;
+        if n.below(100) == 0 { bulk + 6.0 * n.unit() } else { bulk }
+    };
+    (0..vocabulary).map(|_| one(numbers)).collect()
+}
+
+impl Asked {
+    fn new(vocabulary: usize, most: usize) -> Self {
+        let (logits, questions, edits, words) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (rules, history, masks) = (Vec::new(), Vec::new(), Vec::new());
+        Self { vocabulary, most, logits, questions, edits, words, rules, history, masks }
+    }
+
+    /// Asks about one more row, on a seat of its own with ids `known` before the position.
+    fn ask(&mut self, logits: &[f32], rules: SeatRules, known: &[i32], question: StageQuestion) {
+        let seat = self.rules.len() as i32;
+        let token = if question.token < 0 { -1 } else { seat };
+        let position = known.len() as i32;
+        self.questions.push(StageQuestion { seat, token, position, ..question });
+        self.logits.extend_from_slice(logits);
+        self.rules.push(rules);
+        self.history.extend_from_slice(known);
+        self.history.resize(self.rules.len() * LONGEST, -7);
+        self.masks.resize(self.rules.len() * mask_words(self.vocabulary), 0);
+    }
+
+    /// Allows an id on the seat that was asked about last.
+    fn allow(&mut self, id: usize) {
+        let seat = self.rules.len() - 1;
+        self.masks[seat * mask_words(self.vocabulary) + id / 32] |= 1 << (id % 32);
+    }
+
+    /// The question `q` alone, on its seat.
+    fn alone(&self, q: usize) -> Self {
+        let v = self.vocabulary;
+        let mut one = self.clone();
+        one.questions = vec![self.questions[q]];
+        one.logits = self.logits[q * v..][..v].to_vec();
+        one
+    }
+
+    fn stage(&self) -> Vec<i32> {
+        let stage = Stage {
+            questions: self.questions.clone(),
+            words: self.words.clone(),
+            edits: self.edits.clone(),
+            ..Stage::default()
+        };
+        let mut bytes = vec![0; stage.bytes()];
+        stage.write(&mut bytes);
+        bytes.chunks_exact(4).map(<i32 as Plain>::of_bytes).collect()
+    }
+
+    fn rule_words(&self) -> Vec<i32> {
+        let words = |r: &SeatRules| {
+            let floats = [r.temperature, r.top_p, r.min_p].map(|x| x.to_bits().cast_signed());
+            let penalties =
+                [r.repetition, r.frequency, r.presence].map(|x| x.to_bits().cast_signed());
+            let rest = [r.flags, r.key as u32, (r.key >> 32) as u32].map(u32::cast_signed);
+            [&floats[..], &[r.top_k], &penalties, &rest, &[r.prompt_len, 0]].concat()
+        };
+        self.rules.iter().flat_map(words).collect()
+    }
+
+    fn on_cpu(&self) -> Answered {
+        let cpu = oracle();
+        let (n, seats, most) = (self.questions.len(), self.rules.len(), self.most);
+        let words = self.stage();
+        // Records hold 64-bit numbers, so the words must lie as a device's buffer does.
+        let buffer: Buffer = {
+            let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+            let mut buffer = cpu.alloc(bytes.len()).unwrap();
+            cpu.upload(&mut buffer, 0, &bytes).unwrap();
+            buffer
+        };
+        let bytes = buffer.mat(DType::I32, 1, words.len()).unwrap();
+        let view = StageView { bytes, rows: 0, tokens: 0, questions: n };
+        let (mut last, mut tables) = (vec![-1; seats], vec![0; seats]);
+        let (mut history, mut masks, mut rules) =
+            (self.history.clone(), self.masks.clone(), self.rule_words());
+        let mut seat_arrays = SeatArrays {
+            last: MatMut::of(&mut last, 1, seats).unwrap(),
+            tables: MatMut::of(&mut tables, seats, 1).unwrap(),
+            history: MatMut::of(&mut history, seats, LONGEST).unwrap(),
+            masks: MatMut::of(&mut masks, seats, mask_words(self.vocabulary)).unwrap(),
+            rules: MatMut::of(&mut rules, seats, RULE_WORDS).unwrap(),
+        };
+        let mut answers = vec![-1; n * 4];
+        let (mut top_ids, mut top_logprobs) = (vec![-1; n * most], vec![f32::NAN; n * most]);
+        let mut out = AnswerArrays {
+            answers: MatMut::of(&mut answers, n, 4).unwrap(),
+            top_ids: MatMut::of(&mut top_ids, n, most).unwrap(),
+            top_logprobs: MatMut::of(&mut top_logprobs, n, most).unwrap(),
+        };
+        let logits = Mat::of(&self.logits, n, self.vocabulary).unwrap();
+        cpu.sample_rows(&S, logits, &view, &mut seat_arrays, &mut out).unwrap();
+        Answered { answers, top_ids, top_logprobs, last, history }
+    }
+
+    fn on(&self, device: &HipDevice) -> Answered {
+        let (n, seats, most) = (self.questions.len(), self.rules.len(), self.most);
+        let words = Array::row(device, &self.stage());
+        let view = StageView { bytes: words.mat(), rows: 0, tokens: 0, questions: n };
+        let mut last = Array::<i32>::poisoned(device, 1, seats);
+        let mut tables = Array::<i32>::poisoned(device, seats, 1);
+        let mut history = Array::of(device, &self.history, seats, LONGEST);
+        let mut masks = Array::of(device, &self.masks, seats, mask_words(self.vocabulary));
+        let mut rules = Array::of(device, &self.rule_words(), seats, RULE_WORDS);
+        let mut seat_arrays = SeatArrays {
+            last: last.mat_mut(),
+            tables: tables.mat_mut(),
+            history: history.mat_mut(),
+            masks: masks.mat_mut(),
+            rules: rules.mat_mut(),
+        };
+        let mut answers = Array::<i32>::poisoned(device, n, 4);
+        let mut top_ids = Array::<i32>::poisoned(device, n, most);
+        let mut top_logprobs = Array::<f32>::poisoned(device, n, most);
+        let mut out = AnswerArrays {
+            answers: answers.mat_mut(),
+            top_ids: top_ids.mat_mut(),
+            top_logprobs: top_logprobs.mat_mut(),
+        };
+        let logits = Array::of(device, &self.logits, n, self.vocabulary);
+        device.sample_rows(&S, logits.mat(), &view, &mut seat_arrays, &mut out).unwrap();
+        Answered {
+            answers: answers.read(device),
+            top_ids: top_ids.read(device),
+            top_logprobs: top_logprobs.read(device),
+            last: last.read(device),
+            history: history.read(device),
+        }
+    }
+
+    /// Holds every device to the CPU, and returns the CPU's answers.
+    fn check(&self) -> Answered {
+        let expected = self.on_cpu();
+        for device in devices() {
+            let got = self.on(&device);
+            for q in 0..self.questions.len() {
+                let rules = &self.rules[self.questions[q].seat as usize];
+                let name = format!("{}: {q} {:?} {rules:?}", device.arch(), self.questions[q]);
+                assert_eq!(got.token(q), expected.token(q), "{name}");
+                assert_eq!(got.status(q), expected.status(q), "{name}");
+                assert_eq!(got.rank(q), expected.rank(q), "{name}");
+                assert!((got.logprob(q) - expected.logprob(q)).abs() < 1e-5, "{name}");
+                let list = q * self.most..(q + 1) * self.most;
+                assert_eq!(got.top_ids[list.clone()], expected.top_ids[list.clone()], "{name}");
+                for (a, b) in
+                    got.top_logprobs[list.clone()].iter().zip(&expected.top_logprobs[list])
+                {
+                    assert!((a - b).abs() < 1e-5 || (a.is_nan() && b.is_nan()), "{a} {b} {name}");
+                }
+            }
+            assert_eq!(got.last, expected.last);
+            assert_eq!(got.history, expected.history);
+        }
+        expected
+    }
+}
+
+fn chosen(top: i32) -> StageQuestion {
+    StageQuestion { known: -1, top, ..StageQuestion::default() }
+}
+
+/// Rules of every kind, by chance.
+fn any_rules(numbers: &mut Numbers) -> SeatRules {
+    let maybe = |n: &mut Numbers, off: f32, on: f32| if n.below(2) == 0 { off } else { on };
+    let temperature = [0.0, 1.0, 0.3, 1.7][numbers.below(4)];
+    let (p, m) = (0.05 + 0.9 * numbers.unit(), 0.2 * numbers.unit());
+    SeatRules {
+        temperature,
+        top_p: maybe(numbers, 1.0, p),
+        min_p: maybe(numbers, 0.0, m),
+        top_k: [0, 1, 5, 40, 1500, 1 << 30][numbers.below(6)],
+        repetition: maybe(numbers, 1.0, 1.3),
+        frequency: maybe(numbers, 0.0, 0.4),
+        presence: maybe(numbers, 0.0, 0.7),
+        flags: if numbers.below(2) == 0 { RULE_HISTORY } else { 0 },
+        key: numbers.bits() << 32 | numbers.bits(),
+        prompt_len: 3,
+        reserved: 0,
+    }
+}
+
+#[test]
+fn every_rule_by_chance() {
+    for vocabulary in [1, 37, 2048, 2049, 6001] {
+        let mut numbers = Numbers::new(vocabulary as u64);
+        let mut asked = Asked::new(vocabulary, 8);
+        for q in 0..40 {
+            let mut rules = any_rules(&mut numbers);
+            let coarse = |x: &f32| if q % 3 == 0 { (x * 2.0).round() / 2.0 } else { *x };
+            let logits: Vec<f32> = row(&mut numbers, vocabulary).iter().map(coarse).collect();
+            let known: Vec<i32> =
+                (0..numbers.below(20)).map(|_| numbers.below(vocabulary.min(30)) as i32).collect();
+            let masked = numbers.below(4) == 0;
+            rules.flags |= if masked { RULE_MASKED } else { 0 };
+            let mut question = chosen([-1, 0, 3, 8][numbers.below(4)]);
+            if numbers.below(6) == 0 {
+                question.known = numbers.below(vocabulary) as i32;
+            }
+            if numbers.below(2) == 0 {
+                question.edits_at = asked.edits.len() as i32;
+                question.edits = numbers.below(600) as i32;
+                for _ in 0..question.edits {
+                    let id = numbers.below(vocabulary + 3) as u32;
+                    let value = if numbers.below(5) == 0 {
+                        f32::NEG_INFINITY
+                    } else {
+                        3.0 * numbers.float()
+                    };
+                    let tail = if numbers.below(3) == 0 { known.len().min(2) } else { 0 };
+                    let wrong = i32::from(numbers.below(2) == 0);
+                    let when_at = asked.words.len() as i32;
+                    asked.words.extend(known[known.len() - tail..].iter().map(|id| id + wrong));
+                    asked.edits.push(StageEdit { id, value, when_at, when_len: tail as i32 });
+                }
+            }
+            asked.ask(&logits, rules, &known, question);
+            if masked {
+                (0..numbers.below(80)).for_each(|_| asked.allow(numbers.below(vocabulary)));
+            }
+        }
+        let answered = asked.check();
+        assert!((0..40).any(|q| answered.status(q) == ANSWER_OK));
+    }
+}
+
+#[test]
+fn cuts_of_a_real_vocabulary() {
+    let vocabulary = 151_937; // Odd: rows are not aligned.
+    let mut numbers = Numbers::new(3);
+    let mut asked = Asked::new(vocabulary, 1024);
+    let logits = row(&mut numbers, vocabulary);
+    let flat: Vec<f32> = logits.iter().map(|x| x * 0.1).collect();
+    let drawn = |key| SeatRules { temperature: 1.0, key, ..plain() };
+    asked.ask(&logits, plain(), &[], chosen(20));
+    asked.ask(&logits, drawn(1), &[], chosen(1024));
+    asked.ask(&flat, drawn(2), &[], chosen(0));
+    asked.ask(&flat, SeatRules { top_p: 0.95, ..drawn(3) }, &[], chosen(-1));
+    asked.ask(&flat, SeatRules { top_p: 0.1, ..drawn(4) }, &[], chosen(-1));
+    asked.ask(&flat, SeatRules { top_k: 50, top_p: 0.9, ..drawn(5) }, &[], chosen(-1));
+    asked.ask(&flat, SeatRules { top_k: 20_000, top_p: 0.9, ..drawn(6) }, &[], chosen(-1));
+    asked.ask(&logits, SeatRules { min_p: 0.05, ..drawn(7) }, &[], chosen(-1));
+    asked.ask(&flat, SeatRules { top_k: 1, ..drawn(8) }, &[], chosen(-1));
+    asked.check();
+}
+
+/// Nothing but ties: order is that of the ids.
+#[test]
+fn equal_logits_are_cut_and_listed_by_id() {
+    let vocabulary = 5000;
+    let level = vec![0.25; vocabulary];
+    let mut asked = Asked::new(vocabulary, 1024);
+    let drawn = |key| SeatRules { temperature: 1.0, key, ..plain() };
+    asked.ask(&level, plain(), &[], chosen(1000));
+    asked.ask(&level, SeatRules { top_k: 1300, ..drawn(1) }, &[], chosen(1024));
+    asked.ask(&level, SeatRules { top_k: 3, ..drawn(2) }, &[], chosen(-1));
+    asked.ask(&level, SeatRules { top_p: 0.01, ..drawn(3) }, &[], chosen(-1));
+    let zeros: Vec<f32> = (0..vocabulary).map(|i| if i % 2 == 0 { -0.0 } else { 0.0 }).collect();
+    asked.ask(&zeros, plain(), &[], chosen(7));
+    let answered = asked.check();
+    assert_eq!(answered.token(0), 0);
+    assert_eq!(answered.top_ids[..1000], (0..1000).collect::<Vec<_>>());
+    assert!(answered.token(2) < 3 && answered.token(3) < 50);
+}
+
+#[test]
+fn strange_and_masked_rows_fail_alone() {
+    let vocabulary = 4100;
+    let mut numbers = Numbers::new(8);
+    let good = row(&mut numbers, vocabulary);
+    let mut asked = Asked::new(vocabulary, 2);
+    for (at, strange) in [(0, f32::NAN), (4099, f32::INFINITY), (2048, f32::NEG_INFINITY)] {
+        let mut logits = good.clone();
+        logits[at] = strange;
+        asked.ask(&logits, plain(), &[], chosen(-1));
+        asked.ask(&logits, SeatRules { temperature: 1.0, top_p: 0.5, ..plain() }, &[], chosen(2));
+        asked.ask(
+            &logits,
+            plain(),
+            &[],
+            StageQuestion { known: 5, top: 1, ..StageQuestion::default() },
+        );
+        asked.ask(
+            &logits,
+            plain(),
+            &[],
+            StageQuestion { known: 5, top: -1, ..StageQuestion::default() },
+        );
+    }
+    asked.ask(&good, SeatRules { flags: RULE_MASKED, ..plain() }, &[], chosen(-1));
+    asked.ask(&good, SeatRules { flags: RULE_MASKED, temperature: 1.0, ..plain() }, &[], chosen(1));
+    asked.ask(&good, plain(), &[], StageQuestion { token: -1, ..chosen(1) });
+    let answered = asked.check();
+    let statuses: Vec<u32> = (0..asked.questions.len()).map(|q| answered.status(q)).collect();
+    let (ok, bad, masked) = (ANSWER_OK, ANSWER_NON_FINITE, ANSWER_ALL_MASKED);
+    assert_eq!(statuses, [[bad, bad, bad, ok].repeat(3), vec![masked, masked, ok]].concat());
+    assert_eq!(answered.token(14), -1);
+}
+
+#[test]
+fn a_row_is_answered_alike_alone_and_in_a_batch() {
+    let vocabulary = 6001;
+    let mut numbers = Numbers::new(21);
+    let mut asked = Asked::new(vocabulary, 5);
+    for _ in 0..70 {
+        let logits = row(&mut numbers, vocabulary);
+        let known: Vec<i32> = (0..9).map(|_| numbers.below(30) as i32).collect();
+        asked.ask(&logits, any_rules(&mut numbers), &known, chosen(5));
+    }
+    for device in devices() {
+        let all = asked.on(&device);
+        for q in [0, 1, 2, 33, 69] {
+            let one = asked.alone(q).on(&device);
+            assert_eq!(one.answers[..4], all.answers[4 * q..][..4], "{}", device.arch());
+            assert_eq!(one.top_logprobs[..5], all.top_logprobs[5 * q..][..5]);
+        }
+    }
+}
+
+/// Frequencies of draws against the softmax that was asked for.
+#[test]
+fn frequencies_follow_the_softmax() {
+    let vocabulary = 12;
+    let logits: Vec<f32> = (0..vocabulary).map(|i| (i * 5 % 12) as f32 / 4.0).collect();
+    let (draws, temperature) = (4000, 0.8);
+    let mut asked = Asked::new(vocabulary, 1);
+    for key in 0..draws {
+        asked.ask(&logits, SeatRules { temperature, key, ..plain() }, &[], chosen(-1));
+    }
+    let p: Vec<f32> = logits.iter().map(|x| (x / temperature).exp()).collect();
+    let total: f32 = p.iter().sum();
+    for device in devices() {
+        let answered = asked.on(&device);
+        let mut counts = vec![0.0; vocabulary];
+        (0..draws as usize).for_each(|q| counts[answered.token(q) as usize] += 1.0);
+        let chi2: f32 = counts
+            .iter()
+            .zip(&p)
+            .map(|(n, p)| (n - draws as f32 * p / total).powi(2) / (draws as f32 * p / total))
+            .sum();
+        // 11 degrees of freedom: mean 11, standard deviation 4.7; the draws are fixed by their keys.
+        assert!(chi2 < 27.0, "{}: chi2 {chi2}", device.arch());
+    }
+}
+
+#[test]
+fn lists_longer_than_the_kernel_sorts_are_refused() {
+    let mut asked = Asked::new(50, 1025);
+    asked.ask(&[0.0; 50], plain(), &[], chosen(1));
+    let device = &devices()[0];
+    let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| asked.on(device)));
+    assert!(refused.is_err());
+}
