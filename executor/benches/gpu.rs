@@ -1,0 +1,242 @@
+//! Speed of steps on a GPU: Qwen3 shapes in bf16, weights from a hash, no scheduler and no server.
+//!
+//! `cargo bench -p executor --bench gpu -- cuda|rocm 0.6b|8b|30b-a3b [KERNEL_CACHE [eager]]` prints milliseconds per step
+//! next to the floors of an H200: 4.29 TB/s for every byte that must be read, 790 TFLOP/s for every
+//! product. Decode steps are submitted ahead, two in flight, as the scheduler does.
+#![allow(clippy::print_stdout, reason = "the table is the result")]
+#![allow(clippy::unwrap_used, reason = "a bench that cannot go on stops")]
+
+use executor::{Dtype, Executor, ExecutorConfig, KvSize, Submitted};
+use models::{Config, LoadFormat};
+use protocol::{
+    Batch, BlockId, Bucket, Device, Epoch, Input, Rank, RequestId, Row, Sampling, Seat, SeatInit,
+    StepId, TableUpdate,
+};
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+const BLOCK: u32 = 16;
+const PROMPT: u32 = 1024;
+const STEPS: u32 = 128;
+const TABLE: u32 = (PROMPT + STEPS + 32).div_ceil(BLOCK);
+const SEATS: u32 = 256;
+const BYTES_PER_S: f64 = 4.29e12;
+const FLOP_PER_S: f64 = 790e12;
+
+fn main() {
+    // Cargo passes `--bench` along, and runs every bench of the package when none is named.
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    let [device, model, rest @ ..] = &args[..] else {
+        return println!("usage: gpu cuda|rocm 0.6b|8b|30b-a3b [KERNEL_CACHE [eager]]");
+    };
+    let shape = Shape::named(model);
+    let config = config(device, &shape, rest.first(), rest.get(1).is_some());
+    let started = Instant::now();
+    let mut executor = Executor::load(config, &mut |_| {}).unwrap();
+    println!("{executor:?}, loaded after {:.2} s", started.elapsed().as_secs_f64());
+    let memory = executor.warm_up(&mut |_| {}).unwrap();
+    println!("warm after {:.2} s, {} blocks", started.elapsed().as_secs_f64(), memory.blocks);
+    let graphs = executor.size_kv(SEATS * TABLE, &mut |_| {}).unwrap().graph_rows;
+    println!("ready after {:.2} s, recorded {graphs:?}", started.elapsed().as_secs_f64());
+    let mut bench = Bench { executor, shape, graphs, step: StepId(0) };
+    println!("| step | ms | tok/s | floor ms | of floor |");
+    println!("|---|---:|---:|---:|---:|");
+    bench.prefill(1);
+    bench.prefill(8);
+    for rows in [1, 8, 16, 64, SEATS] {
+        bench.decode(rows);
+    }
+}
+
+/// A model, and what one of its steps must read and multiply.
+struct Shape {
+    json: String,
+    /// Parameters read by every step, without the embedding table.
+    dense: f64,
+    /// Parameters of one expert, over all layers; experts; choices of a token.
+    experts: (f64, f64, f64),
+    /// Bytes of keys and values per token.
+    kv_bytes: f64,
+    /// Multiplications and additions of attention per query and key.
+    attention: f64,
+}
+
+impl Shape {
+    fn named(name: &str) -> Self {
+        // hidden, MLP, layers, heads, KV heads, tied
+        let (h, i, l, n, k, tied) = match name {
+            "0.6b" => (1024, 3072, 28, 16, 8, true),
+            "8b" => (4096, 12288, 36, 32, 8, false),
+            "30b-a3b" => (2048, 6144, 48, 32, 4, false),
+            _ => panic!("{name}: 0.6b, 8b or 30b-a3b"),
+        };
+        let moe = name == "30b-a3b";
+        let experts = if moe {
+            r#""model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"],
+               "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+               "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [],"#
+        } else {
+            r#""model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"],"#
+        };
+        let json = format!(
+            r#"{{{experts} "vocab_size": 151936, "hidden_size": {h}, "num_hidden_layers": {l},
+            "num_attention_heads": {n}, "num_key_value_heads": {k}, "head_dim": 128,
+            "intermediate_size": {i}, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+            "rope_theta": 1000000, "max_position_embeddings": 40960,
+            "tie_word_embeddings": {tied}, "attention_bias": false, "torch_dtype": "bfloat16"}}"#
+        );
+        let (h, i, l, n, k) =
+            (f64::from(h), f64::from(i), f64::from(l), f64::from(n), f64::from(k));
+        let attention = l * h * 128.0 * (2.0 * n + 2.0 * k);
+        let mlp = if moe { l * h * 128.0 } else { l * 3.0 * h * i };
+        Self {
+            json,
+            dense: attention + mlp + 151_936.0 * h,
+            experts: if moe { (l * 3.0 * h * 768.0, 128.0, 8.0) } else { (0.0, 0.0, 0.0) },
+            kv_bytes: l * k * 128.0 * 2.0 * 2.0,
+            attention: l * n * 128.0 * 4.0,
+        }
+    }
+
+    /// Least milliseconds of a step of `rows` rows with `tokens` tokens each behind `context` others.
+    fn floor_ms(&self, rows: u32, tokens: u32, context: u32) -> f64 {
+        let (rows, tokens, context) = (f64::from(rows), f64::from(tokens), f64::from(context));
+        let (expert, experts, choices) = self.experts;
+        let all = rows * tokens;
+        // Experts that at least one token chooses, were choices even.
+        let touched = experts * (1.0 - (1.0 - choices / experts.max(1.0)).powf(all));
+        let bytes =
+            2.0 * (self.dense + expert * touched) + self.kv_bytes * rows * (context + tokens);
+        let head = 151_936.0 * (all - rows) * 2.0; // Only the last token of a row is asked about.
+        let keys = context + f64::midpoint(tokens, 1.0);
+        let flop = 2.0 * all * (self.dense + expert * choices) - head + self.attention * all * keys;
+        1e3 * (bytes / BYTES_PER_S).max(flop / FLOP_PER_S)
+    }
+}
+
+fn config(device: &str, shape: &Shape, cache: Option<&String>, eager: bool) -> ExecutorConfig {
+    ExecutorConfig {
+        dir: PathBuf::new(),
+        model: Config::from_json(Path::new("config.json"), &shape.json).unwrap(),
+        manifest: 0,
+        source: LoadFormat::Synth { seed: 0 },
+        device: match device {
+            "cuda" => Device::Cuda,
+            "rocm" => Device::Rocm,
+            _ => panic!("{device}: cuda or rocm"),
+        },
+        libraries: None,
+        kernel_cache: cache.map(PathBuf::from),
+        dtype: Dtype::Bfloat16,
+        threads: None,
+        block_tokens: BLOCK,
+        max_model_len: 40960,
+        kv_tokens_min: TABLE * BLOCK,
+        max_num_seqs: SEATS,
+        tokens_per_step: 8192,
+        kv: KvSize::Blocks(SEATS * TABLE),
+        memory_utilization: 0.95,
+        enforce_eager: eager,
+        logprobs_max: 20,
+        epoch: Epoch(0),
+        rank: Rank(0),
+    }
+}
+
+struct Bench {
+    executor: Executor,
+    shape: Shape,
+    graphs: Vec<u32>,
+    step: StepId,
+}
+
+impl Bench {
+    fn submit(&mut self, rows: Vec<Row>) -> Submitted {
+        self.step = self.step.next();
+        let decode = rows.iter().all(|row| row.len == 1);
+        let bucket = match self.graphs.iter().find(|&&graph| graph as usize >= rows.len()) {
+            Some(&rows) if decode => Bucket::Graph { rows, width: 1 },
+            _ => Bucket::Eager { tokens: rows.iter().map(|row| row.len).sum() },
+        };
+        let batch = Batch { step: self.step, epoch: Epoch(0), bucket, moe_tokens: 0, rows };
+        self.executor.submit(&batch).unwrap()
+    }
+
+    /// Prompts of `rows` requests in one step; the best of a few.
+    fn prefill(&mut self, rows: u32) {
+        let mut best = f64::MAX;
+        for _ in 0..4 {
+            let first = (0..rows).map(first_row).collect();
+            let started = Instant::now();
+            self.submit(first).finish().unwrap();
+            best = best.min(started.elapsed().as_secs_f64());
+        }
+        let (name, tokens) = (format!("prefill {rows} x {PROMPT}"), rows * PROMPT);
+        report(&name, best * 1e3, tokens, self.shape.floor_ms(rows, PROMPT, 0));
+    }
+
+    /// Steps of `rows` requests behind their prompts, the next submitted before the last is answered.
+    fn decode(&mut self, rows: u32) {
+        let seats: Vec<u32> = (0..rows).collect();
+        for seats in seats.chunks(8) {
+            self.submit(seats.iter().copied().map(first_row).collect()).finish().unwrap();
+        }
+        let first: Vec<Row> = (0..rows).map(|seat| next_row(seat, 0, None)).collect();
+        let mut flying = VecDeque::from([self.submit(first)]);
+        let mut started = Instant::now();
+        for i in 1..STEPS {
+            if i == 9 {
+                started = Instant::now(); // Clocks and pipeline have settled.
+            }
+            let next = (0..rows).map(|seat| next_row(seat, i, Some(self.step))).collect();
+            let submitted = self.submit(next);
+            flying.push_back(submitted);
+            flying.pop_front().unwrap().finish().unwrap();
+        }
+        let ms = started.elapsed().as_secs_f64() * 1e3 / f64::from(STEPS - 9);
+        flying.pop_front().unwrap().finish().unwrap();
+        report(
+            &format!("decode {rows}"),
+            ms,
+            rows,
+            self.shape.floor_ms(rows, 1, PROMPT + STEPS / 2),
+        );
+    }
+}
+
+fn report(name: &str, ms: f64, tokens: u32, floor_ms: f64) {
+    let speed = f64::from(tokens) / ms * 1e3;
+    println!("| {name} | {ms:.3} | {speed:.0} | {floor_ms:.3} | {:.2} |", floor_ms / ms);
+}
+
+/// The row that brings a request to its seat, with a table for prompt and answer.
+fn first_row(seat: u32) -> Row {
+    let blocks = (0..TABLE).map(|i| BlockId((seat * TABLE + i) * 229 % (SEATS * TABLE))).collect();
+    let init = SeatInit {
+        sampling: Sampling::greedy(),
+        key: u64::from(seat),
+        prompt_len: PROMPT,
+        history: Vec::new(),
+    };
+    Row {
+        request: RequestId(u64::from(seat)),
+        epoch: 1,
+        seat: Seat(seat),
+        start: 0,
+        len: PROMPT,
+        drafts: 0,
+        samples: true,
+        input: Input::Tokens((0..PROMPT).map(|i| (seat * 977 + i * 131) % 151_936).collect()),
+        tables: vec![TableUpdate { group: 0, from: 0, blocks }],
+        next: None,
+        init: Some(Box::new(init)),
+    }
+}
+
+fn next_row(seat: u32, i: u32, sampled_at: Option<StepId>) -> Row {
+    let input =
+        sampled_at.map_or_else(|| Input::Tokens([1].into_iter().collect()), Input::SampledAt);
+    let (start, tables) = (PROMPT + i, Vec::new());
+    Row { start, len: 1, input, tables, init: None, ..first_row(seat) }
+}
