@@ -18,7 +18,7 @@
 //   -DGATED=1       N = 2 I, y [M, I] = silu(first half) * second half
 //   -DRESIDUAL=1    y += instead of y =
 //   -DTILES=1..8    strips per block
-// Block: a multiple of WAVE, at most 512. Grid: x = blocks over N. K a multiple of 8, rows of x and W on 16 bytes.
+// Block: a multiple of WAVE, at most 256. Grid: x = blocks over N. K a multiple of 8, rows of x and W on 16 bytes.
 // Dynamic shared memory: M * (K rounded up to 128, + 32) * 2 + waves * TILES * STRIP_ROWS * M * 4 bytes.
 //
 // Roofline: N K 2 bytes over memory bandwidth; see KERNELS.md for measured numbers.
@@ -165,7 +165,7 @@ DEV void store_outputs(OUT* y, const float* sums, const float* bias, u32 waves, 
     }
 }
 
-KERNEL(512) skinny(OUT* y, const bf16* x, const bf16* w, const float* bias, const bf16* norm, u32 m, u32 n, u32 k,
+KERNEL(256) skinny(OUT* y, const bf16* x, const bf16* w, const float* bias, const bf16* norm, u32 m, u32 n, u32 k,
                    u32 y_stride, u32 x_stride_, float eps) {
     DYN_SHARED(bf16, xs);
     const u32 waves = bdim() / WAVE, stride = x_stride(k), chunks = (k + CHUNK - 1) / CHUNK;

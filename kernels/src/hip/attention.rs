@@ -1,0 +1,269 @@
+//! Paged attention: decode rows through split contexts, other rows through query tiles, and the shapes that
+//! both leave out through a plain kernel.
+
+use super::device::{HipDevice, act_f32};
+use super::gemm::wide;
+use super::launch::Launch;
+use super::source::{Define, Source};
+use crate::{Attention, Buffer, DType, DeviceError, KvLayout, MatMut, Stream};
+
+static DECODE: Source = Source {
+    name: "attention_decode/attention_decode.hip",
+    text: include_str!("../../csrc/attention_decode/attention_decode.hip"),
+};
+static PREFILL: Source = Source {
+    name: "attention_prefill/attention_prefill.hip",
+    text: include_str!("../../csrc/attention_prefill/attention_prefill.hip"),
+};
+static PLAIN: Source = Source {
+    name: "attention_plain/attention_plain.hip",
+    text: include_str!("../../csrc/attention_plain/attention_plain.hip"),
+};
+
+const KERNEL: &str = "paged_attention";
+/// Threads of a block.
+const THREADS: u32 = 256;
+/// Keys that a wave multiplies at a time, and queries.
+const TILE: usize = 16;
+/// Keys of a step of prefill.
+const STEP_KEYS: usize = 64;
+/// Spare bytes behind each row of keys and of values in shared memory.
+const PADDING_BYTES: usize = 64 + 16;
+/// Largest head of the plain kernel.
+const PLAIN_HEAD: usize = 256;
+/// The scores' factor is for powers of two.
+const LOG2_E: f32 = std::f32::consts::LOG2_E;
+
+/// Contexts up to which a split has so many keys. The twin of `split_keys` in attention_decode.hip.
+const SPLITS: [(usize, usize); 4] = [(2048, 128), (8192, 256), (32768, 512), (usize::MAX, 1024)];
+
+/// Most splits of any context up to `longest`.
+fn most_splits(longest: usize) -> usize {
+    let mut from = 0;
+    let mut most = 1;
+    for (to, keys) in SPLITS {
+        if longest > from {
+            most = most.max(longest.min(to).div_ceil(keys));
+        }
+        from = to;
+    }
+    most
+}
+
+/// Sizes that all kernels share.
+struct Shape<'a> {
+    args: &'a Attention<'a>,
+    layout: &'a KvLayout,
+    /// First byte of the layer.
+    pool: *const u8,
+    /// Query heads per KV head.
+    group: usize,
+}
+
+impl HipDevice {
+    pub(super) fn attend(
+        &self,
+        s: &Stream,
+        mut o: MatMut<'_>,
+        (kv, layout): (&Buffer, &KvLayout),
+        args: &Attention<'_>,
+    ) -> Result<(), DeviceError> {
+        check(&o, kv, layout, args)?;
+        let offset = layout.key_tile(args.layer, 0, 0) * layout.dtype.bytes();
+        // SAFETY: `check` compared the pool with its layout, and the layer is inside.
+        let pool = unsafe { kv.as_ptr().add(offset) };
+        let shape = Shape { args, layout, pool, group: args.heads / layout.kv_heads };
+        if !shape.on_matrix_units(&o) {
+            return self.attend_plain(s, &mut o, &shape);
+        }
+        let decode_rows = args.rows.bounds.decode_rows.min(args.rows.len());
+        self.attend_decodes(s, &mut o, &shape, decode_rows)?;
+        self.attend_prefills(s, &mut o, &shape, decode_rows)
+    }
+
+    /// The first `rows` rows, which have one query each.
+    fn attend_decodes(
+        &self,
+        s: &Stream,
+        o: &mut MatMut<'_>,
+        shape: &Shape<'_>,
+        rows: usize,
+    ) -> Result<(), DeviceError> {
+        if rows == 0 {
+            return Ok(());
+        }
+        let (kv_heads, dim, group) = (shape.layout.kv_heads, shape.layout.head_dim, shape.group);
+        let splits = most_splits(shape.args.rows.bounds.longest_context);
+        let record_bytes = group * (dim + 2) * 4;
+        let partial = self.scratch(rows * kv_heads * splits * record_bytes)?;
+        let arrived = self.counters(rows * kv_heads)?;
+        let kernel = self.kernel(&DECODE, "attention_decode", &shape.defines())?;
+        // As many blocks as fill the device; a block takes what is left of its row's splits.
+        let blocks = (4 * self.multiprocessors() as usize).div_ceil(rows * kv_heads).clamp(1, splits);
+        let waves = (THREADS / self.wave()) as usize;
+        let grid = (blocks as u32, kv_heads as u32, rows as u32);
+        let o_stride = o.stride() as u32;
+        let launch = Launch::new(kernel, grid, THREADS, (waves * record_bytes) as u32)
+            .out(o)
+            .arg_ptr(partial)
+            .arg_ptr(arrived);
+        let launch = shape.rows(launch.arg(shape.args.q).arg_ptr(shape.pool));
+        let launch = launch.u32(kv_heads as u32).u32(shape.table_width()).u32(splits as u32);
+        let launch = shape.strides(launch, o_stride).overlaps_predecessor();
+        // SAFETY: `check` compared the shapes; lengths and tables are the caller's promise; scratch and
+        // counters have the sizes of the grid.
+        unsafe { launch.go(self, s) }
+    }
+
+    /// Rows from `first` on, of any number of queries.
+    fn attend_prefills(
+        &self,
+        s: &Stream,
+        o: &mut MatMut<'_>,
+        shape: &Shape<'_>,
+        first: usize,
+    ) -> Result<(), DeviceError> {
+        let rows = shape.args.rows.len() - first;
+        if rows == 0 {
+            return Ok(());
+        }
+        let kernel = self.kernel(&PREFILL, "attention_prefill", &shape.defines())?;
+        let waves = (THREADS / self.wave()) as usize;
+        let tiles = (shape.args.rows.bounds.longest_q * shape.group).div_ceil(waves * TILE);
+        let stages = if self.wave() == 64 { 1 } else { 2 };
+        let row_bytes = 2 * shape.layout.head_dim * shape.layout.dtype.bytes() + PADDING_BYTES;
+        let shared_bytes = (stages * STEP_KEYS * row_bytes) as u32;
+        let grid = (tiles as u32, shape.layout.kv_heads as u32, rows as u32);
+        let o_stride = o.stride() as u32;
+        let launch = Launch::new(kernel, grid, THREADS, shared_bytes).out(o);
+        let launch = shape.rows(launch.arg(shape.args.q).arg_ptr(shape.pool));
+        let launch = launch.u32(first as u32).u32(shape.layout.kv_heads as u32);
+        let launch = shape.strides(launch.u32(shape.table_width()), o_stride);
+        // SAFETY: as above.
+        unsafe { launch.overlaps_predecessor().go(self, s) }
+    }
+
+    fn attend_plain(
+        &self,
+        s: &Stream,
+        o: &mut MatMut<'_>,
+        shape: &Shape<'_>,
+    ) -> Result<(), DeviceError> {
+        let layout = shape.layout;
+        let defines = [
+            ("ACT_F32", act_f32(KERNEL, layout.dtype)?),
+            ("HEAD_DIM", layout.head_dim as u32),
+            ("BLOCK_TOKENS", layout.block_tokens as u32),
+        ];
+        let kernel = self.kernel(&PLAIN, "attention_plain", &defines)?;
+        let grid = (shape.args.heads as u32, o.rows() as u32, 1);
+        let o_stride = o.stride() as u32;
+        let launch = Launch::new(kernel, grid, self.wave(), 0).out(o);
+        let launch = shape.rows(launch.arg(shape.args.q).arg_ptr(shape.pool));
+        let launch = launch.u32(shape.args.rows.len() as u32).u32(shape.group as u32);
+        let launch = launch.u32(layout.kv_heads as u32).u32(shape.table_width());
+        // SAFETY: as above.
+        unsafe { shape.strides(launch, o_stride).overlaps_predecessor().go(self, s) }
+    }
+}
+
+impl Shape<'_> {
+    fn on_matrix_units(&self, o: &MatMut<'_>) -> bool {
+        self.layout.dtype == DType::BF16
+            && matches!(self.layout.head_dim, 64 | 128)
+            && self.layout.block_tokens.is_multiple_of(TILE)
+            && self.group <= TILE
+            && wide(self.args.q)
+            && wide(o.as_ref())
+    }
+
+    fn defines(&self) -> [Define; 4] {
+        [
+            ("HEAD_DIM", self.layout.head_dim as u32),
+            ("BLOCK_TOKENS", self.layout.block_tokens as u32),
+            ("HEAD_GROUP", self.group as u32),
+            ("KV_FP8", 0),
+        ]
+    }
+
+    fn rows(&self, launch: Launch) -> Launch {
+        let rows = &self.args.rows;
+        let launch = launch.arg(rows.cu_q).arg(rows.context_lens).arg(rows.block_tables);
+        launch.arg_or_null(rows.table_rows)
+    }
+
+    fn table_width(&self) -> u32 {
+        self.args.rows.block_tables.stride() as u32
+    }
+
+    /// What ends the arguments of all three kernels.
+    fn strides(&self, launch: Launch, o_stride: u32) -> Launch {
+        launch.u32(self.args.q.stride() as u32).u32(o_stride).f32(self.args.scale * LOG2_E)
+    }
+}
+
+fn check(
+    o: &MatMut<'_>,
+    kv: &Buffer,
+    layout: &KvLayout,
+    args: &Attention<'_>,
+) -> Result<(), DeviceError> {
+    layout.check()?;
+    let size = |what, got: usize, expected: usize| {
+        if got == expected {
+            return Ok(());
+        }
+        Err(DeviceError::Shape { kernel: KERNEL, what, got, expected })
+    };
+    let is = |what, got: DType, expected: DType| {
+        if got == expected {
+            return Ok(());
+        }
+        Err(DeviceError::Unsupported { kernel: KERNEL, what, dtype: got })
+    };
+    size("columns of q", args.q.cols(), args.heads * layout.head_dim)?;
+    size("rows of o", o.rows(), args.q.rows())?;
+    size("columns of o", o.cols(), args.q.cols())?;
+    size("pool bytes", kv.bytes().min(layout.bytes()), layout.bytes())?;
+    size("head size", layout.head_dim.min(PLAIN_HEAD), layout.head_dim)?;
+    is("q", args.q.dtype(), layout.dtype)?;
+    is("o", o.dtype(), layout.dtype)?;
+    let rows = &args.rows;
+    size("cu_q", rows.cu_q.cols(), rows.len() + 1)?;
+    for (what, ids) in [
+        ("cu_q", Some(rows.cu_q)),
+        ("context_lens", Some(rows.context_lens)),
+        ("block_tables", Some(rows.block_tables)),
+        ("table_rows", rows.table_rows),
+    ] {
+        is(what, ids.map_or(DType::I32, |ids| ids.dtype()), DType::I32)?;
+    }
+    if rows.table_rows.is_none() {
+        size("block_tables", rows.block_tables.rows(), rows.len())?;
+    }
+    if layout.kv_heads == 0 || !args.heads.is_multiple_of(layout.kv_heads) {
+        return size("query heads", args.heads, layout.kv_heads);
+    }
+    if args.layer >= layout.layers {
+        let (what, index, limit) = ("layer", args.layer as i64, layout.layers);
+        return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_context_has_more_splits_than_the_longest_allows() {
+        let splits = |context: usize| {
+            let (_, keys) = SPLITS.into_iter().find(|(to, _)| context <= *to).unwrap();
+            context.div_ceil(keys)
+        };
+        for longest in [1, 127, 128, 129, 2048, 2049, 8193, 9000, 32768, 40000, 131_072] {
+            let most = (1..=longest).map(splits).max().unwrap();
+            assert_eq!(most_splits(longest), most, "{longest}");
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! `y = x Wᵀ` by own kernels: few rows with their neighbours in one launch, and any rows where no vendor
+//! library is, or where it has no kernel.
+
+use super::device::HipDevice;
+use super::launch::Launch;
+use super::source::Source;
+use crate::{Around, DType, DeviceError, Mat, MatMut, Packed, Stream};
+
+static SKINNY: Source =
+    Source { name: "skinny/skinny.hip", text: include_str!("../../csrc/skinny/skinny.hip") };
+static GEMM: Source =
+    Source { name: "gemm/gemm.hip", text: include_str!("../../csrc/gemm/gemm.hip") };
+static PLAIN: Source = Source {
+    name: "linear_plain/linear_plain.hip",
+    text: include_str!("../../csrc/linear_plain/linear_plain.hip"),
+};
+
+const KERNEL: &str = "linear";
+/// Threads of a block in all kernels of this file.
+const THREADS: u32 = 256;
+/// Rows up to which reading the weights once is all the time there is.
+const SKINNY_ROWS: usize = 16;
+/// Columns that one wave takes in one turn.
+const SKINNY_CHUNK: usize = 128;
+/// Strips per block, fewest first.
+const SKINNY_STRIPS: [usize; 4] = [1, 2, 4, 8];
+/// Rows of `W` up to which each gets a block of its own in f32.
+const ROW_OUTPUTS: usize = 512;
+
+/// A launch of `skinny`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct SkinnyShape {
+    strips: usize,
+    blocks: usize,
+    shared_bytes: usize,
+}
+
+impl HipDevice {
+    /// `y = x Wᵀ` with its neighbours, by own kernels. With a norm or a sum it wants few rows: see `fits_skinny`.
+    pub(super) fn own_linear(
+        &self,
+        s: &Stream,
+        y: MatMut<'_>,
+        x: Mat<'_>,
+        w: &Packed,
+        around: &Around<'_>,
+    ) -> Result<(), DeviceError> {
+        check(&y, x, w, around)?;
+        if x.rows() == 0 {
+            return Ok(());
+        }
+        if let Some(shape) = self.skinny_shape(x.rows(), w, x.dtype(), around.silu_mul)
+            && wide(x)
+        {
+            return self.skinny(s, y, x, w, around, shape);
+        }
+        if around.norm.is_some() || around.add {
+            return Err(DeviceError::Shape {
+                kernel: KERNEL,
+                what: "rows with a norm or a sum",
+                got: x.rows(),
+                expected: SKINNY_ROWS,
+            });
+        }
+        if on_matrix_units(x.dtype(), w) && wide(x) {
+            self.tiles(s, y, x, w, around)
+        } else if around.silu_mul {
+            let (what, dtype) = ("input before silu_mul", x.dtype());
+            Err(DeviceError::Unsupported { kernel: KERNEL, what, dtype })
+        } else {
+            self.plain(s, y, x, w, around.bias)
+        }
+    }
+
+    /// Whether `rows` rows of `dtype` go through the kernel for few rows, which takes all of `Around`.
+    pub(super) fn fits_skinny(&self, rows: usize, dtype: DType, w: &Packed) -> bool {
+        self.skinny_shape(rows, w, dtype, true).is_some()
+    }
+
+    fn skinny_shape(
+        &self,
+        rows: usize,
+        w: &Packed,
+        dtype: DType,
+        gated: bool,
+    ) -> Option<SkinnyShape> {
+        if rows == 0 || rows > SKINNY_ROWS || !on_matrix_units(dtype, w) {
+            return None;
+        }
+        let lines = if self.wave() == 64 { 16 } else { 8 }; // Rows of W in a strip.
+        let waves = (THREADS / self.wave()) as usize;
+        let strips = w.n().div_ceil(lines);
+        let x_bytes = rows * (w.k().next_multiple_of(SKINNY_CHUNK) + 32) * 2;
+        let bytes = |per_block: usize| x_bytes + waves * per_block * lines * rows * 4;
+        let fits = |&n: &usize| bytes(n) <= self.shared_bytes() as usize;
+        // Two blocks on every multiprocessor, if there is work for them.
+        let wanted = strips.div_ceil(2 * self.multiprocessors() as usize);
+        let enough = SKINNY_STRIPS.into_iter().find(|&n| n >= wanted).unwrap_or(SKINNY_STRIPS[3]);
+        let strips_per_block = SKINNY_STRIPS.into_iter().rev().filter(|&n| n <= enough).find(fits)?;
+        let outputs = if gated { w.n() / 2 } else { w.n() };
+        let width = strips_per_block * if gated { lines / 2 } else { lines };
+        let blocks = outputs.div_ceil(width);
+        Some(SkinnyShape { strips: strips_per_block, blocks, shared_bytes: bytes(strips_per_block) })
+    }
+
+    fn skinny(
+        &self,
+        s: &Stream,
+        mut y: MatMut<'_>,
+        x: Mat<'_>,
+        w: &Packed,
+        around: &Around<'_>,
+        shape: SkinnyShape,
+    ) -> Result<(), DeviceError> {
+        let defines = [
+            ("OUT_F32", u32::from(y.dtype() == DType::F32)),
+            ("NORM", u32::from(around.norm.is_some())),
+            ("GATED", u32::from(around.silu_mul)),
+            ("RESIDUAL", u32::from(around.add)),
+            ("TILES", shape.strips as u32),
+        ];
+        let kernel = self.kernel(&SKINNY, "skinny", &defines)?;
+        let (y_stride, eps) = (y.stride() as u32, around.norm.map_or(0.0, |(_, eps)| eps));
+        let launch =
+            Launch::new(kernel, (shape.blocks as u32, 1, 1), THREADS, shape.shared_bytes as u32)
+                .out(&mut y)
+                .arg(x)
+                .arg_ptr(w.buffer.as_ptr())
+                .arg_or_null(around.bias)
+                .arg_or_null(around.norm.map(|(norm, _)| norm));
+        let launch = sizes(launch, x, w, y_stride).f32(eps).overlaps_predecessor();
+        // SAFETY: `check` compared all shapes; rows are aligned to 16 bytes.
+        unsafe { launch.go(self, s) }
+    }
+
+    /// Any number of rows on the matrix units.
+    fn tiles(
+        &self,
+        s: &Stream,
+        mut y: MatMut<'_>,
+        x: Mat<'_>,
+        w: &Packed,
+        around: &Around<'_>,
+    ) -> Result<(), DeviceError> {
+        let tile_rows = if x.rows() <= 64 { 64 } else { 128 };
+        let defines = [
+            ("OUT_F32", u32::from(y.dtype() == DType::F32)),
+            ("GATED", u32::from(around.silu_mul)),
+            ("TILE_M", tile_rows as u32),
+        ];
+        let kernel = self.kernel(&GEMM, "gemm", &defines)?;
+        let y_stride = y.stride() as u32;
+        let launch =
+            Launch::new(kernel, self.tile_grid(w, x.rows(), tile_rows), THREADS, self.tile_bytes(tile_rows))
+                .out(&mut y)
+                .arg(x)
+                .arg_ptr(w.buffer.as_ptr())
+                .arg_or_null(around.bias);
+        // SAFETY: `check` compared all shapes; rows are aligned to 16 bytes.
+        unsafe { sizes(launch, x, w, y_stride).overlaps_predecessor().go(self, s) }
+    }
+
+    fn tile_grid(&self, w: &Packed, rows: usize, tile_rows: usize) -> (u32, u32, u32) {
+        // Gate and up rows of 64 outputs fill a tile as 128 outputs do.
+        (w.n().div_ceil(TILE_OUTPUTS) as u32, rows.div_ceil(tile_rows) as u32, 1)
+    }
+
+    /// Shared memory of a tile kernel.
+    pub(super) fn tile_bytes(&self, tile_rows: usize) -> u32 {
+        let stages = if self.wave() == 64 { 1 } else { 3 };
+        (stages * (tile_rows + TILE_OUTPUTS) * TILE_LINE_BYTES) as u32
+    }
+
+    /// Every type and shape, in f32 arithmetic.
+    fn plain(
+        &self,
+        s: &Stream,
+        mut y: MatMut<'_>,
+        x: Mat<'_>,
+        w: &Packed,
+        bias: Option<Mat<'_>>,
+    ) -> Result<(), DeviceError> {
+        let is_f32 = |dtype: DType| u32::from(dtype == DType::F32);
+        let defines =
+            [("X_F32", is_f32(x.dtype())), ("W_F32", is_f32(w.dtype())), ("OUT_F32", is_f32(y.dtype()))];
+        // By outputs alone: a row's bits must not depend on how many rows there are.
+        let (name, grid) = if w.n() <= ROW_OUTPUTS {
+            ("linear_row", (w.n() as u32, x.rows().div_ceil(4) as u32, 1))
+        } else {
+            ("linear_tile", (w.n().div_ceil(64) as u32, x.rows().div_ceil(64) as u32, 1))
+        };
+        let kernel = self.kernel(&PLAIN, name, &defines)?;
+        let y_stride = y.stride() as u32;
+        let launch = Launch::new(kernel, grid, THREADS, 0)
+            .out(&mut y)
+            .arg(x)
+            .arg_ptr(w.buffer.as_ptr())
+            .arg_or_null(bias);
+        // SAFETY: `check` compared all shapes.
+        unsafe { sizes(launch, x, w, y_stride).overlaps_predecessor().go(self, s) }
+    }
+}
+
+/// Rows of `W` in a tile, as `TILE_N` in gemm/tile.h.
+pub(super) const TILE_OUTPUTS: usize = 128;
+/// Bytes of a line of a tile in shared memory.
+const TILE_LINE_BYTES: usize = 80;
+
+/// The sizes that end the arguments of all kernels here.
+fn sizes(launch: Launch, x: Mat<'_>, w: &Packed, y_stride: u32) -> Launch {
+    let launch = launch.u32(x.rows() as u32).u32(w.n() as u32).u32(w.k() as u32);
+    launch.u32(y_stride).u32(x.stride() as u32)
+}
+
+fn on_matrix_units(dtype: DType, w: &Packed) -> bool {
+    dtype == DType::BF16 && w.dtype() == DType::BF16 && w.k().is_multiple_of(8)
+}
+
+/// Whether every row can be read 16 bytes at a time.
+pub(super) fn wide(x: Mat<'_>) -> bool {
+    x.stride().is_multiple_of(8) && x.as_ptr().addr().is_multiple_of(16)
+}
+
+fn check(y: &MatMut<'_>, x: Mat<'_>, w: &Packed, around: &Around<'_>) -> Result<(), DeviceError> {
+    let size = |what, got: usize, expected: usize| {
+        if got == expected {
+            return Ok(());
+        }
+        Err(DeviceError::Shape { kernel: KERNEL, what, got, expected })
+    };
+    let unsupported = |what, dtype| Err(DeviceError::Unsupported { kernel: KERNEL, what, dtype });
+    size("rows", y.rows(), x.rows())?;
+    size("inputs", x.cols(), w.k())?;
+    size("outputs", y.cols(), if around.silu_mul { w.n() / 2 } else { w.n() })?;
+    if !matches!(y.dtype(), DType::F32 | DType::BF16) {
+        return unsupported("output", y.dtype());
+    }
+    if !matches!(x.dtype(), DType::F32 | DType::BF16) {
+        return unsupported("input", x.dtype());
+    }
+    if let Some(bias) = around.bias {
+        size("bias", bias.cols(), w.n())?;
+        if bias.dtype() != DType::F32 {
+            return unsupported("bias", bias.dtype());
+        }
+    }
+    if let Some((norm, _)) = around.norm {
+        size("norm", norm.cols(), w.k())?;
+        if norm.dtype() != x.dtype() {
+            return unsupported("norm", norm.dtype());
+        }
+    }
+    Ok(())
+}
