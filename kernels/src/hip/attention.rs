@@ -1,6 +1,7 @@
 //! Paged attention: decode rows through split contexts, other rows through query tiles, and the shapes that
 //! both leave out through a plain kernel.
 
+use super::check::{check_dtype, check_most, check_size};
 use super::device::{HipDevice, act_f32};
 use super::gemm::wide;
 use super::launch::Launch;
@@ -209,40 +210,28 @@ fn check(
     args: &Attention<'_>,
 ) -> Result<(), DeviceError> {
     layout.check()?;
-    let size = |what, got: usize, expected: usize| {
-        if got == expected {
-            return Ok(());
-        }
-        Err(DeviceError::Shape { kernel: KERNEL, what, got, expected })
-    };
-    let is = |what, got: DType, expected: DType| {
-        if got == expected {
-            return Ok(());
-        }
-        Err(DeviceError::Unsupported { kernel: KERNEL, what, dtype: got })
-    };
-    size("columns of q", args.q.cols(), args.heads * layout.head_dim)?;
-    size("rows of o", o.rows(), args.q.rows())?;
-    size("columns of o", o.cols(), args.q.cols())?;
-    size("pool bytes", kv.bytes().min(layout.bytes()), layout.bytes())?;
-    size("head size", layout.head_dim.min(PLAIN_HEAD), layout.head_dim)?;
-    is("q", args.q.dtype(), layout.dtype)?;
-    is("o", o.dtype(), layout.dtype)?;
+    check_size(KERNEL, "columns of q", args.q.cols(), args.heads * layout.head_dim)?;
+    check_size(KERNEL, "rows of o", o.rows(), args.q.rows())?;
+    check_size(KERNEL, "columns of o", o.cols(), args.q.cols())?;
+    check_size(KERNEL, "pool bytes", kv.bytes().min(layout.bytes()), layout.bytes())?;
+    check_most(KERNEL, "head size", layout.head_dim, PLAIN_HEAD)?;
+    check_dtype(KERNEL, "q", args.q.dtype(), layout.dtype)?;
+    check_dtype(KERNEL, "o", o.dtype(), layout.dtype)?;
     let rows = &args.rows;
-    size("cu_q", rows.cu_q.cols(), rows.len() + 1)?;
+    check_size(KERNEL, "cu_q", rows.cu_q.cols(), rows.len() + 1)?;
     for (what, ids) in [
         ("cu_q", Some(rows.cu_q)),
         ("context_lens", Some(rows.context_lens)),
         ("block_tables", Some(rows.block_tables)),
         ("table_rows", rows.table_rows),
     ] {
-        is(what, ids.map_or(DType::I32, |ids| ids.dtype()), DType::I32)?;
+        check_dtype(KERNEL, what, ids.map_or(DType::I32, |ids| ids.dtype()), DType::I32)?;
     }
     if rows.table_rows.is_none() {
-        size("block_tables", rows.block_tables.rows(), rows.len())?;
+        check_size(KERNEL, "block_tables", rows.block_tables.rows(), rows.len())?;
     }
     if layout.kv_heads == 0 || !args.heads.is_multiple_of(layout.kv_heads) {
-        return size("query heads", args.heads, layout.kv_heads);
+        return check_size(KERNEL, "query heads", args.heads, layout.kv_heads);
     }
     if args.layer >= layout.layers {
         let (what, index, limit) = ("layer", args.layer as i64, layout.layers);

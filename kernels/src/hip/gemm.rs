@@ -1,6 +1,7 @@
 //! `y = x Wᵀ` by own kernels: few rows with their neighbours in one launch, and any rows where no vendor
-//! library is, or where it has no kernel.
+//! library is.
 
+use super::check::{check_dtype, check_most, check_size};
 use super::device::HipDevice;
 use super::launch::Launch;
 use super::source::Source;
@@ -10,10 +11,6 @@ static SKINNY: Source =
     Source { name: "skinny/skinny.hip", text: include_str!("../../csrc/skinny/skinny.hip") };
 static GEMM: Source =
     Source { name: "gemm/gemm.hip", text: include_str!("../../csrc/gemm/gemm.hip") };
-static PLAIN: Source = Source {
-    name: "linear_plain/linear_plain.hip",
-    text: include_str!("../../csrc/linear_plain/linear_plain.hip"),
-};
 
 const KERNEL: &str = "linear";
 /// Threads of a block in all kernels of this file.
@@ -24,8 +21,6 @@ const SKINNY_ROWS: usize = 16;
 const SKINNY_CHUNK: usize = 128;
 /// Strips per block, fewest first.
 const SKINNY_STRIPS: [usize; 4] = [1, 2, 4, 8];
-/// Rows of `W` up to which each gets a block of its own in f32.
-const ROW_OUTPUTS: usize = 512;
 
 /// A launch of `skinny`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,8 +31,8 @@ struct SkinnyShape {
 }
 
 impl HipDevice {
-    /// `y = x Wᵀ` with its neighbours, by own kernels. With a norm or a sum it wants few rows: see `fits_skinny`.
-    pub(super) fn own_linear(
+    /// As `Kernels::linear_around` says; for what `fits_skinny` allows.
+    pub(super) fn linear_fused(
         &self,
         s: &Stream,
         y: MatMut<'_>,
@@ -49,27 +44,30 @@ impl HipDevice {
         if x.rows() == 0 {
             return Ok(());
         }
-        if let Some(shape) = self.skinny_shape(x.rows(), w, x.dtype(), around.silu_mul)
-            && wide(x)
-        {
-            return self.skinny(s, y, x, w, around, shape);
+        let Some(shape) = self.skinny_shape(x.rows(), w, x.dtype(), around.silu_mul) else {
+            return check_most(KERNEL, "rows with their neighbours", x.rows(), SKINNY_ROWS);
+        };
+        check_wide(x)?;
+        self.skinny(s, y, x, w, around, shape)
+    }
+
+    /// `y = x Wᵀ + bias` by the kernel for few rows or the one for tiles; `None` if neither takes the shape.
+    pub(super) fn own_linear(
+        &self,
+        s: &Stream,
+        y: MatMut<'_>,
+        x: Mat<'_>,
+        w: &Packed,
+        bias: Option<Mat<'_>>,
+    ) -> Option<Result<(), DeviceError>> {
+        if !on_matrix_units(x.dtype(), w) || !wide(x) {
+            return None;
         }
-        if around.norm.is_some() || around.add {
-            return Err(DeviceError::Shape {
-                kernel: KERNEL,
-                what: "rows with a norm or a sum",
-                got: x.rows(),
-                expected: SKINNY_ROWS,
-            });
-        }
-        if on_matrix_units(x.dtype(), w) && wide(x) {
-            self.tiles(s, y, x, w, around)
-        } else if around.silu_mul {
-            let (what, dtype) = ("input before silu_mul", x.dtype());
-            Err(DeviceError::Unsupported { kernel: KERNEL, what, dtype })
-        } else {
-            self.plain(s, y, x, w, around.bias)
-        }
+        let around = Around { bias, ..Around::default() };
+        Some(match self.skinny_shape(x.rows(), w, x.dtype(), false) {
+            Some(shape) => self.skinny(s, y, x, w, &around, shape),
+            None => self.tiles(s, y, x, w, &around),
+        })
     }
 
     /// Whether `rows` rows of `dtype` go through the kernel for few rows, which takes all of `Around`.
@@ -170,35 +168,6 @@ impl HipDevice {
         let stages = if self.wave() == 64 { 1 } else { 3 };
         (stages * (tile_rows + TILE_OUTPUTS) * TILE_LINE_BYTES) as u32
     }
-
-    /// Every type and shape, in f32 arithmetic.
-    fn plain(
-        &self,
-        s: &Stream,
-        mut y: MatMut<'_>,
-        x: Mat<'_>,
-        w: &Packed,
-        bias: Option<Mat<'_>>,
-    ) -> Result<(), DeviceError> {
-        let is_f32 = |dtype: DType| u32::from(dtype == DType::F32);
-        let defines =
-            [("X_F32", is_f32(x.dtype())), ("W_F32", is_f32(w.dtype())), ("OUT_F32", is_f32(y.dtype()))];
-        // By outputs alone: a row's bits must not depend on how many rows there are.
-        let (name, grid) = if w.n() <= ROW_OUTPUTS {
-            ("linear_row", (w.n() as u32, x.rows().div_ceil(4) as u32, 1))
-        } else {
-            ("linear_tile", (w.n().div_ceil(64) as u32, x.rows().div_ceil(64) as u32, 1))
-        };
-        let kernel = self.kernel(&PLAIN, name, &defines)?;
-        let y_stride = y.stride() as u32;
-        let launch = Launch::new(kernel, grid, THREADS, 0)
-            .out(&mut y)
-            .arg(x)
-            .arg_ptr(w.buffer.as_ptr())
-            .arg_or_null(bias);
-        // SAFETY: `check` compared all shapes.
-        unsafe { sizes(launch, x, w, y_stride).overlaps_predecessor().go(self, s) }
-    }
 }
 
 /// Rows of `W` in a tile, as `TILE_N` in gemm/tile.h.
@@ -221,34 +190,26 @@ pub(super) fn wide(x: Mat<'_>) -> bool {
     x.stride().is_multiple_of(8) && x.as_ptr().addr().is_multiple_of(16)
 }
 
+fn check_wide(x: Mat<'_>) -> Result<(), DeviceError> {
+    check_size(KERNEL, "values between rows", x.stride(), x.stride().next_multiple_of(8))?;
+    check_size(KERNEL, "alignment of x", x.as_ptr().addr() % 16, 0)
+}
+
 fn check(y: &MatMut<'_>, x: Mat<'_>, w: &Packed, around: &Around<'_>) -> Result<(), DeviceError> {
-    let size = |what, got: usize, expected: usize| {
-        if got == expected {
-            return Ok(());
-        }
-        Err(DeviceError::Shape { kernel: KERNEL, what, got, expected })
-    };
-    let unsupported = |what, dtype| Err(DeviceError::Unsupported { kernel: KERNEL, what, dtype });
-    size("rows", y.rows(), x.rows())?;
-    size("inputs", x.cols(), w.k())?;
-    size("outputs", y.cols(), if around.silu_mul { w.n() / 2 } else { w.n() })?;
-    if !matches!(y.dtype(), DType::F32 | DType::BF16) {
-        return unsupported("output", y.dtype());
-    }
-    if !matches!(x.dtype(), DType::F32 | DType::BF16) {
-        return unsupported("input", x.dtype());
+    check_size(KERNEL, "rows", y.rows(), x.rows())?;
+    check_size(KERNEL, "inputs", x.cols(), w.k())?;
+    check_size(KERNEL, "outputs", y.cols(), if around.silu_mul { w.n() / 2 } else { w.n() })?;
+    check_dtype(KERNEL, "input", x.dtype(), DType::BF16)?;
+    if y.dtype() != DType::F32 {
+        check_dtype(KERNEL, "output", y.dtype(), DType::BF16)?;
     }
     if let Some(bias) = around.bias {
-        size("bias", bias.cols(), w.n())?;
-        if bias.dtype() != DType::F32 {
-            return unsupported("bias", bias.dtype());
-        }
+        check_size(KERNEL, "bias", bias.cols(), w.n())?;
+        check_dtype(KERNEL, "bias", bias.dtype(), DType::F32)?;
     }
     if let Some((norm, _)) = around.norm {
-        size("norm", norm.cols(), w.k())?;
-        if norm.dtype() != x.dtype() {
-            return unsupported("norm", norm.dtype());
-        }
+        check_size(KERNEL, "norm", norm.cols(), w.k())?;
+        check_dtype(KERNEL, "norm", norm.dtype(), DType::BF16)?;
     }
     Ok(())
 }
