@@ -82,15 +82,15 @@ struct HalfLayout {
     DEV u32 c_row(u32 i) { return strip_c_x(i); }
     DEV u32 c_col(u32 i) { return strip_c_w(i); }
 };
-DEV void mma_half(f32x4& c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+DEV void mma_half(f32x4& c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1 DEV_SITE) {
     const u32 a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
     bf16 as[8], bs[4];
     for (u32 i = 0; i < 8; ++i) as[i].bits = (u16)(a[i / 2] >> (i % 2 * 16));
     for (u32 i = 0; i < 4; ++i) bs[i].bits = (u16)(b[i / 2] >> (i % 2 * 16));
-    emu::tile_product<HalfLayout, 16, 8, 16>(c.v, as, bs);
+    emu::tile_product<HalfLayout, 16, 8, 16>(c.v, as, bs DEV_AT);
 }
 #  endif
-DEV void strip_mma(f32x4& c, const StripX& x, const bf16x8& w) {
-    emu::tile_product<StripLayout, 16, STRIP_ROWS, 32>(c.v, x.v[0].v, w.v);
+DEV void strip_mma(f32x4& c, const StripX& x, const bf16x8& w DEV_SITE) {
+    emu::tile_product<StripLayout, 16, STRIP_ROWS, 32>(c.v, (const bf16*)&x, w.v DEV_AT);
 }
 #endif
