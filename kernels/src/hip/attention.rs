@@ -100,7 +100,8 @@ impl HipDevice {
         let arrived = self.counters(rows * kv_heads)?;
         let kernel = self.kernel(&DECODE, "attention_decode", &shape.defines())?;
         // As many blocks as fill the device; a block takes what is left of its row's splits.
-        let blocks = (4 * self.multiprocessors() as usize).div_ceil(rows * kv_heads).clamp(1, splits);
+        let blocks =
+            (4 * self.multiprocessors() as usize).div_ceil(rows * kv_heads).clamp(1, splits);
         let waves = (THREADS / self.wave()) as usize;
         let grid = (blocks as u32, kv_heads as u32, rows as u32);
         let o_stride = o.stride() as u32;

@@ -2,7 +2,7 @@
 //! library is.
 
 use super::check::{check_dtype, check_most, check_size};
-use super::device::HipDevice;
+use super::device::{HipDevice, act_f32};
 use super::launch::Launch;
 use super::source::Source;
 use crate::{Around, DType, DeviceError, Mat, MatMut, Packed, Stream};
@@ -11,6 +11,10 @@ static SKINNY: Source =
     Source { name: "skinny/skinny.hip", text: include_str!("../../csrc/skinny/skinny.hip") };
 static GEMM: Source =
     Source { name: "gemm/gemm.hip", text: include_str!("../../csrc/gemm/gemm.hip") };
+static PLAIN: Source = Source {
+    name: "linear_plain/linear_plain.hip",
+    text: include_str!("../../csrc/linear_plain/linear_plain.hip"),
+};
 
 const KERNEL: &str = "linear";
 /// Threads of a block in all kernels of this file.
@@ -21,6 +25,9 @@ const SKINNY_ROWS: usize = 16;
 const SKINNY_CHUNK: usize = 128;
 /// Strips per block, fewest first.
 const SKINNY_STRIPS: [usize; 4] = [1, 2, 4, 8];
+
+/// Rows of `W` up to which each gets a block of its own in f32.
+const ROW_OUTPUTS: usize = 512;
 
 /// A launch of `skinny`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +58,7 @@ impl HipDevice {
         self.skinny(s, y, x, w, around, shape)
     }
 
-    /// `y = x Wᵀ + bias` by the kernel for few rows or the one for tiles; `None` if neither takes the shape.
+    /// `y = x Wᵀ + bias` for shapes that have been checked.
     pub(super) fn own_linear(
         &self,
         s: &Stream,
@@ -59,15 +66,15 @@ impl HipDevice {
         x: Mat<'_>,
         w: &Packed,
         bias: Option<Mat<'_>>,
-    ) -> Option<Result<(), DeviceError>> {
+    ) -> Result<(), DeviceError> {
         if !on_matrix_units(x.dtype(), w) || !wide(x) {
-            return None;
+            return self.plain(s, y, x, w, bias);
         }
         let around = Around { bias, ..Around::default() };
-        Some(match self.skinny_shape(x.rows(), w, x.dtype(), false) {
+        match self.skinny_shape(x.rows(), w, x.dtype(), false) {
             Some(shape) => self.skinny(s, y, x, w, &around, shape),
-            None => self.tiles(s, y, x, w, &around),
-        })
+            None => self.tiles(s, y, x, w, bias),
+        }
     }
 
     /// Whether `rows` rows of `dtype` go through the kernel for few rows, which takes all of `Around`.
@@ -94,11 +101,16 @@ impl HipDevice {
         // Two blocks on every multiprocessor, if there is work for them.
         let wanted = strips.div_ceil(2 * self.multiprocessors() as usize);
         let enough = SKINNY_STRIPS.into_iter().find(|&n| n >= wanted).unwrap_or(SKINNY_STRIPS[3]);
-        let strips_per_block = SKINNY_STRIPS.into_iter().rev().filter(|&n| n <= enough).find(fits)?;
+        let strips_per_block =
+            SKINNY_STRIPS.into_iter().rev().filter(|&n| n <= enough).find(fits)?;
         let outputs = if gated { w.n() / 2 } else { w.n() };
         let width = strips_per_block * if gated { lines / 2 } else { lines };
         let blocks = outputs.div_ceil(width);
-        Some(SkinnyShape { strips: strips_per_block, blocks, shared_bytes: bytes(strips_per_block) })
+        Some(SkinnyShape {
+            strips: strips_per_block,
+            blocks,
+            shared_bytes: bytes(strips_per_block),
+        })
     }
 
     fn skinny(
@@ -123,7 +135,7 @@ impl HipDevice {
             Launch::new(kernel, (shape.blocks as u32, 1, 1), THREADS, shape.shared_bytes as u32)
                 .out(&mut y)
                 .arg(x)
-                .arg_ptr(w.buffer.as_ptr())
+                .arg_ptr(w.as_ptr())
                 .arg_or_null(around.bias)
                 .arg_or_null(around.norm.map(|(norm, _)| norm));
         let launch = sizes(launch, x, w, y_stride).f32(eps).overlaps_predecessor();
@@ -138,35 +150,62 @@ impl HipDevice {
         mut y: MatMut<'_>,
         x: Mat<'_>,
         w: &Packed,
-        around: &Around<'_>,
+        bias: Option<Mat<'_>>,
     ) -> Result<(), DeviceError> {
         let tile_rows = if x.rows() <= 64 { 64 } else { 128 };
         let defines = [
             ("OUT_F32", u32::from(y.dtype() == DType::F32)),
-            ("GATED", u32::from(around.silu_mul)),
+            ("GATED", 0),
             ("TILE_M", tile_rows as u32),
         ];
         let kernel = self.kernel(&GEMM, "gemm", &defines)?;
+        let tiles = (w.n().div_ceil(TILE_OUTPUTS), x.rows().div_ceil(tile_rows));
+        let grid = (tiles.0 as u32, tiles.1 as u32, 1);
         let y_stride = y.stride() as u32;
-        let launch =
-            Launch::new(kernel, self.tile_grid(w, x.rows(), tile_rows), THREADS, self.tile_bytes(tile_rows))
-                .out(&mut y)
-                .arg(x)
-                .arg_ptr(w.buffer.as_ptr())
-                .arg_or_null(around.bias);
+        let launch = Launch::new(kernel, grid, THREADS, self.tile_bytes(tile_rows))
+            .out(&mut y)
+            .arg(x)
+            .arg_ptr(w.as_ptr())
+            .arg_or_null(bias);
         // SAFETY: `check` compared all shapes; rows are aligned to 16 bytes.
         unsafe { sizes(launch, x, w, y_stride).overlaps_predecessor().go(self, s) }
-    }
-
-    fn tile_grid(&self, w: &Packed, rows: usize, tile_rows: usize) -> (u32, u32, u32) {
-        // Gate and up rows of 64 outputs fill a tile as 128 outputs do.
-        (w.n().div_ceil(TILE_OUTPUTS) as u32, rows.div_ceil(tile_rows) as u32, 1)
     }
 
     /// Shared memory of a tile kernel.
     pub(super) fn tile_bytes(&self, tile_rows: usize) -> u32 {
         let stages = if self.wave() == 64 { 1 } else { 3 };
         (stages * (tile_rows + TILE_OUTPUTS) * TILE_LINE_BYTES) as u32
+    }
+
+    /// Every type and shape, in f32 arithmetic.
+    fn plain(
+        &self,
+        s: &Stream,
+        mut y: MatMut<'_>,
+        x: Mat<'_>,
+        w: &Packed,
+        bias: Option<Mat<'_>>,
+    ) -> Result<(), DeviceError> {
+        let defines = [
+            ("X_F32", act_f32(KERNEL, x.dtype())?),
+            ("W_F32", act_f32(KERNEL, w.dtype())?),
+            ("OUT_F32", act_f32(KERNEL, y.dtype())?),
+        ];
+        // By outputs alone: a row's bits must not depend on how many rows there are.
+        let (name, grid) = if w.n() <= ROW_OUTPUTS {
+            ("linear_row", (w.n() as u32, x.rows().div_ceil(4) as u32, 1))
+        } else {
+            ("linear_tile", (w.n().div_ceil(64) as u32, x.rows().div_ceil(64) as u32, 1))
+        };
+        let kernel = self.kernel(&PLAIN, name, &defines)?;
+        let y_stride = y.stride() as u32;
+        let launch = Launch::new(kernel, grid, THREADS, 0)
+            .out(&mut y)
+            .arg(x)
+            .arg_ptr(w.as_ptr())
+            .arg_or_null(bias);
+        // SAFETY: the caller compared all shapes.
+        unsafe { sizes(launch, x, w, y_stride).overlaps_predecessor().go(self, s) }
     }
 }
 

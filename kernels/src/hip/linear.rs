@@ -2,7 +2,8 @@
 //!
 //! | W | rows | by |
 //! |---|---|---|
-//! | bf16 | any | the matrix library; without one our own |
+//! | bf16 | ≤ 16 | our own: it reads the weights once, and takes the neighbours along |
+//! | bf16 | more | the matrix library; without one our own |
 //! | f32 | ≤ 64 | our own: routers are small |
 //! | f32 | more | the matrix library in f32, if y is f32; else our own |
 
@@ -43,9 +44,10 @@ impl HipDevice {
         if y.rows() == 0 || y.cols() == 0 {
             return Ok(());
         }
-        match way(x.rows(), w.dtype(), y.dtype(), self.matrix_library().is_some()) {
+        let few = self.fits_skinny(x.rows(), x.dtype(), w);
+        match way(x.rows(), w.dtype(), y.dtype(), !few && self.matrix_library().is_some()) {
             Way::Library => self.linear_library(s, y, x, w, bias),
-            Way::Own => Err(HipError::NoKernel { kernel: KERNEL }.into()),
+            Way::Own => self.own_linear(s, y, x, w, bias),
         }
     }
 

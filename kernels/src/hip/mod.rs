@@ -22,6 +22,7 @@
 #![allow(dead_code, reason = "kernels are written file by file against what is here")]
 #![allow(clippy::trivially_copy_pass_by_ref, reason = "streams are passed as the traits pass them")]
 
+mod attention;
 mod blaslt;
 mod cache;
 mod check;
@@ -33,6 +34,7 @@ mod elementwise;
 mod embed;
 mod error;
 mod fence;
+mod gemm;
 mod graph;
 mod jit;
 mod launch;

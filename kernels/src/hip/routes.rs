@@ -4,8 +4,8 @@ use super::device::HipDevice;
 use super::error::HipError;
 use crate::step::{AnswerArrays, SeatArrays, StageView, StepArrays};
 use crate::{
-    Attention, Buffer, DType, DeviceError, Experts, HostMat, Kernels, KvLayout, Mat, MatMut,
-    Packed, QkRope, Routes, Stream,
+    Around, Attention, Buffer, DType, DeviceError, Experts, HostMat, Kernels, KvLayout, Mat,
+    MatMut, Packed, QkRope, Routes, Stream,
 };
 
 /// What a kernel answers that exists elsewhere, but not here.
@@ -28,6 +28,21 @@ impl Kernels for HipDevice {
         bias: Option<Mat<'_>>,
     ) -> Result<(), DeviceError> {
         self.linear_rows(s, y, x, w, bias)
+    }
+
+    fn fuses(&self, rows: usize, dtype: DType, w: &Packed) -> bool {
+        self.fits_skinny(rows, dtype, w)
+    }
+
+    fn linear_around(
+        &self,
+        s: &Stream,
+        y: MatMut<'_>,
+        x: Mat<'_>,
+        w: &Packed,
+        around: &Around<'_>,
+    ) -> Result<(), DeviceError> {
+        self.linear_fused(s, y, x, w, around)
     }
 
     fn embed(
@@ -92,7 +107,7 @@ impl Kernels for HipDevice {
         kv: (&Buffer, &KvLayout),
         args: &Attention<'_>,
     ) -> Result<(), DeviceError> {
-        no_kernel("paged_attention")
+        self.attend(s, o, kv, args)
     }
 
     fn silu_mul(&self, s: &Stream, y: MatMut<'_>, x: Mat<'_>) -> Result<(), DeviceError> {
