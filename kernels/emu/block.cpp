@@ -60,6 +60,7 @@ void Block::begin(const Grid& g, u64 index) {
         t.tid = i;
         t.lane = i % g.wave;
         t.turn = 0;
+        t.barriers = 0;
         t.wave = waves[i / g.wave].get();
         t.bid = &bid;
         t.grid = &grid.launch->grid;
@@ -68,6 +69,8 @@ void Block::begin(const Grid& g, u64 index) {
         t.block = this;
         t.state = State::READY;
         t.started = false;
+        // Made by a thread of this block, a fiber would be ordered after what that thread had done.
+        if (races_watched()) arm(t);
     }
 }
 
@@ -95,17 +98,19 @@ static void enter_thread() {
     running().block->thread_main();
 }
 
+void Block::arm(Thread& t) {
+    t.started = true;
+    if (!t.fiber.stack) fiber_open(t.fiber);
+    fiber_arm(t.fiber, t.tid, enter_thread);
+}
+
 // Goes on in `next`, or in run() if there is none.
 void Block::leave(Thread& me, Thread* next, bool ends) {
     if (next == nullptr) {
         fiber_switch(me.fiber, host, ends);
         return;
     }
-    if (!next->started) {
-        next->started = true;
-        if (!next->fiber.stack) fiber_open(next->fiber);
-        fiber_arm(next->fiber, next->tid, enter_thread);
-    }
+    if (!next->started) arm(*next);
     self = next;
     fiber_switch(me.fiber, next->fiber, ends);
 }
@@ -115,11 +120,11 @@ void Block::thread_main() {
         Thread& me = current();
         acquired(&grid);
         grid.entry(grid.args);
-        released(&grid);
+        released(&host);  // Not what others acquire when they begin.
         me.state = State::DONE;
         WaveRun& w = wave_of(me);
         Thread* next = next_ready(w, w.position + 1);
-        if (next == nullptr || next->started || races_watched()) leave(me, next, true);
+        if (next == nullptr || next->started) leave(me, next, true);
         // The next thread begins on this stack: one that meets nobody costs no switch.
         std::swap(me.fiber, next->fiber);
         next->started = true;
@@ -132,32 +137,34 @@ void Block::meet_wave(u32 site, Combine combine, Exchange& e) {
     WaveRun& w = wave_of(me);
     if (w.arrived == 0) w.site = site;
     if (w.site != site) broken("lanes of one wave are at different collectives");
-    released(&w);
+    released(&e);
     if (++w.arrived < w.lanes) {
         me.state = State::AT_WAVE;
         leave(me, next_ready(w, w.position + 1), false);
-        acquired(&w);
+        acquired(&e);
         return;
     }
-    acquired(&w);
+    acquired(&e);
     if (combine) combine(e);
-    released(&w);
+    released(&e);
     w.arrived = 0;
     for (u32 i = 0; i < w.lanes; ++i) threads[w.first + i].state = State::READY;
     arrange(w);
     const bool others = wave_count > 1 && (order == Order::TURNS || order == Order::RANDOM);
     Thread* next = others ? nullptr : next_ready(w, 0);
     if (next != &me) leave(me, next, false);
-    acquired(&w);
+    acquired(&e);
 }
 
 void Block::meet_block() {
     Thread& me = current();
     WaveRun& w = wave_of(me);
     me.state = State::AT_BLOCK;
-    released(this);
+    // Two barriers' orders in turn: a wave that is at the next one already must not be taken for one at this.
+    void* order = barrier_orders + (me.barriers++ & 1);
+    released(order);
     leave(me, next_ready(w, w.position + 1), false);
-    acquired(this);
+    acquired(order);
 }
 
 void Block::pause() {
@@ -175,8 +182,12 @@ void* Block::shared_array(const void* key, size_t bytes) {
         arrays.push_back({key, bytes, (u8*)aligned_alloc(64, (bytes + 63) / 64 * 64), true});
         found = &arrays.back();
     }
-    if (found->fresh) memset(found->data, 0xff, bytes);
-    found->fresh = false;
+    if (found->fresh) {
+        memset(found->data, 0xff, bytes);
+        released(found->data);
+        found->fresh = false;
+    }
+    acquired(found->data);  // Only the filling is ordered before this thread.
     return found->data;
 }
 
@@ -212,11 +223,7 @@ WaveRun* Block::pick() {
 
 void Block::run_wave(WaveRun& w) {
     Thread* first = next_ready(w, 0);
-    if (!first->started) {
-        first->started = true;
-        if (!first->fiber.stack) fiber_open(first->fiber);
-        fiber_arm(first->fiber, first->tid, enter_thread);
-    }
+    if (!first->started) arm(*first);
     self = first;
     fiber_switch(host, first->fiber, false);
     if (!failure.empty() || w.arrived == 0 || has(w, State::READY) || has(w, State::PAUSED)) return;
@@ -266,7 +273,7 @@ Outcome Block::run() {
         }
         if (!failure.empty()) return Outcome::BROKEN;
     }
-    acquired(&grid);
+    acquired(&host);
     return Outcome::FINISHED;
 }
 

@@ -41,6 +41,7 @@ struct Thread : Lane {
     Fiber fiber;
     State state;
     bool started;
+    u32 barriers;           // that it has come to
 };
 
 enum class Outcome { FINISHED, WAITING, BROKEN };
@@ -67,6 +68,7 @@ private:
     Thread& current() { return *static_cast<Thread*>(self); }
     WaveRun& wave_of(Thread& t) { return *static_cast<WaveRun*>(t.wave); }
     Thread* next_ready(WaveRun& w, u32 from);
+    void arm(Thread& t);
     void leave(Thread& me, Thread* next, bool ends);
     void arrange(WaveRun& w);
     WaveRun* pick();
@@ -87,6 +89,7 @@ private:
     std::vector<Array> arrays;
     std::unique_ptr<u8[]> dynamic;
     size_t dynamic_bytes = 0;
+    char barrier_orders[2];
     Fiber host;
 };
 

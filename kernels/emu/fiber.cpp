@@ -79,10 +79,7 @@ void fiber_close(Fiber& f) {
 
 void fiber_arm(Fiber& f, unsigned colour, void (*entry)()) {
     if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(f.stack + 4096, STACK_BYTES - 4096);
-    if (__tsan_create_fiber) {
-        if (f.tsan) __tsan_destroy_fiber(f.tsan);
-        f.tsan = __tsan_create_fiber(0);
-    }
+    if (__tsan_create_fiber && !f.tsan) f.tsan = __tsan_create_fiber(0);
     f.shadow = nullptr;
     // Tops at different distances from a page's end: equal ones would share a few sets of the cache.
     void** top = (void**)(f.stack + STACK_BYTES - 64 - (size_t)(colour % 64) * 192);

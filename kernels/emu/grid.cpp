@@ -13,9 +13,6 @@ namespace emu {
 
 using Clock = std::chrono::steady_clock;
 
-// A launch whose threads all wait, and nothing finishes for so long, waits for what never happens.
-static const auto PATIENCE = std::chrono::seconds(10);
-
 // Below so many threads a second host thread costs more than it brings.
 static const u64 THREADS_WORTH_SHARING = 4096;
 
@@ -53,7 +50,8 @@ struct Run {
         failure = text;
     }
     bool patient() const {
-        return Clock::now().time_since_epoch() - Clock::duration(progress.load()) < PATIENCE;
+        return Clock::now().time_since_epoch() - Clock::duration(progress.load()) <
+               std::chrono::milliseconds(settings().patience_ms);
     }
 
     // Runs `block` on; keeps it in `waiting` if it waits for others.

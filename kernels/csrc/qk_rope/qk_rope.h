@@ -7,7 +7,7 @@
 #pragma once
 #include "norm/norm.h"
 
-constexpr u32 group_for(u32 runs) {
+DEV constexpr u32 group_for(u32 runs) {
     u32 lanes = 1;
     while (lanes < runs && lanes < 32) lanes *= 2;
     return lanes;

@@ -1,9 +1,8 @@
 //! Right kernels give right results in every order of waves and lanes, at both wave widths.
 
 use crate::gpu::{Arg, Gpu, Shape};
+use crate::planted::{ATTENTION, AttentionCase, ROWS, WAVES};
 
-const ROWS: &str = include_str!("kernels/rows.hip");
-const ATTENTION: &str = include_str!("kernels/attention.hip");
 const SEEDS: [u64; 7] = [0, 1, 2, 3, 4, 7, 9];
 
 /// Values that look random, the same every time.
@@ -32,9 +31,8 @@ fn sums_and_norms_are_right_in_every_order() {
     let x = values(rows * cols);
     let input = gpu.upload(&x);
     let sums: Vec<f64> = x.chunks(cols).map(|r| r.iter().map(|v| f64::from(*v)).sum()).collect();
-    for wave in ["-DWAVE=64", "-DWAVE=32"] {
-        let row_sum = gpu.kernel(ROWS, &[wave], "row_sum");
-        let norm = gpu.kernel(ROWS, &[wave], "norm_twice");
+    for (wave, _) in WAVES {
+        let [row_sum, norm] = gpu.kernels(ROWS, &[wave], ["row_sum", "norm_scaled"]);
         let mut first = None;
         for (seed, threads) in SEEDS.into_iter().flat_map(|s| [(s, 64), (s, 256), (s, 1024)]) {
             gpu.seed(seed);
@@ -62,15 +60,14 @@ fn a_launch_covers_every_thread_once_on_any_number_of_host_threads() {
     let n = 100_000;
     let (a, b) = (values(n), values(2 * n).split_off(n));
     let (left, right, y) = (gpu.upload(&a), gpu.upload(&b), gpu.alloc(4 * n));
-    let product = gpu.kernel(ROWS, &[], "product");
+    let [product, count_threads] = gpu.kernels(ROWS, &[], ["product", "count_threads"]);
     let args = [Arg::At(y), Arg::At(left), Arg::At(right), Arg::U32(n as u32)];
     gpu.launch(product, Shape(200, 256, 0), &args);
     let want: Vec<f64> = a.iter().zip(&b).map(|(a, b)| f64::from(a * b)).collect();
     near(&gpu.download::<f32>(y), &want, 0.0);
 
     let count = gpu.upload(&[0u32; 3]);
-    let kernel = gpu.kernel(ROWS, &[], "count_threads");
-    gpu.launch(kernel, Shape(100, 192, 0), &[Arg::At(count)]);
+    gpu.launch(count_threads, Shape(100, 192, 0), &[Arg::At(count)]);
     assert_eq!(gpu.download::<u32>(count), [19_200, 100, 38_400]);
 }
 
@@ -83,16 +80,15 @@ fn blocks_that_wait_for_each_other_all_run() {
     assert_eq!(gpu.download::<u32>(token), [9]);
 }
 
-/// `heads` queries of `D` values over `lens` tokens each, pages shuffled; returns the largest error.
 #[test]
 fn paged_attention_is_right_in_every_order() {
     let gpu = Gpu::open();
-    for wave in ["-DWAVE=64", "-DWAVE=32"] {
+    for (wave, waves) in WAVES {
         let kernel = gpu.kernel(ATTENTION, &[wave], "paged_attention");
-        let case = crate::planted::AttentionCase::new(&gpu);
+        let case = AttentionCase::new(&gpu);
         for seed in SEEDS {
             gpu.seed(seed);
-            assert!(case.error(&gpu, kernel, wave) < 1e-4);
+            assert!(case.error(&gpu, kernel, waves) < 1e-4);
         }
     }
 }

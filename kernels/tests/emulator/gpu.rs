@@ -100,25 +100,38 @@ impl Gpu {
 
     /// The kernel `name` of a source.
     pub(crate) fn kernel(&self, source: &str, options: &[&str], name: &str) -> Ptr {
-        self.kernel_edited(source, options, name, |_, text| text.to_owned())
+        let [kernel] = self.kernels(source, options, [name]);
+        kernel
     }
 
-    /// The same with changed headers.
-    pub(crate) fn kernel_edited(
+    /// Kernels of one source.
+    pub(crate) fn kernels<const N: usize>(
         &self,
         source: &str,
         options: &[&str],
-        name: &str,
-        edit: impl Fn(&str, &str) -> String,
-    ) -> Ptr {
-        let image = self.try_compile(source, options, edit).unwrap_or_else(|log| panic!("{log}"));
+        names: [&str; N],
+    ) -> [Ptr; N] {
+        let image = self.try_compile(source, options, |_, text| text.to_owned());
+        let module = self.load(&image.unwrap_or_else(|log| panic!("{log}")));
+        names.map(|name| self.function(module, name))
+    }
+
+    /// A module of the device.
+    pub(crate) fn load(&self, image: &[u8]) -> Ptr {
+        let mut module = std::ptr::null_mut();
+        // SAFETY: a place to write to, and a whole image.
+        let code = unsafe { (self.driver.module_load)(&raw mut module, image.as_ptr().cast()) };
+        assert_eq!(code, code::SUCCESS);
+        module
+    }
+
+    /// A kernel of a module.
+    pub(crate) fn function(&self, module: Ptr, name: &str) -> Ptr {
         let name = CString::new(name).unwrap();
-        let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: an image of this compiler, and places to write to.
-        unsafe {
-            assert_eq!((self.driver.module_load)(&raw mut module, image.as_ptr().cast()), 0);
-            assert_eq!((self.driver.module_function)(&raw mut function, module, name.as_ptr()), 0);
-        }
+        let mut function = std::ptr::null_mut();
+        let get = self.driver.module_function;
+        // SAFETY: a live module, and a place to write to.
+        assert_eq!(unsafe { get(&raw mut function, module, name.as_ptr()) }, code::SUCCESS);
         function
     }
 

@@ -6,6 +6,8 @@
 #[path = "../emulated/mod.rs"]
 mod emulated;
 
+mod children;
 mod clean;
 mod gpu;
 mod planted;
+mod sanitizers;

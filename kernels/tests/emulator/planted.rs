@@ -2,6 +2,7 @@
 
 use hip_runtime_sys::Ptr;
 
+use crate::children;
 use crate::clean::values;
 use crate::gpu::{Arg, Gpu, Memory, Shape};
 
@@ -48,8 +49,7 @@ impl AttentionCase {
     }
 
     /// Launches with 256 threads and returns the largest error; infinite for NaN.
-    pub(crate) fn error(&self, gpu: &Gpu, kernel: Ptr, wave: &str) -> f64 {
-        let waves = if wave.ends_with("64") { 4 } else { 8 };
+    pub(crate) fn error(&self, gpu: &Gpu, kernel: Ptr, waves: u32) -> f64 {
         let out = gpu.alloc(4 * LENS.len() * D);
         let [q, keys, vals, table, lens] = self.inputs.map(Arg::At);
         let sizes =
@@ -62,4 +62,153 @@ impl AttentionCase {
         let worst = got.iter().zip(&self.want).map(error);
         worst.fold(0.0, |worst, e| if e.is_nan() { f64::INFINITY } else { worst.max(e) })
     }
+}
+
+pub(crate) const ROWS: &str = include_str!("kernels/rows.hip");
+pub(crate) const ATTENTION: &str = include_str!("kernels/attention.hip");
+/// Options of both wave widths, and the waves of 256 threads.
+pub(crate) const WAVES: [(&str, u32); 2] = [("-DWAVE=64", 4), ("-DWAVE=32", 8)];
+const COLS: usize = 777;
+
+/// `text` with `from`, which must be there once, replaced.
+pub(crate) fn plant(text: &str, from: &str, to: &str) -> String {
+    assert_eq!(text.matches(from).count(), 1, "the place to plant a bug in has moved: {from}");
+    text.replace(from, to)
+}
+
+/// The kernel `sums_twice` with a change in the block reduction of `dev/collective.h`.
+pub(crate) fn reduction_bug(gpu: &Gpu, wave: &str, from: &str, to: &str) -> Ptr {
+    let edit = |name: &str, text: &str| match name {
+        "dev/collective.h" => plant(text, from, to),
+        _ => text.to_owned(),
+    };
+    let image = gpu.try_compile(ROWS, &[wave], edit);
+    gpu.function(gpu.load(&image.unwrap_or_else(|log| panic!("{log}"))), "sums_twice")
+}
+
+/// Largest error of `sums_twice` over rows of random values.
+pub(crate) fn sums_error(gpu: &Gpu, kernel: Ptr) -> f64 {
+    let x = values(3 * COLS);
+    let (input, y) = (gpu.upload(&x), gpu.upload(&[0f32; 6]));
+    gpu.launch(kernel, Shape(3, 256, 0), &[Arg::At(y), Arg::At(input), Arg::U32(COLS as u32)]);
+    let got = gpu.download::<f32>(y);
+    let sum = |row: &[f32], power: i32| row.iter().map(|v| f64::from(*v).powi(power)).sum::<f64>();
+    let want = x.chunks(COLS).flat_map(|row| [sum(row, 1), sum(row, 2)]);
+    let errors = got.iter().zip(want).map(|(g, w)| (f64::from(*g) - w).abs());
+    errors.fold(0.0, |worst, e| if e.is_nan() { f64::INFINITY } else { worst.max(e) })
+}
+
+/// Whether some order of waves gives a wrong result.
+fn some_order_is_wrong(gpu: &Gpu, error: impl Fn() -> f64) -> bool {
+    (0..8).any(|seed| {
+        gpu.seed(seed);
+        error() > 1e-3
+    })
+}
+
+const FIRST_BARRIER: &str = "    sync();\n    T r = parts[0];";
+pub(crate) const LAST_BARRIER: &str = "    sync();  // The next reduction writes the same parts.\n";
+
+#[test]
+fn a_missing_barrier_in_a_reduction_is_caught() {
+    let gpu = Gpu::open();
+    for (wave, _) in WAVES {
+        let kernel = reduction_bug(&gpu, wave, FIRST_BARRIER, "    T r = parts[0];");
+        assert!(some_order_is_wrong(&gpu, || sums_error(&gpu, kernel)));
+    }
+}
+
+#[test]
+fn a_missing_barrier_after_a_reduction_is_caught() {
+    let gpu = Gpu::open();
+    for (wave, _) in WAVES {
+        let kernel = reduction_bug(&gpu, wave, LAST_BARRIER, "");
+        assert!(some_order_is_wrong(&gpu, || sums_error(&gpu, kernel)));
+    }
+}
+
+#[test]
+fn a_missing_barrier_before_a_merge_is_caught() {
+    let gpu = Gpu::open();
+    let case = AttentionCase::new(&gpu);
+    for (wave, waves) in WAVES {
+        let source = plant(ATTENTION, "    sync();  // before the merge\n", "");
+        let kernel = gpu.kernel(&source, &[wave], "paged_attention");
+        assert!(some_order_is_wrong(&gpu, || case.error(&gpu, kernel, waves)));
+    }
+}
+
+/// Launches a kernel that breaks a rule, in a child, and returns what the child says about it.
+fn broken(name: &str) -> String {
+    let output = children::run(&format!("planted::{name}"), &[("HIPEMU_PATIENCE_MS", "300")]);
+    children::passed(&output);
+    children::text(&output)
+}
+
+/// A failed launch costs the device: this and all later calls answer so.
+fn launch_fails(source: &str, name: &str, shape: Shape, more: &[Arg]) {
+    let gpu = Gpu::open();
+    let (input, y) = (gpu.upload(&values(3 * COLS)), gpu.alloc(3 * 2 * 4));
+    let kernel = gpu.kernel(source, &[], name);
+    let args = [[Arg::At(y), Arg::At(input)].as_slice(), more].concat();
+    assert_eq!(gpu.try_launch(kernel, shape, &args), 719);
+    assert_eq!(gpu.synchronize(), 719);
+}
+
+#[test]
+#[ignore = "run by a_divergent_collective_is_caught"]
+fn divergent_collective() {
+    let bug = "if (tid() < 100) sum = block_sum(sum);";
+    let source = plant(ROWS, "sum = block_sum(sum);", bug);
+    launch_fails(&source, "row_sum", Shape(3, 256, 0), &[Arg::U32(COLS as u32)]);
+}
+
+#[test]
+fn a_divergent_collective_is_caught() {
+    let text = broken("divergent_collective");
+    assert!(text.contains("kernel row_sum, block (0,0,0)"), "{text}");
+    assert!(text.contains("wave collective after lanes of the wave returned"), "{text}");
+}
+
+#[test]
+#[ignore = "run by lanes_at_different_collectives_are_caught"]
+fn different_collectives() {
+    let bug = "sum = lane() < 7 ? wave_sum(sum) :\n wave_sum(-sum);";
+    let source = plant(ROWS, "sum = block_sum(sum);", bug);
+    launch_fails(&source, "row_sum", Shape(3, 256, 0), &[Arg::U32(COLS as u32)]);
+}
+
+#[test]
+fn lanes_at_different_collectives_are_caught() {
+    let text = broken("different_collectives");
+    assert!(text.contains("lanes of one wave are at different collectives"), "{text}");
+}
+
+#[test]
+#[ignore = "run by a_return_before_a_barrier_is_caught"]
+fn return_before_barrier() {
+    let source =
+        plant(ROWS, "sum = block_sum(sum);", "if (wave() == 1) return; sum = block_sum(sum);");
+    launch_fails(&source, "row_sum", Shape(3, 256, 0), &[Arg::U32(COLS as u32)]);
+}
+
+#[test]
+fn a_return_before_a_barrier_is_caught() {
+    let text = broken("return_before_barrier");
+    assert!(text.contains("block barrier after threads of the block returned"), "{text}");
+}
+
+#[test]
+#[ignore = "run by a_wait_for_nothing_is_caught"]
+fn wait_for_nothing() {
+    let gpu = Gpu::open();
+    let token = gpu.upload(&[77u32]);
+    let kernel = gpu.kernel(ROWS, &[], "hand_on");
+    assert_eq!(gpu.try_launch(kernel, Shape(2, 64, 0), &[Arg::At(token)]), 719);
+}
+
+#[test]
+fn a_wait_for_nothing_is_caught() {
+    let text = broken("wait_for_nothing");
+    assert!(text.contains("waits for what no thread does"), "{text}");
 }

@@ -10,8 +10,23 @@ KERNEL(1024) row_sum(float* y, const float* x, u32 cols) {
 }
 EXPORT(row_sum)
 
-// y = x / sqrt(mean(x^2) + eps), twice in a row: the second reduction reuses the parts of the first.
-KERNEL(1024) norm_twice(float* y, const float* x, u32 cols, float eps) {
+// y[r] = sum and sum of squares of row r: the second reduction writes where the first one's values lay.
+KERNEL(1024) sums_twice(float* y, const float* x, u32 cols) {
+    const float* row = x + (u64)bid_x() * cols;
+    float sum = 0.f, squares = 0.f;
+    for (u32 i = tid(); i < cols; i += bdim()) {
+        sum += row[i];
+        squares += row[i] * row[i];
+    }
+    const float first = block_sum(sum), second = block_sum(squares);
+    // Every thread's copy counts, not only the first one's.
+    atomic_add(y + 2 * bid_x(), first / (float)bdim());
+    atomic_add(y + 2 * bid_x() + 1, second / (float)bdim());
+}
+EXPORT(sums_twice)
+
+// y = x / sqrt(mean(x^2) + eps), over the largest of them.
+KERNEL(1024) norm_scaled(float* y, const float* x, u32 cols, float eps) {
     const float* row = x + (u64)bid_x() * cols;
     float* out = y + (u64)bid_x() * cols;
     float squares = 0.f, largest = 0.f;
@@ -21,7 +36,7 @@ KERNEL(1024) norm_twice(float* y, const float* x, u32 cols, float eps) {
     largest = block_max(largest);
     for (u32 i = tid(); i < cols; i += bdim()) out[i] = row[i] * scale / largest;
 }
-EXPORT(norm_twice)
+EXPORT(norm_scaled)
 
 // y = a * b. Grid: any.
 KERNEL(256) product(float* y, const float* a, const float* b, u32 n) {
@@ -50,3 +65,12 @@ KERNEL(64) hand_on(u32* token) {
     sync();
 }
 EXPORT(hand_on)
+
+// y[i] = i ^ 1, by way of shared memory. One wave.
+KERNEL(64) swap(u32* y) {
+    SHARED(u32, ids, 64);
+    ids[tid()] = tid();
+    wave_sync();  // before the swap
+    y[tid()] = ids[tid() ^ 1];
+}
+EXPORT(swap)

@@ -1,0 +1,130 @@
+//! Kernels under AddressSanitizer with UndefinedBehaviorSanitizer, and under ThreadSanitizer: right ones run clean, and
+//! the bugs that give right values are caught. Skipped where the compiler has no sanitizers.
+
+use crate::children::{Sanitizer, passed, sanitized, text};
+use crate::clean::values;
+use crate::gpu::{Arg, Gpu, Shape};
+use crate::planted::{
+    ATTENTION, AttentionCase, LAST_BARRIER, ROWS, WAVES, plant, reduction_bug, sums_error,
+};
+
+/// Runs a child of this file; `None` where there is no such sanitizer.
+fn run(name: &str, sanitizer: Sanitizer, seed: u64) -> Option<std::process::Output> {
+    sanitized(&format!("sanitizers::{name}"), sanitizer, seed)
+}
+
+/// Asserts that the child was ended by its sanitizer with this report.
+fn caught(name: &str, sanitizer: Sanitizer, seed: u64, report: &str) {
+    let Some(output) = run(name, sanitizer, seed) else { return };
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(66), "{said}");
+    assert!(said.contains(report), "{said}");
+}
+
+#[test]
+#[ignore = "run by right_kernels_are_clean"]
+fn right_kernels() {
+    let gpu = Gpu::open();
+    for (wave, waves) in WAVES {
+        let case = AttentionCase::new(&gpu);
+        let attention = gpu.kernel(ATTENTION, &[wave], "paged_attention");
+        let [sums, product] = gpu.kernels(ROWS, &[wave], ["sums_twice", "product"]);
+        let n = 2000;
+        let (a, b) = (gpu.upload(&values(n)), gpu.upload(&values(n)));
+        for seed in [0, 3] {
+            gpu.seed(seed);
+            assert!(case.error(&gpu, attention, waves) < 1e-4);
+            assert!(sums_error(&gpu, sums) < 1e-3);
+            let y = gpu.alloc(4 * n);
+            let args = [Arg::At(y), Arg::At(a), Arg::At(b), Arg::U32(n as u32)];
+            gpu.launch(product, Shape(4, 256, 0), &args);
+            assert!(gpu.download::<f32>(y).iter().all(|v| v.is_finite()));
+        }
+    }
+}
+
+#[test]
+fn right_kernels_are_clean() {
+    for (sanitizer, seed) in
+        [(Sanitizer::Address, 3), (Sanitizer::Thread, 0), (Sanitizer::Thread, 3)]
+    {
+        if let Some(output) = run("right_kernels", sanitizer, seed) {
+            passed(&output);
+        }
+    }
+}
+
+/// The attention kernel with a bug, at four waves.
+fn attention_bug(from: &str, to: &str) {
+    let gpu = Gpu::open();
+    let kernel = gpu.kernel(&plant(ATTENTION, from, to), &["-DWAVE=64"], "paged_attention");
+    AttentionCase::new(&gpu).error(&gpu, kernel, 4);
+}
+
+#[test]
+#[ignore = "run by a_key_beyond_the_pool_is_caught"]
+fn key_beyond_the_pool() {
+    attention_bug("query[i] * keys[at + ", "query[i] * keys[at + 21 * 16 * D + ");
+}
+
+#[test]
+fn a_key_beyond_the_pool_is_caught() {
+    caught("key_beyond_the_pool", Sanitizer::Address, 0, "heap-buffer-overflow");
+}
+
+#[test]
+#[ignore = "run by too_little_shared_memory_is_caught"]
+fn too_little_shared_memory() {
+    attention_bug("parts + wave() * ROW;", "parts + (wave() + 1) * ROW;");
+}
+
+#[test]
+fn too_little_shared_memory_is_caught() {
+    caught("too_little_shared_memory", Sanitizer::Address, 0, "heap-buffer-overflow");
+}
+
+#[test]
+#[ignore = "run by a_static_array_overrun_is_caught"]
+fn static_array_overrun() {
+    let gpu = Gpu::open();
+    let source = plant(ROWS, "last[0] = atomic", "last[tid() + 1] = atomic");
+    let count = gpu.upload(&[0u32; 3]);
+    gpu.launch(gpu.kernel(&source, &[], "count_threads"), Shape(1, 64, 0), &[Arg::At(count)]);
+}
+
+#[test]
+fn a_static_array_overrun_is_caught() {
+    caught("static_array_overrun", Sanitizer::Address, 0, "runtime error: index 1 out of bounds");
+}
+
+#[test]
+#[ignore = "run by races_are_caught"]
+fn race_after_a_reduction() {
+    let gpu = Gpu::open();
+    sums_error(&gpu, reduction_bug(&gpu, "-DWAVE=64", LAST_BARRIER, ""));
+}
+
+#[test]
+#[ignore = "run by races_are_caught"]
+fn race_before_a_merge() {
+    attention_bug("    sync();  // before the merge\n", "");
+}
+
+#[test]
+#[ignore = "run by races_are_caught"]
+fn race_inside_a_wave() {
+    let gpu = Gpu::open();
+    let y = gpu.alloc(4 * 64);
+    let kernel =
+        gpu.kernel(&plant(ROWS, "    wave_sync();  // before the swap\n", ""), &[], "swap");
+    gpu.launch(kernel, Shape(1, 64, 0), &[Arg::At(y)]);
+}
+
+#[test]
+fn races_are_caught() {
+    for seed in [0, 3] {
+        for name in ["race_after_a_reduction", "race_before_a_merge", "race_inside_a_wave"] {
+            caught(name, Sanitizer::Thread, seed, "ThreadSanitizer: data race");
+        }
+    }
+}
