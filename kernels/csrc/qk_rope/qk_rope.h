@@ -71,8 +71,8 @@ template <class T> DEV void store_head(T* y, const HeadPart& part, u32 member, f
     }
 }
 
-// Every lane of the wave must come.
-DEV void norm_head(HeadPart& part, const ACT* w, float eps, u32 member) {
+// Every lane of the wave must come. `w` holds the lane's part of the weight.
+DEV void norm_head(HeadPart& part, const HeadPart& w, float eps, u32 member) {
     float squares = 0.f;
     for (u32 t = 0; t < TURNS; ++t) {
         if (!run_place(t, member).exists) continue;
@@ -80,31 +80,33 @@ DEV void norm_head(HeadPart& part, const ACT* w, float eps, u32 member) {
         for (u32 i = 0; i < RUN; ++i) squares += part.high[t][i] * part.high[t][i];
     }
     const float scale = inverse_rms(group_sum<GROUP>(squares), HEAD_DIM, eps);
-    for (u32 t = 0; t < TURNS; ++t) {
-        const RunPlace place = run_place(t, member);
-        if (!place.exists) continue;
-        float low[RUN], high[RUN];
-        load_run(low, w + place.low);
-        load_run(high, w + place.high);
+    for (u32 t = 0; t < TURNS; ++t)
         for (u32 i = 0; i < RUN; ++i) {
-            part.low[t][i] = f32(to<ACT>(normed(part.low[t][i], scale, low[i])));
-            part.high[t][i] = f32(to<ACT>(normed(part.high[t][i], scale, high[i])));
+            part.low[t][i] = f32(to<ACT>(normed(part.low[t][i], scale, w.low[t][i])));
+            part.high[t][i] = f32(to<ACT>(normed(part.high[t][i], scale, w.high[t][i])));
         }
-    }
 }
 
-// cos and sin point at the row of the token's position, [HALF] each.
-DEV void turn_head(HeadPart& part, const float* cos, const float* sin, u32 member) {
+// Cosines in `low`, sines in `high`: those of one position, [HALF] each; nothing where no channel turns.
+DEV HeadPart load_turn(const float* cos, const float* sin, u32 member) {
+    HeadPart turn;
     for (u32 t = 0; t < TURNS; ++t) {
         const RunPlace place = run_place(t, member);
         if (!place.exists || !place.turns) continue;
-        float c[RUN], s[RUN];
-        load_run(c, cos + place.low);
-        load_run(s, sin + place.low);
+        load_run(turn.low[t], cos + place.low);
+        load_run(turn.high[t], sin + place.low);
+    }
+    return turn;
+}
+
+DEV void turn_head(HeadPart& part, const HeadPart& turn, u32 member) {
+    for (u32 t = 0; t < TURNS; ++t) {
+        const RunPlace place = run_place(t, member);
+        if (!place.exists || !place.turns) continue;
         for (u32 i = 0; i < RUN; ++i) {
-            const float a = part.low[t][i], b = part.high[t][i];
-            part.low[t][i] = f32(to<ACT>(a * c[i] - b * s[i]));
-            part.high[t][i] = f32(to<ACT>(b * c[i] + a * s[i]));
+            const float a = part.low[t][i], b = part.high[t][i], c = turn.low[t][i], s = turn.high[t][i];
+            part.low[t][i] = f32(to<ACT>(a * c - b * s));
+            part.high[t][i] = f32(to<ACT>(b * c + a * s));
         }
     }
 }

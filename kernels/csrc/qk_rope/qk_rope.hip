@@ -33,17 +33,19 @@ qk_norm_rope_kv_write(ACT* q, KV* kv, const ACT* qkv, const ACT* q_norm, const A
     const bool is_query = head < heads, is_value = head >= heads + kv_heads;
     const i64 slot = real && !is_query ? slots[token] : 0;
 
-    HeadPart part = load_head(qkv + (u64)token * qkv_stride + head * HEAD_DIM, member);
-    const ACT* w = is_query ? q_norm : k_norm;
-    if (q_norm != nullptr || k_norm != nullptr) {
-        HeadPart unit_part = part;
-        norm_head(unit_part, w != nullptr ? w : (q_norm != nullptr ? q_norm : k_norm), eps, member);
-        if (w != nullptr && !is_value) part = unit_part;
-    }
+    // Everything is on its way before anything is waited for.
+    HeadPart part = load_head(qkv + (u64)token * qkv_stride + head * HEAD_DIM, member), turn = {};
     if (!is_value) {
         const u64 row = (u64)positions[token] * HALF;
-        turn_head(part, cos + row, sin + row, member);
+        turn = load_turn(cos + row, sin + row, member);
     }
+    if (q_norm != nullptr || k_norm != nullptr) {
+        const ACT* w = is_query ? q_norm : is_value ? nullptr : k_norm;
+        HeadPart unit_part = part;
+        norm_head(unit_part, load_head(w != nullptr ? w : (q_norm != nullptr ? q_norm : k_norm), member), eps, member);
+        if (w != nullptr) part = unit_part;
+    }
+    if (!is_value) turn_head(part, turn, member);
     if (!real) return;
     if (is_query) {
         store_head(q + (u64)token * q_stride + head * HEAD_DIM, part, member, 1.f);

@@ -31,6 +31,8 @@ sample_scan(u8* records, float* edited, const float* logits, const u8* stage, co
     grid_wait();
     grid_release();
     const u32 q = bid_y(), chunks = chunks_of(vocab);
+    const Row raw = row_of(logits + (u64)q * stride, 1.f, vocab);
+    Held next = load_chunk(raw, bid_x() * CHUNK);  // On its way while the question is read.
     if (is_padding(stage, q)) return;
     Scanned s;
     s.question = questions_of(stage) + q;
@@ -42,9 +44,12 @@ sample_scan(u8* records, float* edited, const float* logits, const u8* stage, co
     s.mask = masks + seat * mask_words;
     s.words = words_of(stage);
     s.edits = edits_of(stage) + s.question->edits_at;
-    const Row raw = row_of(logits + (u64)q * stride, 1.f, vocab);
-    for (u32 c = bid_x(); c < chunks; c += gdim_x())
-        scan_chunk((ChunkRecord*)records + (u64)q * chunks + c, edited + (u64)q * edited_stride, raw, c * CHUNK, s);
+    ChunkRecord* own = (ChunkRecord*)records + (u64)q * chunks;
+    for (u32 c = bid_x(); c < chunks; c += gdim_x()) {
+        const Held x = next;
+        if (c + gdim_x() < chunks) next = load_chunk(raw, (c + gdim_x()) * CHUNK);
+        scan_chunk(own + c, edited + (u64)q * edited_stride, x, c * CHUNK, vocab, s);
+    }
 }
 EXPORT(sample_scan)
 

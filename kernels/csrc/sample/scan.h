@@ -13,8 +13,14 @@ struct Scanned {
     const StageEdit* edits;
 };
 
-// First place among the block's values.
-DEV u64 first_of(const Held& x, u32 first, u32 vocab) {
+DEV Held load_chunk(const Row& row, u32 first) {
+    Held x;
+    for (u32 j = 0; j < FOURS; ++j) x.v[j] = stored4(row, id4(first, j));
+    return x;
+}
+
+// First place among the thread's values.
+DEV u64 first_held(const Held& x, u32 first, u32 vocab) {
     u64 own = 0;
     for (u32 j = 0; j < FOURS; ++j)
         for (u32 i = 0; i < 4; ++i) {
@@ -22,7 +28,7 @@ DEV u64 first_of(const Held& x, u32 first, u32 vocab) {
             const u64 place = id < vocab ? place_of(x.v[j].v[i], id) : 0;
             own = place > own ? place : own;
         }
-    return block_first(own);
+    return own;
 }
 
 DEV bool any_strange(const Held& x, u32 first, u32 vocab) {
@@ -73,35 +79,33 @@ DEV void find_noisy(ChunkRecord* record, const Held& x, u32 first, u32 vocab, u6
     }
 }
 
-// Fills the record of the chunk that begins at id `first`; writes its edited logits where they are wanted again.
-DEV void scan_chunk(ChunkRecord* record, float* edited, const Row& raw, u32 first, const Scanned& s) {
-    Held x;
-    for (u32 j = 0; j < FOURS; ++j) x.v[j] = stored4(raw, id4(first, j));
-    const bool strange = any_strange(x, first, raw.vocab);
+// Fills the record of the chunk that begins at id `first`, whose raw logits are `x`; writes the edited ones where they
+// are wanted again.
+DEV void scan_chunk(ChunkRecord* record, float* edited, Held x, u32 first, u32 vocab, const Scanned& s) {
+    const bool strange = any_strange(x, first, vocab);
     if (s.choice.scores) {
-        const float raw_best = value_of(first_of(x, first, raw.vocab));
+        const float raw_best = value_of(block_first(first_held(x, first, vocab)));
         const float raw_mass = mass_of(x, raw_best);
         if (tid() == 0) {
             record->raw_best = raw_best;
             record->raw_mass = raw_mass;
         }
     }
-    if (s.choice.masked) mask_ids(x, first, s.mask, raw.vocab);
+    if (s.choice.masked) mask_ids(x, first, s.mask, vocab);
     if (s.choice.chooses && s.question->edits > 0)
         add_edits(x, first, s.edits, (u32)s.question->edits, s.words, s.history, s.question->position);
     if (s.choice.penalised) penalise_seen(x, first, *s.rules, s.history, s.question->position);
     if (s.choice.edited && s.choice.cuts)
         for (u32 j = 0; j < FOURS; ++j)
-            if (id4(first, j) < raw.vocab) *(f32x4*)(edited + id4(first, j)) = x.v[j];
+            if (id4(first, j) < vocab) *(f32x4*)(edited + id4(first, j)) = x.v[j];
     for (u32 j = 0; j < FOURS; ++j)
         for (u32 i = 0; i < 4; ++i) x.v[j].v[i] = times(x.v[j].v[i], s.choice.factor);
 
-    const u64 best = block_first(strange ? STRANGE : 0);
-    const u64 place = first_of(x, first, raw.vocab);
-    if (tid() == 0) record->best = best == STRANGE ? STRANGE : place;
-    if (s.choice.draws) find_noisy(record, x, first, raw.vocab, s.rules->key, (u32)s.question->position);
+    const u64 best = block_first(strange ? STRANGE : first_held(x, first, vocab));
+    if (tid() == 0) record->best = best;
+    if (s.choice.draws) find_noisy(record, x, first, vocab, s.rules->key, (u32)s.question->position);
     if (s.choice.weighs) {
-        const float mass = place < LAST_UNMASKED ? 0.f : mass_of(x, value_of(place));
+        const float mass = best < LAST_UNMASKED ? 0.f : mass_of(x, value_of(best));
         if (tid() == 0) record->mass = mass;
     }
 }
