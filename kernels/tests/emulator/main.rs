@@ -6,8 +6,12 @@
 #[path = "../emulated/mod.rs"]
 mod emulated;
 
+mod capture;
 mod children;
 mod clean;
 mod gpu;
+mod matrix;
+mod memory;
 mod planted;
+mod rtc;
 mod sanitizers;

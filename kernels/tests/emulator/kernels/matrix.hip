@@ -1,0 +1,89 @@
+// Test kernels: C = A * B by one wave for every matrix product of dev.h, through its layout functions; every lane holds
+// what the layout says and nothing else. A [M, K], B [K, N] and C [M, N] are row-major.
+#include "dev.h"
+
+template <class Layout, u32 N, u32 K, class FA, class FB, class FC, class T, class Multiply>
+DEV void product(float* c, const T* a, const T* b, FA* fa, FB* fb, FC* fc, Multiply multiply) {
+    for (u32 i = 0; i < Layout::NA; ++i) fa[i] = a[Layout::a_row(i) * K + Layout::a_k(i)];
+    for (u32 i = 0; i < Layout::NB; ++i) fb[i] = b[Layout::b_k(i) * N + Layout::b_col(i)];
+    for (u32 i = 0; i < Layout::NC; ++i) fc[i] = c[Layout::c_row(i) * N + Layout::c_col(i)];
+    multiply();
+    for (u32 i = 0; i < Layout::NC; ++i) c[Layout::c_row(i) * N + Layout::c_col(i)] = fc[i];
+}
+
+KERNEL(64) tile_16x16x16(float* c, const bf16* a, const bf16* b) {
+    FragA fa;
+    FragB fb;
+    FragC fc;
+    product<Frag, 16, 16>(c, a, b, fa.x, fb.x, fc.x, [&] { mma16(fc, fa, fb); });
+}
+EXPORT(tile_16x16x16)
+
+// The same with fragments from shared memory: A by rows of k, B by columns of k (load_b) or by rows (load_b_trans).
+KERNEL(64) tile_loads(float* c, const bf16* a, const bf16* b) {
+    SHARED(bf16, rows, 16 * 24);
+    SHARED(bf16, columns, 16 * 24);
+    SHARED(bf16, plain, 16 * 24);
+    for (u32 i = lane(); i < 256; i += WAVE) {
+        rows[i / 16 * 24 + i % 16] = a[i];
+        columns[i % 16 * 24 + i / 16] = b[i];
+        plain[i / 16 * 24 + i % 16] = b[i];
+    }
+    wave_sync();
+    FragC once = zero_c(), again = zero_c();
+    mma16(once, load_a(rows, 24), load_b(columns, 24));
+    mma16(again, load_a(rows, 24), load_b_trans(plain, 24));
+    for (u32 i = 0; i < Frag::NC; ++i) {
+        float* place = c + Frag::c_row(i) * 16 + Frag::c_col(i);
+        *place += 0.5f * once.x[i] + 0.5f * again.x[i];
+    }
+}
+EXPORT(tile_loads)
+
+#if DEV_GFX
+KERNEL(64) bf16_32x32x8(float* c, const bf16* a, const bf16* b) {
+    bf16x4 fa, fb;
+    f32x16 fc;
+    product<Mfma32x32x8, 32, 8>(c, a, b, fa.v, fb.v, fc.v, [&] { mfma_32x32x8(fc, fa, fb); });
+}
+EXPORT(bf16_32x32x8)
+#endif
+
+#if DEV_GFX >= 0x942
+KERNEL(64) fp8_16x16x32(float* c, const fp8* a, const fp8* b) {
+    fp8x8 fa, fb;
+    f32x4 fc;
+    product<Mfma16x16x32, 16, 32>(c, a, b, fa.v, fb.v, fc.v, [&] { mfma_16x16x32(fc, fa, fb); });
+}
+EXPORT(fp8_16x16x32)
+
+KERNEL(64) fp8_32x32x16(float* c, const fp8* a, const fp8* b) {
+    fp8x8 fa, fb;
+    f32x16 fc;
+    product<Mfma32x32x16, 32, 16>(c, a, b, fa.v, fb.v, fc.v, [&] { mfma_32x32x16(fc, fa, fb); });
+}
+EXPORT(fp8_32x32x16)
+#endif
+
+#if DEV_GFX >= 0x950
+KERNEL(64) bf16_16x16x32(float* c, const bf16* a, const bf16* b) {
+    bf16x8 fa, fb;
+    f32x4 fc;
+    product<Mfma16x16x32, 16, 32>(c, a, b, fa.v, fb.v, fc.v, [&] { mfma_16x16x32(fc, fa, fb); });
+}
+EXPORT(bf16_16x16x32)
+
+KERNEL(64) bf16_32x32x16(float* c, const bf16* a, const bf16* b) {
+    bf16x8 fa, fb;
+    f32x16 fc;
+    product<Mfma32x32x16, 32, 16>(c, a, b, fa.v, fb.v, fc.v, [&] { mfma_32x32x16(fc, fa, fb); });
+}
+EXPORT(bf16_32x32x16)
+#endif
+
+// Bits of every fp8 number as f32, and of n f32 as fp8.
+KERNEL(256) fp8_numbers(float* wide, u32* narrow, const float* x, u32 n) {
+    if (tid() < 256) wide[tid()] = f32(fp8{(u8)tid()});
+    for (u32 i = tid(); i < n; i += bdim()) narrow[i] = to_fp8(x[i]).bits;
+}
+EXPORT(fp8_numbers)

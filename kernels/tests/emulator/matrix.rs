@@ -1,0 +1,147 @@
+//! Matrix products through their lane layouts, the AMD builtins included, and fp8 in both dialects.
+
+use hip_runtime_sys::Ptr;
+
+use crate::clean::values;
+use crate::gpu::{Arg, Gpu, Shape};
+
+const MATRIX: &str = include_str!("kernels/matrix.hip");
+
+fn bf16(x: f32) -> u16 {
+    half::bf16::from_f32(x).to_bits()
+}
+
+/// The value of e4m3 bits; FNUZ has one more of bias and keeps the place of negative zero for NaN.
+fn fp8_value(bits: u8, fnuz: bool) -> f64 {
+    let (bias, nan) = if fnuz { (8, bits == 0x80) } else { (7, bits & 0x7f == 0x7f) };
+    if nan {
+        return f64::NAN;
+    }
+    let (exponent, mantissa) = (i32::from(bits >> 3 & 15), f64::from(bits & 7));
+    let size = if exponent == 0 {
+        mantissa / 8.0 * f64::from(1 - bias).exp2()
+    } else {
+        (1.0 + mantissa / 8.0) * f64::from(exponent - bias).exp2()
+    };
+    if bits >> 7 == 1 { -size } else { size }
+}
+
+/// `C + A B` in f64 for `A [m, k]`, `B [k, n]`.
+fn product(c: &[f32], a: &[f64], b: &[f64], [n, k]: [usize; 2]) -> Vec<f64> {
+    let dot = |i: usize| (0..k).map(|j| a[i / n * k + j] * b[j * n + i % n]).sum::<f64>();
+    c.iter().enumerate().map(|(i, c)| f64::from(*c) + dot(i)).collect()
+}
+
+/// `MATRIX`, compiled.
+struct Build {
+    module: Ptr,
+    wave: u32,
+    fnuz: bool,
+}
+
+impl Build {
+    fn new(gpu: &Gpu, option: &str) -> Self {
+        let image = gpu.try_compile(MATRIX, &[option], |_, text| text.to_owned());
+        let module = gpu.load(&image.unwrap_or_else(|log| panic!("{log}")));
+        let wave = if option == "-DWAVE=32" { 32 } else { 64 };
+        Self { module, wave, fnuz: option.ends_with("0x942") }
+    }
+}
+
+/// Runs a kernel of `MATRIX` on `m × n × k` and compares; elements are bf16, or fp8 bits below 64.
+fn check(gpu: &Gpu, build: &Build, name: &str, [m, n, k]: [usize; 3]) {
+    let kernel = gpu.function(build.module, name);
+    let c = values(m * n);
+    let (a, b, memory) = if name.starts_with("fp8") {
+        let bits =
+            |n: usize, step: usize| (0..n).map(|i| (i * step % 64) as u8).collect::<Vec<u8>>();
+        let (a, b) = (bits(m * k, 7), bits(k * n, 11));
+        let wide =
+            |bits: &[u8]| bits.iter().map(|b| fp8_value(*b, build.fnuz)).collect::<Vec<f64>>();
+        (wide(&a), wide(&b), [gpu.upload(&a), gpu.upload(&b)])
+    } else {
+        let all = values(m * k + k * n);
+        let bits: Vec<u16> = all.iter().map(|v| bf16(*v)).collect();
+        let wide = |bits: &[u16]| {
+            bits.iter().map(|b| half::bf16::from_bits(*b).to_f64()).collect::<Vec<f64>>()
+        };
+        let (a, b) = bits.split_at(m * k);
+        (wide(a), wide(b), [gpu.upload(a), gpu.upload(b)])
+    };
+    let out = gpu.upload(&c);
+    gpu.launch(
+        kernel,
+        Shape(1, build.wave, 0),
+        &[Arg::At(out), Arg::At(memory[0]), Arg::At(memory[1])],
+    );
+    for (got, want) in gpu.download::<f32>(out).iter().zip(product(&c, &a, &b, [n, k])) {
+        let near = (f64::from(*got) - want).abs() <= 1e-5 * (1.0 + want.abs());
+        assert!(near, "{name}: {got} for {want}");
+    }
+}
+
+#[test]
+fn tiles_are_right_in_the_layouts_of_both_vendors() {
+    let gpu = Gpu::open();
+    for wave in ["-DWAVE=64", "-DWAVE=32"] {
+        let build = Build::new(&gpu, wave);
+        check(&gpu, &build, "tile_16x16x16", [16, 16, 16]);
+        check(&gpu, &build, "tile_loads", [16, 16, 16]);
+    }
+}
+
+#[test]
+fn the_matrix_builtins_of_amd_are_right() {
+    let gpu = Gpu::open();
+    let gfx942 = Build::new(&gpu, "-DDEV_EMU_GFX=0x942");
+    let gfx950 = Build::new(&gpu, "-DDEV_EMU_GFX=0x950");
+    check(&gpu, &gfx942, "bf16_32x32x8", [32, 32, 8]);
+    check(&gpu, &gfx942, "fp8_16x16x32", [16, 16, 32]);
+    check(&gpu, &gfx942, "fp8_32x32x16", [32, 32, 16]);
+    check(&gpu, &gfx950, "fp8_16x16x32", [16, 16, 32]);
+    check(&gpu, &gfx950, "bf16_16x16x32", [16, 16, 32]);
+    check(&gpu, &gfx950, "bf16_32x32x16", [32, 32, 16]);
+}
+
+/// The fp8 number nearest to `x`, even mantissas winning ties, the largest number for all beyond it.
+fn nearest_fp8(x: f32, fnuz: bool) -> u8 {
+    let x = f64::from(x);
+    let sign = if x.is_sign_negative() { 0x80 } else { 0 };
+    let size = x.abs().min(1e6); // Infinities differ by nothing that could be compared.
+    let distance = |bits: &u8| (fp8_value(*bits, fnuz) - size).abs();
+    let last = if fnuz { 0x7f } else { 0x7e };
+    let best =
+        (0..=last).min_by(|a, b| distance(a).total_cmp(&distance(b)).then((a & 1).cmp(&(b & 1))));
+    let bits = best.unwrap();
+    if fnuz && bits == 0 { 0 } else { bits | sign }
+}
+
+#[test]
+fn fp8_reads_and_rounds_in_both_dialects() {
+    let gpu = Gpu::open();
+    for (option, fnuz) in [("-DFP8_FNUZ=0", false), ("-DFP8_FNUZ=1", true)] {
+        let mut x: Vec<f32> = values(3000).iter().map(|v| (v * 24.0).exp2() * v.signum()).collect();
+        // Every number, the middles between neighbours, and what lies beyond the largest.
+        let numbers: Vec<f32> =
+            (0..=255).map(|b| fp8_value(b, fnuz) as f32).filter(|v| !v.is_nan()).collect();
+        x.extend(numbers.windows(2).map(|w| f32::midpoint(w[0], w[1])));
+        x.extend(&numbers);
+        x.extend([0.0, 1e-30, 1e9, -1e9, f32::INFINITY, f32::NEG_INFINITY]);
+        let (wide, narrow) = (gpu.alloc(4 * 256), gpu.alloc(4 * x.len()));
+        let kernel = gpu.kernel(MATRIX, &[option], "fp8_numbers");
+        let args =
+            [Arg::At(wide), Arg::At(narrow), Arg::At(gpu.upload(&x)), Arg::U32(x.len() as u32)];
+        gpu.launch(kernel, Shape(1, 256, 0), &args);
+        for (bits, got) in (0..=255).zip(gpu.download::<f32>(wide)) {
+            let want = fp8_value(bits, fnuz);
+            assert!(
+                f64::from(got) == want || got.is_nan() && want.is_nan(),
+                "{bits}: {got} for {want}"
+            );
+        }
+        for (x, got) in x.iter().zip(gpu.download::<u32>(narrow)) {
+            let want = nearest_fp8(*x, fnuz);
+            assert_eq!(got as u8, want, "{x} in fp8, fnuz: {fnuz}");
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Memory of the emulated device: limits, poison, bounds of copies, what launches are refused.
+
+use hip_runtime_sys::code;
+
+use crate::children;
+use crate::gpu::{Arg, Gpu, Shape};
+use crate::planted::ROWS;
+
+const INVALID_VALUE: i32 = 1;
+const INVALID_CONFIGURATION: i32 = 9;
+
+#[test]
+fn fresh_memory_is_nan_and_copies_stay_inside() {
+    let gpu = Gpu::open();
+    let memory = gpu.alloc(64);
+    assert!(gpu.download::<f32>(memory).iter().all(|v| v.is_nan()));
+    let beyond = memory.at.wrapping_byte_add(1);
+    let from = [0u8; 64];
+    // SAFETY: the driver refuses copies that leave the memory.
+    unsafe {
+        let d = &gpu.driver;
+        let code = (d.copy_to_device)(beyond, from.as_ptr().cast(), 64, gpu.stream);
+        assert_eq!(code, INVALID_VALUE);
+        assert_eq!((d.copy_on_device)(memory.at, beyond, 64, gpu.stream), INVALID_VALUE);
+        assert_eq!((d.fill)(beyond, 0, 64, gpu.stream), INVALID_VALUE);
+        assert_eq!((d.free)(beyond), INVALID_VALUE);
+    }
+    gpu.free(memory);
+}
+
+#[test]
+#[ignore = "run by memory_runs_out_where_the_setting_says"]
+fn small_device() {
+    let gpu = Gpu::open();
+    let info = || {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: two places to write to.
+        assert_eq!(unsafe { (gpu.driver.mem_info)(&raw mut free, &raw mut total) }, 0);
+        (free, total)
+    };
+    assert_eq!(info(), (1 << 20, 1 << 20));
+    let half = gpu.alloc(1 << 19);
+    assert_eq!(info(), (1 << 19, 1 << 20));
+    let mut at = std::ptr::null_mut();
+    // SAFETY: a place to write to.
+    let code = unsafe { (gpu.driver.alloc)(&raw mut at, (1 << 19) + 1) };
+    assert_eq!(code, code::OUT_OF_MEMORY);
+    assert!(at.is_null());
+    gpu.free(half);
+    gpu.alloc(1 << 20);
+}
+
+#[test]
+fn memory_runs_out_where_the_setting_says() {
+    children::passed(&children::run("memory::small_device", &[("HIPEMU_MEMORY", "1M")]));
+}
+
+#[test]
+fn launches_beyond_the_device_or_the_kernel_are_refused() {
+    let gpu = Gpu::open();
+    let kernel = gpu.kernel(ROWS, &[], "count_threads"); // Made for at most 256 threads.
+    let count = gpu.upload(&[0u32; 3]);
+    for (shape, expected) in [
+        (Shape(1, 256, 64 << 10), code::SUCCESS),
+        (Shape(1, 257, 0), INVALID_CONFIGURATION),
+        (Shape(1, 64, (64 << 10) + 1), INVALID_CONFIGURATION),
+        (Shape(0, 64, 0), INVALID_CONFIGURATION),
+        (Shape(1, 0, 0), INVALID_CONFIGURATION),
+    ] {
+        assert_eq!(gpu.try_launch(kernel, shape, &[Arg::At(count)]), expected);
+    }
+}
+
+#[test]
+#[ignore = "run by a_machine_may_have_no_device"]
+fn no_device() {
+    let gpu_count = || {
+        let library = crate::emulated::library();
+        let search = hip_runtime_sys::Search::named("driver", &library);
+        let driver = hip_runtime_sys::Driver::open(hip_runtime_sys::Api::Hip, &search).unwrap();
+        // SAFETY: the first call of any program.
+        unsafe { (driver.init)(0) }
+    };
+    assert_eq!(gpu_count(), code::NO_DEVICE);
+}
+
+#[test]
+fn a_machine_may_have_no_device() {
+    children::passed(&children::run("memory::no_device", &[("HIPEMU_DEVICES", "0")]));
+}

@@ -1,0 +1,70 @@
+//! The run-time compiler: errors in the caller's terms, options, and what of a module is visible.
+
+use crate::gpu::{Arg, Gpu, Shape};
+use crate::planted::ROWS;
+
+const OPTIONS: &str = r#"
+#include "dev.h"
+KERNEL(64) options(u32* out) {
+    if (tid() == 0) {
+        out[0] = WAVE;
+        out[1] = DEV_GFX;
+        out[2] = sizeof(ACT);
+        out[3] = FP8_MAX;
+        out[4] = ACT_WIDTH;
+    }
+}
+EXPORT(options)
+"#;
+
+#[test]
+fn a_mistake_is_reported_by_file_and_line() {
+    let gpu = Gpu::open();
+    let source =
+        "#include \"dev.h\"\n\nKERNEL(64) wrong(u32* out) { out[0] = nothing_of_this_name; }\n";
+    let log = gpu.try_compile(source, &[], |_, text| text.to_owned()).unwrap_err();
+    assert!(log.starts_with("test/test.hip:"), "{log}");
+    assert!(log.contains("test/test.hip:3:") && log.contains("nothing_of_this_name"), "{log}");
+}
+
+#[test]
+fn options_of_vendors_are_taken_and_those_for_the_source_count() {
+    let gpu = Gpu::open();
+    let cases: [(&[&str], [u32; 5]); 4] = [
+        (&["-O3", "--offload-arch=gfx942"], [64, 0, 2, 448, 8]),
+        (&["-DWAVE=32", "-DACT_F32=1"], [32, 0, 4, 448, 4]),
+        (&["-DWAVE=64", "-DDEV_EMU_GFX=0x942"], [64, 0x942, 2, 240, 8]),
+        (&["-DDEV_EMU_GFX=0x950", "-ffp-contract=fast"], [64, 0x950, 2, 448, 8]),
+    ];
+    for (options, expected) in cases {
+        let out = gpu.alloc(20);
+        gpu.launch(gpu.kernel(OPTIONS, options, "options"), Shape(1, 64, 0), &[Arg::At(out)]);
+        assert_eq!(gpu.download::<u32>(out), expected);
+    }
+}
+
+#[test]
+fn modules_of_one_source_do_not_mix() {
+    let gpu = Gpu::open();
+    let kernels = ["-DWAVE=64", "-DWAVE=32"].map(|w| gpu.kernel(OPTIONS, &[w], "options"));
+    for (kernel, wave) in kernels.into_iter().zip([64, 32]).cycle().take(4) {
+        let out = gpu.alloc(20);
+        gpu.launch(kernel, Shape(1, 64, 0), &[Arg::At(out)]);
+        assert_eq!(gpu.download::<u32>(out)[0], wave);
+    }
+}
+
+#[test]
+fn what_is_no_image_or_no_kernel_is_refused() {
+    let gpu = Gpu::open();
+    let mut out = std::ptr::null_mut();
+    // SAFETY: texts are read up to their end, and there are places to write to.
+    unsafe {
+        let junk = b"not an image at all, however long it may be, and it is longer than a header\0";
+        assert_eq!((gpu.driver.module_load)(&raw mut out, junk.as_ptr().cast()), 200);
+        let image = gpu.try_compile(ROWS, &[], |_, text| text.to_owned()).unwrap();
+        let module = gpu.load(&image);
+        assert_eq!((gpu.driver.module_function)(&raw mut out, module, c"nobody".as_ptr()), 500);
+        assert_eq!((gpu.driver.module_unload)(module), 0);
+    }
+}
