@@ -7,7 +7,7 @@ use crate::support::{Array, Numbers, Real, S, devices, error, oracle, tolerance}
 fn activations<T: Real>() {
     let cpu = oracle();
     for (rows, cols) in [(1, 1), (3, 33), (2, 9000), (5, 768)] {
-        let mut numbers = Numbers::new(cols as u64 + 7);
+        let mut numbers = Numbers::fresh(cols as u64 + 7);
         let x: Vec<T> = (0..rows * 2 * cols).map(|_| T::of(numbers.float() * 20.0)).collect();
         let b = numbers.reals::<T>(rows * cols);
         let [mut act, mut sum] = [(); 2].map(|()| vec![T::of(0.0); rows * cols]);

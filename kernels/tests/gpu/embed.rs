@@ -5,7 +5,7 @@ use kernels::{Kernels, bf16};
 use crate::support::{Array, Numbers, Real, S, devices};
 
 fn lookups<T: Real>(vocabulary: usize, hidden: usize) {
-    let table = Numbers::new(hidden as u64).reals::<T>(vocabulary * hidden);
+    let table = Numbers::fresh(hidden as u64).reals::<T>(vocabulary * hidden);
     let last = vocabulary as i32 - 1;
     let ids = [0, last, 33, 5, 5, last + 1, -1, 31, i32::MAX, i32::MIN];
     for device in devices() {

@@ -26,6 +26,7 @@ mod errors;
 mod moe_route;
 mod norm;
 mod qk_rope;
+mod row_speed;
 mod sample;
 mod speed;
 mod step;

@@ -10,7 +10,7 @@ const SHAPES: [(usize, usize); 8] =
 fn norms<T: Real>() {
     let cpu = oracle();
     for (rows, cols) in SHAPES {
-        let mut numbers = Numbers::new(cols as u64);
+        let mut numbers = Numbers::fresh(cols as u64);
         let x = numbers.reals::<T>(rows * cols);
         let delta = numbers.reals::<T>(rows * cols);
         let w = numbers.reals::<T>(cols);
@@ -50,7 +50,7 @@ fn norms_agree_with_the_cpu() {
 #[test]
 fn a_row_has_one_result_in_every_batch() {
     let (rows, cols) = (7, 1024);
-    let mut numbers = Numbers::new(5);
+    let mut numbers = Numbers::fresh(5);
     let (x, w) = (numbers.reals::<bf16>(rows * cols), numbers.reals::<bf16>(cols));
     for device in devices() {
         let weight = Array::row(&device, &w);

@@ -29,7 +29,7 @@ struct Data<T> {
 }
 
 fn data<T: Real>(case: &Case) -> Data<T> {
-    let mut numbers = Numbers::new((case.head_dim + case.rotary) as u64);
+    let mut numbers = Numbers::fresh((case.head_dim + case.rotary) as u64);
     let half = case.rotary / 2;
     let angle = |i: usize| ((i / half.max(1)) as f32) * 0.37 / ((i % half.max(1)) as f32 + 1.0);
     let slots = (0..TOKENS)

@@ -197,12 +197,37 @@ impl Asked {
         }
     }
 
+    /// Whether rounding alone may have drawn `token`: with tiny changes of logits and cuts the CPU draws it too.
+    fn within_rounding(&self, q: usize, token: i32) -> bool {
+        let seat = self.questions[q].seat as usize;
+        let drawn = self.questions[q].known < 0 && self.rules[seat].temperature >= 1e-5;
+        drawn
+            && (1..=64).any(|trial| {
+                let mut numbers = Numbers::new(trial);
+                let mut one = self.alone(q);
+                for x in &mut one.logits {
+                    *x += 2e-6 * (1.0 + x.abs()) * numbers.float();
+                }
+                one.rules[seat].min_p *= 1.0 + 1e-5 * numbers.float();
+                if one.rules[seat].top_p < 1.0 {
+                    one.rules[seat].top_p *= 1.0 + 1e-5 * numbers.float();
+                }
+                one.on_cpu().token(0) == token
+            })
+    }
+
     /// Holds every device to the CPU, and returns the CPU's answers.
     fn check(&self) -> Answered {
         let expected = self.on_cpu();
         for device in devices() {
             let got = self.on(&device);
+            let mut seats_alike = vec![true; self.rules.len()];
             for q in 0..self.questions.len() {
+                if got.token(q) != expected.token(q) && self.within_rounding(q, got.token(q)) {
+                    println!("{}: question {q} was decided by rounding", device.arch());
+                    seats_alike[self.questions[q].seat as usize] = false;
+                    continue;
+                }
                 let rules = &self.rules[self.questions[q].seat as usize];
                 let name = format!("{}: {q} {:?} {rules:?}", device.arch(), self.questions[q]);
                 assert_eq!(got.token(q), expected.token(q), "{name}");
@@ -217,8 +242,11 @@ impl Asked {
                     assert!((a - b).abs() < 1e-5 || (a.is_nan() && b.is_nan()), "{a} {b} {name}");
                 }
             }
-            assert_eq!(got.last, expected.last);
-            assert_eq!(got.history, expected.history);
+            for seat in (0..self.rules.len()).filter(|seat| seats_alike[*seat]) {
+                assert_eq!(got.last[seat], expected.last[seat]);
+                let ids = seat * LONGEST..(seat + 1) * LONGEST;
+                assert_eq!(got.history[ids.clone()], expected.history[ids]);
+            }
         }
         expected
     }
@@ -251,7 +279,7 @@ fn any_rules(numbers: &mut Numbers) -> SeatRules {
 #[test]
 fn every_rule_by_chance() {
     for vocabulary in [1, 37, 2048, 2049, 6001] {
-        let mut numbers = Numbers::new(vocabulary as u64);
+        let mut numbers = Numbers::fresh(vocabulary as u64);
         let mut asked = Asked::new(vocabulary, 8);
         for q in 0..40 {
             let mut rules = any_rules(&mut numbers);
@@ -295,7 +323,7 @@ fn every_rule_by_chance() {
 #[test]
 fn cuts_of_a_real_vocabulary() {
     let vocabulary = 151_937; // Odd: rows are not aligned.
-    let mut numbers = Numbers::new(3);
+    let mut numbers = Numbers::fresh(3);
     let mut asked = Asked::new(vocabulary, 1024);
     let logits = row(&mut numbers, vocabulary);
     let flat: Vec<f32> = logits.iter().map(|x| x * 0.1).collect();
@@ -334,7 +362,7 @@ fn equal_logits_are_cut_and_listed_by_id() {
 #[test]
 fn strange_and_masked_rows_fail_alone() {
     let vocabulary = 4100;
-    let mut numbers = Numbers::new(8);
+    let mut numbers = Numbers::fresh(8);
     let good = row(&mut numbers, vocabulary);
     let mut asked = Asked::new(vocabulary, 2);
     for (at, strange) in [(0, f32::NAN), (4099, f32::INFINITY), (2048, f32::NEG_INFINITY)] {
@@ -368,7 +396,7 @@ fn strange_and_masked_rows_fail_alone() {
 #[test]
 fn a_row_is_answered_alike_alone_and_in_a_batch() {
     let vocabulary = 6001;
-    let mut numbers = Numbers::new(21);
+    let mut numbers = Numbers::fresh(21);
     let mut asked = Asked::new(vocabulary, 5);
     for _ in 0..70 {
         let logits = row(&mut numbers, vocabulary);

@@ -165,7 +165,7 @@ fn on_device(device: &HipDevice, world: &World, words: &[i32], sizes: [usize; 3]
 
 #[test]
 fn a_stage_becomes_what_the_cpu_makes_of_it() {
-    let mut numbers = Numbers::new(77);
+    let mut numbers = Numbers::fresh(77);
     for (real, padding, init) in
         [(1, 0, false), (3, 0, true), (3, 2, true), (6, 9, false), (0, 4, true)]
     {

@@ -1,7 +1,9 @@
 //! Devices to test, reproducible numbers, and matrices on a device.
 
+use std::hash::{BuildHasher, RandomState};
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use hip_runtime_sys::Api;
 use kernels::cpu::{CpuConfig, CpuDevice, Isa};
@@ -60,6 +62,16 @@ pub(crate) struct Numbers(u64);
 impl Numbers {
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// New ones in every run, or those of `HADRON_SEED`; the same for every call with the same `salt`.
+    pub(crate) fn fresh(salt: u64) -> Self {
+        static SEED: LazyLock<u64> = LazyLock::new(|| {
+            let given = std::env::var("HADRON_SEED").ok().map(|seed| seed.parse().unwrap());
+            given.unwrap_or_else(|| RandomState::new().hash_one(0) >> 40)
+        });
+        println!("HADRON_SEED={}", *SEED); // Shown when the test fails.
+        Self::new(*SEED ^ salt.wrapping_mul(0x1_0000_0001))
     }
 
     pub(crate) fn bits(&mut self) -> u64 {

@@ -1,0 +1,201 @@
+//! What the row kernels cost inside a captured graph, next to the bytes they must move. Printed, not judged.
+
+use std::time::Instant;
+
+use kernels::hip::HipDevice;
+use kernels::step::{AnswerArrays, SeatArrays, SeatRules, Stage, StageQuestion, StageView};
+use kernels::{Driver, Kernels, KvLayout, KvOrder, QkRope, Rope, bf16};
+
+use crate::support::{Array, Numbers, Plain, S, devices};
+
+const HIDDEN: usize = 1024;
+const INNER: usize = 3072;
+const VOCABULARY: usize = 151_936;
+/// Launches of one graph.
+const CHAIN: usize = 50;
+
+/// Microseconds of one `launch` among a chain of them, each waiting for the one before.
+fn microseconds(device: &HipDevice, mut launch: impl FnMut()) -> f64 {
+    launch();
+    device.begin_capture(&S).unwrap();
+    (0..CHAIN).for_each(|_| launch());
+    let graph = device.end_capture(&S).unwrap();
+    let replays = 20;
+    device.replay(&S, &graph).unwrap();
+    device.synchronize(&S).unwrap();
+    let start = Instant::now();
+    (0..replays).for_each(|_| device.replay(&S, &graph).unwrap());
+    device.synchronize(&S).unwrap();
+    start.elapsed().as_secs_f64() * 1e6 / (replays * CHAIN) as f64
+}
+
+fn report(name: &str, rows: usize, time: f64, bytes: usize) {
+    println!("{name:28} {rows:5} rows {time:8.2} us {:8.0} GB/s", bytes as f64 / time / 1e3);
+}
+
+#[test]
+#[ignore = "measures a GPU, named by HADRON_GPU"]
+fn row_speed() {
+    for device in &devices() {
+        for rows in [1, 8, 64, 256, 4096] {
+            norms(device, rows);
+            activations(device, rows);
+            rotations(device, rows);
+            routes(device, rows);
+        }
+        for questions in [1, 8, 64, 256] {
+            answers(device, questions);
+        }
+    }
+}
+
+fn norms(device: &HipDevice, rows: usize) {
+    let mut numbers = Numbers::new(1);
+    let w = Array::row(device, &numbers.reals::<bf16>(HIDDEN));
+    let mut x = Array::of(device, &numbers.reals::<bf16>(rows * HIDDEN), rows, HIDDEN);
+    let delta = Array::of(device, &vec![bf16::ZERO; rows * HIDDEN], rows, HIDDEN);
+    let mut y = Array::<bf16>::poisoned(device, rows, HIDDEN);
+    let time = microseconds(device, || {
+        device.rms_norm(&S, y.mat_mut(), x.mat(), w.mat(), 1e-6).unwrap();
+    });
+    report("rms_norm 1024", rows, time, rows * HIDDEN * 4);
+    let time = microseconds(device, || {
+        device.add_rms_norm(&S, y.mat_mut(), x.mat_mut(), delta.mat(), w.mat(), 1e-6).unwrap();
+    });
+    report("add_rms_norm 1024", rows, time, rows * HIDDEN * 8);
+    let ids = Array::row(device, &(0..rows as i32).collect::<Vec<_>>());
+    let time =
+        microseconds(device, || device.embed(&S, y.mat_mut(), ids.mat(), x.mat(), 0).unwrap());
+    report("embed 1024", rows, time, rows * HIDDEN * 4);
+}
+
+fn activations(device: &HipDevice, rows: usize) {
+    let x = Numbers::new(2).reals::<bf16>(rows * 2 * INNER);
+    let x = Array::of(device, &x, rows, 2 * INNER);
+    let mut y = Array::<bf16>::poisoned(device, rows, INNER);
+    let time = microseconds(device, || device.silu_mul(&S, y.mat_mut(), x.mat()).unwrap());
+    report("silu_mul 3072", rows, time, rows * INNER * 6);
+}
+
+/// One layer of Qwen3-0.6B: 16 query and 8 key heads of 128.
+fn rotations(device: &HipDevice, rows: usize) {
+    let (heads, kv_heads, head_dim, block_tokens) = (16, 8, 128, 16);
+    let columns = (heads + 2 * kv_heads) * head_dim;
+    let blocks = rows.div_ceil(block_tokens);
+    let (layers, dtype, order) = (1, kernels::DType::BF16, KvOrder::Rows);
+    let layout = KvLayout { layers, blocks, block_tokens, kv_heads, head_dim, dtype, order };
+    let mut pool = device.alloc(layout.bytes()).unwrap();
+    let mut numbers = Numbers::new(3);
+    let qkv = Array::of(device, &numbers.reals::<bf16>(rows * columns), rows, columns);
+    let norm = Array::row(device, &numbers.reals::<bf16>(head_dim));
+    let table = Array::of(device, &numbers.reals::<f32>(rows * 64), rows, 64);
+    let positions = Array::row(device, &(0..rows as i32).collect::<Vec<_>>());
+    let slots = Array::row(device, &(0..rows as i64).collect::<Vec<_>>());
+    let args = QkRope {
+        qkv: qkv.mat(),
+        q_norm: Some(norm.mat()),
+        k_norm: Some(norm.mat()),
+        eps: 1e-6,
+        rope: Rope { cos: table.mat(), sin: table.mat() },
+        positions: positions.mat(),
+        slots: slots.mat(),
+        heads,
+        layer: 0,
+    };
+    let mut q = Array::<bf16>::poisoned(device, rows, heads * head_dim);
+    let time = microseconds(device, || {
+        device.qk_norm_rope_kv_write(&S, q.mat_mut(), (&mut pool, &layout), &args).unwrap();
+    });
+    report("qk_norm_rope_kv_write", rows, time, rows * columns * 4);
+}
+
+fn routes(device: &HipDevice, rows: usize) {
+    let (count, k) = (128, 8);
+    let scores = Array::of(device, &Numbers::new(4).reals::<f32>(rows * count), rows, count);
+    let mut chosen = Array::<i32>::poisoned(device, rows, k);
+    let mut shares = Array::<f32>::poisoned(device, rows, k);
+    let time = microseconds(device, || {
+        let out = (chosen.mat_mut(), shares.mat_mut());
+        device.moe_route_softmax(&S, out.0, out.1, scores.mat(), true).unwrap();
+    });
+    report("moe_route_softmax 128, 8", rows, time, rows * count * 4);
+}
+
+fn answers(device: &HipDevice, questions: usize) {
+    let mut numbers = Numbers::new(5);
+    let peaked =
+        |n: &mut Numbers| if n.below(1000) == 0 { 18.0 * n.unit() } else { 4.0 * n.float() };
+    let row: Vec<f32> = (0..VOCABULARY).map(|_| peaked(&mut numbers)).collect();
+    let logits = Array::of(device, &row.repeat(questions), questions, VOCABULARY);
+    let off = SeatRules { top_p: 1.0, repetition: 1.0, ..SeatRules::default() };
+    let drawn = SeatRules { temperature: 1.0, ..off };
+    for (name, rules, top) in [
+        ("greedy", off, -1),
+        ("greedy, 20 logprobs", off, 20),
+        ("temperature", drawn, -1),
+        ("top_p 0.95", SeatRules { top_p: 0.95, ..drawn }, -1),
+        ("top_k 20, top_p 0.95", SeatRules { top_k: 20, top_p: 0.95, ..drawn }, -1),
+        ("top_k 2000", SeatRules { top_k: 2000, ..drawn }, -1),
+        ("min_p 0.05", SeatRules { min_p: 0.05, ..drawn }, -1),
+    ] {
+        let time = answer(device, &logits, questions, rules, top);
+        report(name, questions, time, questions * VOCABULARY * 4);
+    }
+}
+
+fn answer(
+    device: &HipDevice,
+    logits: &Array<f32>,
+    questions: usize,
+    rules: SeatRules,
+    top: i32,
+) -> f64 {
+    let mut stage = Stage::default();
+    for q in 0..questions as i32 {
+        let position = q;
+        let question = StageQuestion {
+            token: q,
+            seat: q,
+            position,
+            known: -1,
+            top,
+            ..StageQuestion::default()
+        };
+        stage.questions.push(question);
+    }
+    let mut bytes = vec![0; stage.bytes()];
+    stage.write(&mut bytes);
+    let words: Vec<i32> = bytes.chunks_exact(4).map(<i32 as Plain>::of_bytes).collect();
+    let words = Array::row(device, &words);
+    let view = StageView { bytes: words.mat(), rows: 0, tokens: 0, questions };
+    let record: Vec<i32> = (0..questions as u32)
+        .flat_map(|key| {
+            let [t, p, m] = [rules.temperature, rules.top_p, rules.min_p].map(f32::to_bits);
+            let one = 1f32.to_bits();
+            [t, p, m, rules.top_k as u32, one, 0, 0, 0, key, 7, 0, 0].map(u32::cast_signed)
+        })
+        .collect();
+    let mut records = Array::of(device, &record, questions, 12);
+    let mut last = Array::<i32>::poisoned(device, 1, questions);
+    let mut tables = Array::<i32>::poisoned(device, questions, 1);
+    let mut history = Array::<i32>::poisoned(device, questions, 1);
+    let mut masks = Array::<i32>::poisoned(device, questions, VOCABULARY.div_ceil(32));
+    let mut answers = Array::<i32>::poisoned(device, questions, 4);
+    let mut top_ids = Array::<i32>::poisoned(device, questions, 20);
+    let mut top_logprobs = Array::<f32>::poisoned(device, questions, 20);
+    microseconds(device, || {
+        let mut seats = SeatArrays {
+            last: last.mat_mut(),
+            tables: tables.mat_mut(),
+            history: history.mat_mut(),
+            masks: masks.mat_mut(),
+            rules: records.mat_mut(),
+        };
+        let mut out = AnswerArrays {
+            answers: answers.mat_mut(),
+            top_ids: top_ids.mat_mut(),
+            top_logprobs: top_logprobs.mat_mut(),
+        };
+        device.sample_rows(&S, logits.mat(), &view, &mut seats, &mut out).unwrap();
+    })
+}
