@@ -124,7 +124,11 @@ impl HipDevice {
 impl Driver for HipDevice {
     fn name(&self) -> String {
         let facts = &self.runtime.facts;
-        format!("{}, {}, {} multiprocessors", facts.name, facts.arch, facts.multiprocessors)
+        let library = if self.library.is_some() { "with" } else { "without" };
+        format!(
+            "{}, {}, {} multiprocessors, {library} a matrix library",
+            facts.name, facts.arch, facts.multiprocessors
+        )
     }
 
     fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError> {

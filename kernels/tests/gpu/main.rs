@@ -23,6 +23,7 @@ mod device;
 mod elementwise;
 mod embed;
 mod errors;
+mod library;
 mod moe_route;
 mod norm;
 mod qk_rope;

@@ -1,0 +1,121 @@
+// blaslt.cpp - a library with hipBLASLt's functions for tests on the emulator: checks every argument as strictly as it can,
+// then multiplies in memory that host and emulated device share. Products run at once, so it cannot be captured.
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <vector>
+
+namespace {
+
+enum Status { OK = 0, INVALID_VALUE = 3, NOT_SUPPORTED = 6 };
+enum Attribute { TRANS_A = 0, TRANS_B = 1, EPILOGUE = 2, BIAS_POINTER = 3, BIAS_TYPE = 4 };
+enum { F32 = 0, BF16 = 14, COMPUTE_F32 = 2, OP_N = 111, OP_T = 112, EPILOGUE_NONE = 1, EPILOGUE_BIAS = 4 };
+
+struct Operation {
+    int32_t trans_a = OP_N, trans_b = OP_N, epilogue = EPILOGUE_NONE, bias_type = -1;
+    const void* bias = nullptr;
+};
+struct Layout { int type; uint64_t rows, cols; int64_t stride; };
+struct Preference { uint64_t workspace = 0; };
+// What an answer of the heuristic carries back: which product it was made for.
+struct Algorithm { uint64_t magic, columns, workspace; };
+struct Answer { Algorithm algorithm; uint64_t workspace; int32_t status; float waves; int32_t reserved[4]; };
+static_assert(sizeof(Algorithm) == 24 && sizeof(Answer) == 56, "as hipBLASLt lays it out");
+
+const uint64_t MAGIC = 0x626c61736c74;
+int handle;
+
+float load(const void* p, int type, uint64_t i) {
+    if (type == F32) return ((const float*)p)[i];
+    const uint32_t bits = (uint32_t)((const uint16_t*)p)[i] << 16;
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+void store(void* p, int type, uint64_t i, float x) {
+    if (type == F32) { ((float*)p)[i] = x; return; }
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    ((uint16_t*)p)[i] = (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+bool known(const Layout* l) {
+    return l && (l->type == F32 || l->type == BF16) && l->rows && l->cols && l->stride >= (int64_t)l->rows;
+}
+
+// y^T = W x^T, W transposed: the one product that is asked for.
+bool fits(const Operation* o, const Layout* a, const Layout* b, const Layout* c, const Layout* d) {
+    return o && known(a) && known(b) && known(d) && c == d && o->trans_a == OP_T && o->trans_b == OP_N &&
+           a->type == b->type && (d->type == F32 || d->type == a->type) && a->rows == b->rows && a->cols == d->rows &&
+           b->cols == d->cols;
+}
+
+}  // namespace
+
+#define API extern "C" __attribute__((visibility("default"))) int
+
+API hipblasLtCreate(void** out) { *out = &handle; return OK; }
+API hipblasLtDestroy(void* h) { return h == &handle ? OK : INVALID_VALUE; }
+
+API hipblasLtMatmulDescCreate(Operation** out, int compute, int scale) {
+    if (compute != COMPUTE_F32 || scale != F32) return NOT_SUPPORTED;
+    *out = new Operation;
+    return OK;
+}
+API hipblasLtMatmulDescDestroy(Operation* o) { delete o; return OK; }
+API hipblasLtMatmulDescSetAttribute(Operation* o, int attribute, const void* value, size_t bytes) {
+    if (bytes != (attribute == BIAS_POINTER ? 8 : 4)) return INVALID_VALUE;
+    switch (attribute) {
+        case TRANS_A: memcpy(&o->trans_a, value, bytes); return OK;
+        case TRANS_B: memcpy(&o->trans_b, value, bytes); return OK;
+        case EPILOGUE: memcpy(&o->epilogue, value, bytes); return OK;
+        case BIAS_POINTER: memcpy(&o->bias, value, bytes); return OK;
+        case BIAS_TYPE: memcpy(&o->bias_type, value, bytes); return OK;
+        default: return INVALID_VALUE;
+    }
+}
+
+API hipblasLtMatrixLayoutCreate(Layout** out, int type, uint64_t rows, uint64_t cols, int64_t stride) {
+    *out = new Layout{type, rows, cols, stride};
+    return OK;
+}
+API hipblasLtMatrixLayoutDestroy(Layout* l) { delete l; return OK; }
+API hipblasLtMatrixLayoutSetAttribute(Layout*, int, const void*, size_t) { return NOT_SUPPORTED; }
+
+API hipblasLtMatmulPreferenceCreate(Preference** out) { *out = new Preference; return OK; }
+API hipblasLtMatmulPreferenceDestroy(Preference* p) { delete p; return OK; }
+API hipblasLtMatmulPreferenceSetAttribute(Preference* p, int attribute, const void* value, size_t bytes) {
+    if (attribute != 1 || bytes != 8) return INVALID_VALUE;
+    memcpy(&p->workspace, value, bytes);
+    return OK;
+}
+
+API hipblasLtMatmulAlgoGetHeuristic(void* h, Operation* o, Layout* a, Layout* b, Layout* c, Layout* d, Preference* p,
+                                    int wanted, Answer* answers, int* found) {
+    if (h != &handle || !fits(o, a, b, c, d) || wanted != 1) return INVALID_VALUE;
+    answers[0] = Answer{{MAGIC, b->cols, p->workspace}, p->workspace, OK, 1.f, {}};
+    *found = 1;
+    return OK;
+}
+
+API hipblasLtMatmul(void* h, Operation* o, const float* alpha, const void* a, Layout* la, const void* b, Layout* lb,
+                    const float* beta, const void* c, Layout* lc, void* d, Layout* ld, const Algorithm* algorithm,
+                    void* workspace, size_t bytes, void*) {
+    if (h != &handle || !fits(o, la, lb, lc, ld) || *alpha != 1.f || *beta != 0.f || c != d) return INVALID_VALUE;
+    if (algorithm->magic != MAGIC || algorithm->workspace > bytes || !workspace) return INVALID_VALUE;
+    if (algorithm->columns < lb->cols) return INVALID_VALUE;
+    // Odd sizes want an algorithm of their own: a caller that buckets sizes has to ask again.
+    if (lb->cols % 2 && algorithm->columns != lb->cols) return NOT_SUPPORTED;
+    const bool with_bias = o->epilogue == EPILOGUE_BIAS;
+    if (with_bias && (!o->bias || o->bias_type != ld->type)) return INVALID_VALUE;
+    for (uint64_t t = 0; t < ld->cols; ++t)
+        for (uint64_t n = 0; n < ld->rows; ++n) {
+            float sum = 0.f;
+            for (uint64_t k = 0; k < la->rows; ++k)
+                sum += load(a, la->type, n * (uint64_t)la->stride + k) * load(b, lb->type, t * (uint64_t)lb->stride + k);
+            if (with_bias) sum += load(o->bias, ld->type, n);
+            store(d, ld->type, t * (uint64_t)ld->stride + n, sum);
+        }
+    return OK;
+}

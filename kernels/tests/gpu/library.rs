@@ -1,0 +1,59 @@
+//! The matrix library's side of linear layers, with a library for tests in its place on the emulator.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use kernels::hip::{HipConfig, HipDevice, Libraries};
+use kernels::{DType, Driver, Kernels};
+
+use crate::pair::{Pair, tolerance};
+use crate::support::{S, emulator};
+
+/// The emulator with `blaslt.cpp` as its matrix library.
+fn device() -> HipDevice {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu/blaslt.cpp");
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let library = folder.join(format!("libblaslt-{}.so", std::process::id()));
+    let options = ["-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Werror", "-o"];
+    let status = Command::new("c++").args(options).arg(&library).arg(&source).status().unwrap();
+    assert!(status.success());
+    let config = emulator(64);
+    let Libraries::Named { api, driver, rtc, .. } = config.libraries else { unreachable!() };
+    let libraries = Libraries::Named { api, driver, rtc, blas: Some(library.clone()) };
+    let device = HipDevice::open(&HipConfig { libraries, ..config }).unwrap();
+    std::fs::remove_file(library).unwrap();
+    device
+}
+
+#[test]
+fn products_of_the_library_agree_with_the_cpu() {
+    const F: DType = DType::F32;
+    const B: DType = DType::BF16;
+    let pair = Pair::new(device());
+    assert!(pair.gpu.name().contains("with a matrix library"), "{}", pair.gpu.name());
+    // Rows: in a bucket, at its end, odd (which this library wants its own plan for), in f32 beyond routers.
+    for (rows, n, k) in [(18, 24, 40), (32, 33, 18), (37, 16, 64), (66, 20, 36), (131, 8, 24)] {
+        for (types, with_bias) in [
+            ([B, B, B], true),
+            ([B, B, B], false),
+            ([B, B, F], true),
+            ([F, F, F], true),
+            ([B, F, F], true),
+            ([B, F, F], false),
+        ] {
+            let mut numbers = pair.numbers((rows * n) as u64);
+            let x = pair.random(&mut numbers, types[0], rows, k);
+            let [w, w_cpu] = pair.pack(&numbers.reals::<f32>(n * k), n, k, types[1]);
+            // A bias in bf16 is what a checkpoint in bf16 has.
+            let bias: Vec<f32> =
+                numbers.reals::<kernels::bf16>(n).iter().map(|x| x.to_f32()).collect();
+            let bias = pair.put(&bias, 1, n);
+            let mut y = pair.poisoned(types[2], rows, n);
+            let gpu_bias = with_bias.then(|| bias.gpu());
+            pair.gpu.linear(&S, y.gpu_mut(), x.gpu(), &w, gpu_bias).unwrap();
+            let cpu_bias = with_bias.then(|| bias.cpu());
+            pair.cpu.linear(&S, y.cpu_mut(), x.cpu(), &w_cpu, cpu_bias).unwrap();
+            pair.check(&format!("{rows} x {n} x {k} {types:?}"), &y, tolerance(types[2]));
+        }
+    }
+}
