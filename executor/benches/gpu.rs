@@ -1,6 +1,7 @@
 //! Speed of steps on a GPU: Qwen3 shapes in bf16, weights from a hash, no scheduler and no server.
 //!
-//! `cargo bench -p executor --bench gpu -- cuda|rocm 0.6b|8b|30b-a3b [KERNEL_CACHE [eager]]` prints milliseconds per step
+//! `cargo bench -p executor --bench gpu -- cuda|rocm 0.6b|8b|30b-a3b [KERNEL_CACHE [graphs|eager [ROWS]]]` prints
+//! milliseconds per step, of all decodes or of those of ROWS rows,
 //! next to the floors of an H200: 4.29 TB/s for every byte that must be read, 790 TFLOP/s for every
 //! product. Decode steps are submitted ahead, two in flight, as the scheduler does.
 #![allow(clippy::print_stdout, reason = "the table is the result")]
@@ -28,10 +29,13 @@ fn main() {
     // Cargo passes `--bench` along, and runs every bench of the package when none is named.
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     let [device, model, rest @ ..] = &args[..] else {
-        return println!("usage: gpu cuda|rocm 0.6b|8b|30b-a3b [KERNEL_CACHE [eager]]");
+        return println!(
+            "usage: gpu cuda|rocm 0.6b|8b|30b-a3b [KERNEL_CACHE [graphs|eager [ROWS]]]"
+        );
     };
     let shape = Shape::named(model);
-    let config = config(device, &shape, rest.first(), rest.get(1).is_some());
+    let eager = rest.get(1).is_some_and(|how| how == "eager");
+    let config = config(device, &shape, rest.first(), eager);
     let started = Instant::now();
     let mut executor = Executor::load(config, &mut |_| {}).unwrap();
     println!("{executor:?}, loaded after {:.2} s", started.elapsed().as_secs_f64());
@@ -42,6 +46,9 @@ fn main() {
     let mut bench = Bench { executor, shape, graphs, step: StepId(0) };
     println!("| step | ms | tok/s | floor ms | of floor |");
     println!("|---|---:|---:|---:|---:|");
+    if let Some(rows) = rest.get(2) {
+        return bench.decode(rows.parse().unwrap());
+    }
     bench.prefill(1);
     bench.prefill(8);
     for rows in [1, 8, 16, 64, SEATS] {

@@ -1,0 +1,129 @@
+//! The GPU executor on an emulated GPU: the tokens of the CPU, launch by launch and replayed.
+//!
+//! Everything but the silicon is what a GPU runs: kernels compiled at start, copies, seats, recorded steps.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+#[path = "../../../kernels/tests/emulated/mod.rs"]
+mod emulated;
+#[path = "../invariance/player.rs"]
+#[allow(dead_code, reason = "shared with the invariance tests")]
+mod player;
+
+use executor::{Dtype, ExecutorConfig, KvSize};
+use player::{Job, Player, config};
+use protocol::{Device, DeviceLibraries, Sampling, Token, TokenLogprobs};
+
+/// Waves of the two vendors' GPUs.
+const WAVES: [u32; 2] = [64, 32];
+
+/// Few seats and steps: every lane of the emulated GPU is work for the CPU.
+fn small(config: ExecutorConfig) -> ExecutorConfig {
+    ExecutorConfig {
+        max_model_len: 96,
+        kv_tokens_min: 96,
+        max_num_seqs: 8,
+        tokens_per_step: 64,
+        kv: KvSize::Blocks(40),
+        logprobs_max: 5,
+        ..config
+    }
+}
+
+fn on_gpu(wave: u32, dtype: Dtype, enforce_eager: bool) -> Player {
+    let libraries = DeviceLibraries {
+        driver: emulated::library(),
+        compiler: None,
+        blas: None,
+        emulated_wave: Some(wave),
+    };
+    let cache = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
+    Player::with(ExecutorConfig {
+        device: Device::Rocm,
+        libraries: Some(libraries),
+        kernel_cache: Some(cache),
+        enforce_eager,
+        ..small(config(dtype, 2))
+    })
+}
+
+/// Greedy, and all rules at once.
+fn rules() -> [Sampling; 2] {
+    let greedy = Sampling { logprobs: Some(3), ..Sampling::greedy() };
+    let strict = Sampling {
+        repetition: 1.3,
+        frequency: 0.4,
+        presence: 0.2,
+        bad_words: vec![vec![7], vec![1, 2]],
+        logit_bias: vec![(11, 2.5)],
+        min_tokens: 9,
+        stop_ids: vec![1, 2, 3],
+        allowed: Some((0..300).collect()),
+        ..greedy.clone()
+    };
+    [greedy, strict]
+}
+
+type Output = (Vec<Token>, Vec<TokenLogprobs>);
+
+/// Six requests of both rules in chunks beside each other; one is preempted on its way.
+fn play(player: &mut Player) -> Vec<Output> {
+    let mut jobs: Vec<Job> = (0..6)
+        .map(|id| Job::new(id, 9 + 5 * id as usize, rules()[id as usize % 2].clone()))
+        .collect();
+    let chunks = |jobs: &[Job]| jobs.iter().map(|job| job.want().min(10)).collect::<Vec<_>>();
+    for turn in 0..8 {
+        let lens = chunks(&jobs);
+        let mut rows: Vec<(&mut Job, usize)> = jobs.iter_mut().zip(lens).collect();
+        rows.sort_by_key(|(_, len)| *len > 1); // Decode rows come first.
+        player.step(&mut rows);
+        if turn == 5 {
+            let blocks = jobs[2].preempt(7);
+            player.free(blocks);
+        }
+    }
+    while jobs.iter().any(|job| job.want() > 1) {
+        let lens = chunks(&jobs);
+        let mut rows: Vec<(&mut Job, usize)> = jobs.iter_mut().zip(lens).collect();
+        rows.sort_by_key(|(_, len)| *len > 1);
+        player.step(&mut rows);
+    }
+    for _ in 0..6 {
+        player.from_device = true; // The host names the step, not the token.
+        player.step(&mut jobs.iter_mut().map(|job| (job, 1)).collect::<Vec<_>>());
+    }
+    jobs.iter().map(Job::output).collect()
+}
+
+fn assert_close(found: &[Output], expected: &[Output], what: &str) {
+    for (i, ((tokens, logprobs), (right, right_logprobs))) in found.iter().zip(expected).enumerate()
+    {
+        assert_eq!(tokens, right, "{what}: tokens of request {i}");
+        for (l, r) in logprobs.iter().zip(right_logprobs) {
+            assert!((l.logprob - r.logprob).abs() < 2e-4, "{what}: request {i}: {l:?} for {r:?}");
+            let ids = |l: &TokenLogprobs| l.top.iter().map(|(id, _)| *id).collect::<Vec<_>>();
+            assert_eq!((l.rank, ids(l)), (r.rank, ids(r)), "{what}: request {i}");
+        }
+    }
+}
+
+#[test]
+fn tokens_are_those_of_the_cpu_launched_and_replayed() {
+    let expected = play(&mut Player::with(small(config(Dtype::Float32, 2))));
+    for wave in WAVES {
+        let launched = play(&mut on_gpu(wave, Dtype::Float32, true));
+        assert_close(&launched, &expected, &format!("wave {wave}"));
+        let mut replaying = on_gpu(wave, Dtype::Float32, false);
+        assert_eq!(replaying.graphs, [1, 2, 4, 8]);
+        assert_eq!(play(&mut replaying), launched, "wave {wave}: a recording changes no bit");
+    }
+}
+
+#[test]
+fn bf16_replays_what_it_launches() {
+    for wave in WAVES {
+        let launched = play(&mut on_gpu(wave, Dtype::Bfloat16, true));
+        let replayed = play(&mut on_gpu(wave, Dtype::Bfloat16, false));
+        assert_eq!(replayed, launched, "wave {wave}");
+    }
+}
