@@ -35,8 +35,6 @@ pub struct Search {
     what: &'static str,
     names: Vec<PathBuf>,
     folders: Vec<PathBuf>,
-    /// Names begin like this: libraries to be open beforehand, if they lie in the same folder.
-    companion: Option<&'static str>,
 }
 
 impl Search {
@@ -64,8 +62,7 @@ impl Search {
         ];
         let cuda: &[&str] = &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
         let what = api.pick("HIP run-time compiler", "CUDA run-time compiler");
-        let search = Self::new(what, api, api.pick(hip, cuda), folders);
-        Self { companion: api.pick(None, Some("libnvrtc-builtins.so")), ..search }
+        Self::new(what, api, api.pick(hip, cuda), folders)
     }
 
     /// The matrix library of `api`.
@@ -80,7 +77,7 @@ impl Search {
     /// One library by its path.
     #[must_use]
     pub fn named(what: &'static str, path: &Path) -> Self {
-        Self { what, names: vec![path.to_owned()], folders: Vec::new(), companion: None }
+        Self { what, names: vec![path.to_owned()], folders: Vec::new() }
     }
 
     fn new(what: &'static str, api: Api, names: &[&str], folders: &[PathBuf]) -> Self {
@@ -88,7 +85,7 @@ impl Search {
         if api == Api::Hip {
             folders.extend(rocm_folders());
         }
-        Self { what, names: names.iter().map(PathBuf::from).collect(), folders, companion: None }
+        Self { what, names: names.iter().map(PathBuf::from).collect(), folders }
     }
 
     /// Paths to try, in order.
@@ -116,7 +113,7 @@ fn rocm_folders() -> Vec<PathBuf> {
 pub(crate) fn open(search: &Search) -> Result<(Library, PathBuf), OpenError> {
     let mut tried = Vec::new();
     for path in search.paths() {
-        open_companions(search, &path);
+        open_companions(&path);
         // SAFETY: initialisers of a GPU runtime run here; the names are those of known runtimes, or
         // what the operator named.
         match unsafe { Library::new(&path) } {
@@ -129,10 +126,14 @@ pub(crate) fn open(search: &Search) -> Result<(Library, PathBuf), OpenError> {
 
 /// NVRTC opens its built-in headers by name alone, which fails when it lies outside the loader's
 /// folders; a library that is already open under that name is found.
-fn open_companions(search: &Search, path: &Path) {
-    let (Some(prefix), Some(folder)) = (search.companion, path.parent()) else { return };
+fn open_companions(path: &Path) {
+    let starts = |name: &OsStr, with: &str| name.to_str().is_some_and(|n| n.starts_with(with));
+    let (Some(name), Some(folder)) = (path.file_name(), path.parent()) else { return };
+    if !starts(name, "libnvrtc.so") {
+        return;
+    }
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-        if entry.file_name().to_str().is_some_and(|name| name.starts_with(prefix)) {
+        if starts(&entry.file_name(), "libnvrtc-builtins.so") {
             // SAFETY: as in `open`. A failure shows when the compiler is used.
             if let Ok(library) = unsafe { Library::new(entry.path()) } {
                 std::mem::forget(library);
@@ -201,7 +202,6 @@ mod tests {
             what: "file",
             names: vec!["Cargo.toml".into()],
             folders: vec![here.clone(), "/nowhere".into()],
-            companion: None,
         };
         let paths: Vec<PathBuf> = search.paths().collect();
         assert_eq!(paths, [here.join("Cargo.toml"), "Cargo.toml".into()]);

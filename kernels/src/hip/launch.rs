@@ -65,16 +65,6 @@ impl Launch {
         self.push(u64::from(value))
     }
 
-    /// A 32-bit signed number.
-    pub(super) fn i32(self, value: i32) -> Self {
-        self.push(u64::from(value.cast_unsigned()))
-    }
-
-    /// A 64-bit number.
-    pub(super) fn u64(self, value: u64) -> Self {
-        self.push(value)
-    }
-
     /// A 32-bit float.
     pub(super) fn f32(self, value: f32) -> Self {
         self.push(u64::from(value.to_bits()))

@@ -19,7 +19,6 @@
 //! }
 //! ```
 
-#![allow(dead_code, reason = "kernels are written file by file against what is here")]
 #![allow(clippy::trivially_copy_pass_by_ref, reason = "streams are passed as the traits pass them")]
 
 mod attention;
