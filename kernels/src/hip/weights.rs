@@ -10,9 +10,9 @@ use super::runtime::{Home, Runtime};
 use crate::{Buffer, Release, Stream};
 
 /// Bytes of a slab.
-const SLAB: usize = 128 << 20;
+const SLAB: usize = 64 << 20;
 /// Larger matrices get memory of their own.
-const SMALL: usize = 16 << 20;
+const SMALL: usize = 8 << 20;
 const LINE: usize = 256;
 
 /// The slab that is being filled.
