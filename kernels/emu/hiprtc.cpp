@@ -131,9 +131,11 @@ int run(const std::vector<std::string>& command, const fs::path& log) {
 
 }  // namespace
 
+// The minor number tells settings apart that change what a source becomes, for those who keep what was compiled.
 HIP int hiprtcVersion(int* major, int* minor) {
+    const Settings& s = settings();
     *major = 7;
-    *minor = 0;
+    *minor = (int)(s.gfx << 4) | (s.sanitize ? s.sanitize[0] == 't' ? 2 : 1 : 0);
     return RTC_OK;
 }
 
