@@ -94,6 +94,15 @@ pub trait Driver: Send + Sync {
         graph.0.replay(s)
     }
 
+    /// From now on launches do nothing, but what they would need is noted.
+    fn begin_rehearsal(&self) {}
+
+    /// Launches run again, and all that the rehearsed ones need is ready: compiled side by side, where the
+    /// launches would have had it compiled one by one.
+    fn end_rehearsal(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// Order of keys and values in a block on this device.
     fn kv_order(&self) -> KvOrder;
 

@@ -192,6 +192,15 @@ impl Driver for HipDevice {
         Ok(Graph(Box::new(graph::end(&self.runtime, s)?)))
     }
 
+    fn begin_rehearsal(&self) {
+        self.runtime.set_rehearsing(true);
+    }
+
+    fn end_rehearsal(&self) -> Result<(), DeviceError> {
+        self.runtime.set_rehearsing(false);
+        Ok(self.modules.load_wanted(&self.runtime, &self.jit)?)
+    }
+
     fn kv_order(&self) -> KvOrder {
         KvOrder::Rows
     }

@@ -88,6 +88,9 @@ impl Launch {
             return Ok(());
         }
         let runtime = device.runtime();
+        if runtime.is_rehearsing() {
+            return Ok(());
+        }
         let stream = runtime.stream(s)?;
         runtime.enter()?;
         let mut arguments: [Ptr; MAX_ARGUMENTS] = [std::ptr::null_mut(); MAX_ARGUMENTS];

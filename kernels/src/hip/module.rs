@@ -41,6 +41,8 @@ pub(super) struct Modules {
 struct Loaded {
     modules: HashMap<Build, Module>,
     functions: HashMap<(&'static str, Build), Function>,
+    /// What was asked for in a rehearsal and is not there yet.
+    wanted: HashMap<(&'static str, Build), &'static Source>,
 }
 
 impl Modules {
@@ -59,6 +61,10 @@ impl Modules {
             return Ok(*function);
         }
         runtime.not_capturing("compiling a kernel")?;
+        if runtime.is_rehearsing() {
+            loaded.wanted.entry(key).or_insert(source);
+            return Ok(Function { raw: std::ptr::null_mut(), name });
+        }
         let known = loaded.modules.get(&key.1).copied();
         let module = match known {
             Some(module) => module,
@@ -68,6 +74,19 @@ impl Modules {
         let function = find(runtime, module, source, name)?;
         loaded.functions.insert(key, function);
         Ok(function)
+    }
+
+    /// Makes ready all that was asked for in a rehearsal.
+    pub(super) fn load_wanted(&self, runtime: &Runtime, jit: &Jit) -> Result<(), HipError> {
+        let wanted = std::mem::take(&mut self.lock().wanted);
+        let builds: HashMap<&Build, _> =
+            wanted.iter().map(|((_, build), source)| (build, *source)).collect();
+        let builds: Vec<_> = builds.into_iter().map(|(build, s)| (s, build.1.clone())).collect();
+        self.load_all(runtime, jit, &builds)?;
+        for ((name, (_, defines)), source) in wanted {
+            self.function(runtime, jit, source, name, &defines)?;
+        }
+        Ok(())
     }
 
     /// Compiles and loads several sources at once, as many at a time as the compiler can.

@@ -34,6 +34,8 @@ pub(super) struct Runtime {
     streams: Vec<Ptr>,
     /// Launches on some stream are being recorded.
     capturing: AtomicBool,
+    /// Launches do nothing.
+    rehearsing: AtomicBool,
     /// Events that nobody waits for.
     events: Mutex<Vec<Ptr>>,
     /// Memory dropped during a capture, which must not be interrupted by freeing it.
@@ -67,6 +69,7 @@ impl Runtime {
             context,
             streams: Vec::new(),
             capturing: AtomicBool::new(false),
+            rehearsing: AtomicBool::new(false),
             events: Mutex::default(),
             dropped: Mutex::default(),
         };
@@ -113,6 +116,14 @@ impl Runtime {
 
     pub(super) fn set_capturing(&self, capturing: bool) {
         self.capturing.store(capturing, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_rehearsing(&self) -> bool {
+        self.rehearsing.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_rehearsing(&self, rehearsing: bool) {
+        self.rehearsing.store(rehearsing, Ordering::Relaxed);
     }
 
     /// Waits for all launches on `s`.

@@ -152,3 +152,21 @@ fn fences_pass_on_other_threads() {
         assert!(pair.gpu.synchronize(&Stream(99)).is_err());
     }
 }
+
+/// Rehearsed launches leave no trace but their kernels, which a capture may then use without a first run.
+#[test]
+fn a_rehearsal_compiles_and_does_nothing_else() {
+    for pair in &pairs() {
+        let x = pair.put(&[3f32; FLOATS], 1, FLOATS);
+        let mut y = pair.put(&[-1f32; FLOATS], 1, FLOATS);
+        pair.gpu.begin_rehearsal();
+        add(pair, &mut y, x.gpu(), x.gpu());
+        pair.gpu.end_rehearsal().unwrap();
+        assert_eq!(gpu_floats(pair, &y), [-1.0; FLOATS]);
+        pair.gpu.begin_capture(&S).unwrap();
+        add(pair, &mut y, x.gpu(), x.gpu());
+        let graph = pair.gpu.end_capture(&S).unwrap();
+        pair.gpu.replay(&S, &graph).unwrap();
+        assert_eq!(gpu_floats(pair, &y), [6.0; FLOATS]);
+    }
+}
