@@ -13,7 +13,7 @@ pub use mailbox::EventStream;
 
 use dashmap::DashMap;
 use mailbox::Mailbox;
-use protocol::{RequestId, Tokens};
+use protocol::RequestId;
 use scheduler::{
     AbortCause, ErrorCode, Event, Finish, PromptHasher, StepStats, Submit, TokenEvent,
 };
@@ -124,7 +124,7 @@ impl EngineClient {
                 let cause = *cause;
                 self.shared.inbox.push(Signal::Event(Event::Abort { request, cause }));
             }
-            route.mailbox.put(route.index, ended(request, finish.clone()));
+            route.mailbox.put(route.index, TokenEvent::end(request, finish.clone()));
         }
     }
 
@@ -141,20 +141,6 @@ impl EngineClient {
     /// Requests sent and not ended.
     pub fn requests_in_flight(&self) -> usize {
         self.shared.inflight.len()
-    }
-}
-
-/// The last event of a request that the engine did not end itself.
-fn ended(request: RequestId, finish: Finish) -> TokenEvent {
-    TokenEvent {
-        request,
-        tokens: Tokens::new(),
-        logprobs: Vec::new(),
-        prompt_logprobs: Vec::new(),
-        cached_tokens: None,
-        queued_ms: None,
-        preemptions: 0,
-        finish: Some(finish),
     }
 }
 

@@ -10,7 +10,7 @@ use executor::{Dtype, Executor, ExecutorConfig, KvSize};
 use models::{Config, LoadFormat};
 use protocol::{
     Batch, BlockId, Bucket, Epoch, Input, Rank, RequestId, Row, Sampling, Seat, SeatInit, StepId,
-    StepTiming, TableUpdate, Token,
+    StepTiming, TableUpdate, ThinVec, Token,
 };
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -135,7 +135,7 @@ impl Bench {
                 start,
                 len: 1,
                 input: Input::Tokens(vec![*token].into()),
-                tables: Vec::new(),
+                tables: ThinVec::new(),
                 init: None,
                 ..first_row(seat, 1, sampling)
             });
@@ -161,7 +161,7 @@ fn first_row(seat: u32, len: u32, sampling: &Sampling) -> Row {
         drafts: 0,
         samples: true,
         input: Input::Tokens((0..len).map(|i| (seat * 977 + i * 131) % 151_936).collect()),
-        tables: vec![TableUpdate { group: 0, from: 0, blocks }],
+        tables: vec![TableUpdate { group: 0, from: 0, blocks }].into(),
         next: None,
         init: Some(Box::new(init)),
     }

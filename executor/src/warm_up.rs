@@ -74,7 +74,7 @@ fn batch(lens: &[u32], block_tokens: u32, step: StepId) -> Batch {
             drafts: 0,
             samples: true,
             input: Input::Tokens(vec![0; len as usize].into()),
-            tables: vec![TableUpdate { group: 0, from: 0, blocks }],
+            tables: vec![TableUpdate { group: 0, from: 0, blocks }].into(),
             next: None,
             init: Some(Box::new(init)),
         }

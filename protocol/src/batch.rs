@@ -1,6 +1,6 @@
 //! One step of one replica as its executors receive it. Every TP rank gets the same bytes.
 
-use crate::{BlockId, Epoch, RequestId, Sampling, Seat, StepId, Token, Tokens};
+use crate::{BlockId, Epoch, RequestId, Sampling, Seat, StepId, ThinVec, Token, Tokens};
 use serde::{Deserialize, Serialize};
 
 /// What the executors of a replica run in one step. Decode rows come first, then longer chunks.
@@ -55,7 +55,7 @@ pub struct Row {
     /// Where the token ids come from.
     pub input: Input,
     /// Changes of the block tables since the seat's last row; whole tables with an epoch's first row.
-    pub tables: Vec<TableUpdate>,
+    pub tables: ThinVec<TableUpdate>,
     /// Known successor of the chunk's last token (drafters and prompt log-probabilities read it).
     pub next: Option<Token>,
     /// Present with the first row of a request's epoch: the seat is initialised from it.

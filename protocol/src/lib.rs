@@ -17,6 +17,7 @@ mod output;
 mod packed;
 mod sampling;
 mod settings;
+mod thin_vec;
 mod tokens;
 
 pub use batch::{Batch, Bucket, Input, Row, SeatInit, TableUpdate};
@@ -27,4 +28,5 @@ pub use kv_spec::{KvGroup, KvKind, KvSpec};
 pub use output::{RowError, RowOutput, StepOutput, StepTiming, TokenLogprobs};
 pub use sampling::Sampling;
 pub use settings::{Device, DeviceLibraries, Dtype, KvSize, Settings};
+pub use thin_vec::ThinVec;
 pub use tokens::{Tokens, TokensIter};

@@ -1,6 +1,6 @@
 //! What an executor answers to a batch.
 
-use crate::{Epoch, StepId, Token, Tokens};
+use crate::{Epoch, StepId, ThinVec, Token, Tokens};
 use serde::{Deserialize, Serialize};
 
 /// Result of one step: one entry per batch row, in the same order. A step that sampled nothing still answers.
@@ -26,9 +26,9 @@ pub struct RowOutput {
     /// Set if the row could not be computed; nothing was emitted then.
     pub error: Option<RowError>,
     /// One entry per emitted id, if asked for; else empty.
-    pub logprobs: Vec<TokenLogprobs>,
+    pub logprobs: ThinVec<TokenLogprobs>,
     /// One entry per prompt position `start + 1 ..` of the chunk, if asked for; else empty.
-    pub prompt_logprobs: Vec<TokenLogprobs>,
+    pub prompt_logprobs: ThinVec<TokenLogprobs>,
 }
 
 /// Why a single row failed while its neighbours went on.

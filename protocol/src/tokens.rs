@@ -7,7 +7,7 @@ use crate::{Token, packed};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::ops::{Deref, DerefMut};
 
-/// Ids held in place: with these the type is as large as a `Vec`.
+/// Ids held in place: with these the type takes two words.
 const INLINE: usize = 3;
 
 /// A list of token ids; up to three of them are held in place. On the wire it is packed.
@@ -16,8 +16,12 @@ pub struct Tokens(Repr);
 
 #[derive(Clone)]
 enum Repr {
-    Inline { len: u8, ids: [Token; INLINE] },
-    Heap(Vec<Token>),
+    Inline {
+        len: u8,
+        ids: [Token; INLINE],
+    },
+    #[expect(clippy::box_collection, reason = "long lists are rare, and rows carry short ones")]
+    Heap(Box<Vec<Token>>),
 }
 
 impl Tokens {
@@ -43,7 +47,7 @@ impl Tokens {
                 let mut heap = Vec::with_capacity(2 * INLINE + 2);
                 heap.extend(*ids);
                 heap.push(id);
-                self.0 = Repr::Heap(heap);
+                self.0 = Repr::Heap(Box::new(heap));
             }
             Repr::Heap(heap) => heap.push(id),
         }
@@ -100,7 +104,7 @@ impl DerefMut for Tokens {
 impl From<&[Token]> for Tokens {
     fn from(ids: &[Token]) -> Self {
         if ids.len() > INLINE {
-            return Self(Repr::Heap(ids.to_vec()));
+            return Self(Repr::Heap(Box::new(ids.to_vec())));
         }
         let mut tokens = Self::new();
         tokens.extend(ids.iter().copied());
@@ -110,7 +114,10 @@ impl From<&[Token]> for Tokens {
 
 impl From<Vec<Token>> for Tokens {
     fn from(ids: Vec<Token>) -> Self {
-        if ids.len() > INLINE { Self(Repr::Heap(ids)) } else { Self::from(ids.as_slice()) }
+        if ids.len() > INLINE {
+            return Self(Repr::Heap(Box::new(ids)));
+        }
+        Self::from(ids.as_slice())
     }
 }
 
@@ -118,7 +125,7 @@ impl From<Tokens> for Vec<Token> {
     fn from(tokens: Tokens) -> Self {
         match tokens.0 {
             Repr::Inline { len, ids } => ids[..usize::from(len)].to_vec(),
-            Repr::Heap(heap) => heap,
+            Repr::Heap(heap) => *heap,
         }
     }
 }
@@ -210,6 +217,6 @@ mod tests {
             tokens.truncate(2);
             assert_eq!(&*tokens, &ids[..ids.len().min(2)]);
         }
-        assert_eq!(size_of::<Tokens>(), size_of::<Vec<Token>>());
+        assert_eq!(size_of::<Tokens>(), 2 * size_of::<usize>());
     }
 }

@@ -9,7 +9,7 @@ use crate::slab::Slot;
 use crate::state::{FlightRow, State};
 use crate::{ErrorCode, Finish, Limits, TokenEvent};
 use kvcache::{Bug, KvCache};
-use protocol::{RowOutput, StepOutput, TokenLogprobs, Tokens};
+use protocol::{RowOutput, StepOutput, ThinVec, TokenLogprobs, Tokens};
 
 /// Applies the answer to the oldest step in flight; events of its requests are appended to `events`,
 /// requests that ended to `ended`.
@@ -30,7 +30,7 @@ pub(crate) fn apply(
     }
     let Some(flight) = state.flights.pop_front() else { return };
     state.totals.steps += 1;
-    let (first_event, first_ended) = (events.len(), ended.len());
+    let first_ended = ended.len();
     for (row, result) in flight.rows.iter().zip(output.rows) {
         let stale = state.planted.has(Bug::StaleEpochAccepted);
         let live = |r: &&mut Request| r.id == row.request && (r.epoch == row.epoch || stale);
@@ -38,13 +38,13 @@ pub(crate) fn apply(
             state.totals.rows_dropped += 1;
             continue;
         };
+        let known = request.len;
         let finish = apply_row(request, kv, &state.hasher, limits, row, result, events);
+        state.totals.generated_tokens += u64::from(request.len - known);
         if finish {
             ended.push(row.slot);
         }
     }
-    let news = &events[first_event..];
-    state.totals.generated_tokens += news.iter().map(|e| e.tokens.len() as u64).sum::<u64>();
     state.recycle_rows(flight.rows);
     for &slot in &ended[first_ended..] {
         state.release(slot, kv);
@@ -64,7 +64,7 @@ fn apply_row(
     request.rows_in_flight -= 1;
     if row.samples {
         request.promised -= 1;
-        request.slack -= u32::from(row.drafts);
+        request.slack -= u16::from(row.drafts);
     }
     if let Some(code) = fault(row, &result, limits.vocab_size) {
         if kv.planted().has(Bug::ErrorRowPublished) {
@@ -108,15 +108,15 @@ fn fault(row: &FlightRow, result: &RowOutput, vocab_size: u32) -> Option<ErrorCo
 fn append(request: &mut Request, emitted: &mut Tokens) -> Option<Finish> {
     for (i, &token) in emitted.iter().enumerate() {
         request.commit(token);
-        let stop = request.stops.reason(token).map(Finish::Stop);
-        let full = || (request.tokens.len() as u32 >= request.limit).then_some(Finish::Length);
+        let stop = request.stop(token).map(Finish::Stop);
+        let full = || (request.len >= request.limit).then_some(Finish::Length);
         let finish = stop.or_else(full);
         if finish.is_some() {
             emitted.truncate(i + 1);
             return finish;
         }
     }
-    let scored = request.only_scores() && request.settled >= request.limit;
+    let scored = request.settled >= request.limit && request.only_scores();
     scored.then_some(Finish::Length)
 }
 
@@ -125,14 +125,15 @@ fn append(request: &mut Request, emitted: &mut Tokens) -> Option<Finish> {
 fn unseen_prompt_logprobs(
     request: &mut Request,
     start: u32,
-    mut entries: Vec<TokenLogprobs>,
-) -> Vec<TokenLogprobs> {
+    entries: ThinVec<TokenLogprobs>,
+) -> ThinVec<TokenLogprobs> {
     if entries.is_empty() {
         return entries;
     }
-    entries.truncate((request.prompt_len - 1).saturating_sub(start) as usize);
-    let seen = request.scored.saturating_sub(start + 1) as usize;
-    entries.drain(..seen.min(entries.len()));
-    request.scored += entries.len() as u32;
-    entries
+    let cold = &mut request.cold;
+    let in_prompt = (cold.prompt_len - 1).saturating_sub(start) as usize;
+    let seen = cold.scored.saturating_sub(start + 1) as usize;
+    let unseen: ThinVec<_> = entries.into_iter().take(in_prompt).skip(seen).collect();
+    cold.scored += unseen.len() as u32;
+    unseen
 }

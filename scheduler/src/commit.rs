@@ -3,12 +3,13 @@
 //! The order matters. Victims first, then the prefix hits of *all* admissions are pinned, then
 //! fresh blocks are taken: an allocation must not evict a hit of the same plan.
 
+use crate::FirstRun;
 use crate::plan::{Admission, Plan, PlannedRow};
 use crate::publish::publish;
-use crate::request::{Admitted, PREEMPTIONS_MAX, Request};
+use crate::request::{PREEMPTIONS_MAX, Request};
 use crate::state::{Flight, FlightRow, State};
 use kvcache::{Bug, KvCache};
-use protocol::{BlockId, Input, Row, SeatInit, TableUpdate, Tokens};
+use protocol::{BlockId, Input, Row, SeatInit, TableUpdate, ThinVec, Tokens};
 
 /// Carries out `plan` but for its rows, which `launch` writes.
 pub(crate) fn commit(state: &mut State, kv: &mut KvCache, plan: &Plan, now_ms: u64) {
@@ -35,10 +36,10 @@ pub(crate) fn commit(state: &mut State, kv: &mut KvCache, plan: &Plan, now_ms: u
 fn preempt(state: &mut State, kv: &mut KvCache, plan: &Plan) {
     for &slot in &plan.preempt {
         let request = &mut state.requests[slot];
-        request.preemptions += 1;
+        request.preemptions = request.preemptions.saturating_add(1);
         let guarded = request.preemptions >= PREEMPTIONS_MAX;
         request.guarded = guarded && !state.planted.has(Bug::NeverGuarded);
-        state.running.remove(request.key);
+        state.running.remove(request.cold.key);
         state.requeue(slot, kv);
         state.totals.preemptions += 1;
     }
@@ -56,16 +57,14 @@ fn for_each_admission(plan: &Plan, mut f: impl FnMut(Admission, &[BlockId])) {
 
 /// Pins the prefix hit of an admission.
 fn claim(state: &mut State, kv: &mut KvCache, admission: Admission, found: &[BlockId]) {
-    let mut table = state.spare_table();
-    kv.claim(&mut table, found);
-    state.requests[admission.slot].table = table;
+    let table = state.spare_table();
+    state.requests[admission.slot].claim(table, found, kv);
 }
 
 /// Takes the blocks an admission needs beside its hit.
 fn take(state: &mut State, kv: &mut KvCache, admission: Admission) {
     let request = &mut state.requests[admission.slot];
-    let blocks = kv.blocks_for(request.tokens.len() as u32) - admission.hits;
-    kv.grow(&mut request.table, blocks);
+    request.grow(kv.blocks_for(request.len) - admission.hits, kv);
 }
 
 /// Takes blocks for the growth of running requests; guarded ones draw on what was set aside.
@@ -75,7 +74,7 @@ fn grow(state: &mut State, kv: &mut KvCache, rows: &[PlannedRow]) {
         let own = row.grow.min(request.reserved);
         request.reserved -= own;
         state.reserved -= own;
-        kv.grow(&mut request.table, row.grow);
+        request.grow(row.grow, kv);
     }
 }
 
@@ -89,17 +88,20 @@ fn admit(state: &mut State, kv: &KvCache, plan: &Plan, now_ms: u64) {
         request.reserved = reserve;
         (request.computed, request.settled, request.published) = (cached, cached, hits);
         request.publishing = kv.is_caching();
-        if request.asked.admitted.is_none() {
-            request.asked.admitted = Some(Admitted { at_ms: now_ms, cached_tokens: cached });
-            state.totals.prompt_tokens += u64::from(request.prompt_len);
+        let cold = &mut *request.cold;
+        if cold.asked.first_run.is_none() {
+            let queued_ms = now_ms.saturating_sub(cold.asked.submitted_ms) as u32;
+            let cached_tokens = cached.min(cold.prompt_len);
+            cold.asked.first_run = Some(FirstRun { cached_tokens, queued_ms });
+            state.totals.prompt_tokens += u64::from(cold.prompt_len);
         }
         if kv.is_caching() {
-            state.totals.prefix_queries += request.tokens.len() as u64;
+            state.totals.prefix_queries += u64::from(request.len);
             state.totals.prefix_hits += u64::from(cached);
         }
         state.reserved += reserve;
-        state.waiting_tokens -= request.tokens.len() as u64;
-        let key = request.key;
+        state.waiting_tokens -= u64::from(request.len);
+        let key = cold.key;
         state.waiting.remove(key);
         state.running.insert(key, slot);
     }
@@ -114,15 +116,16 @@ pub(crate) fn launch(state: &mut State, kv: &mut KvCache, planned: &[PlannedRow]
     for plan in planned {
         let request = &mut state.requests[plan.slot];
         let row = write_row(request, plan, state.planted.has(Bug::SampleAtPromptEnd));
-        let covered = u64::from(request.table.len()) * u64::from(kv.block_tokens());
-        let end = u64::from(plan.start + request.slack + plan.len) + u64::from(plan.drafts);
+        let covered = u64::from(request.blocks) * u64::from(kv.block_tokens());
+        let end =
+            u64::from(plan.start + u32::from(request.slack) + plan.len) + u64::from(plan.drafts);
         assert!(end <= covered, "{:?} writes up to {end}, its table covers {covered}", request.id);
         request.rows_in_flight += 1;
         request.computed += plan.len;
         request.drafted = row.samples;
         if row.samples {
             request.promised += 1;
-            request.slack += u32::from(plan.drafts);
+            request.slack += u16::from(plan.drafts);
             request.sampled_at = step;
         }
         flying.push(FlightRow {
@@ -135,8 +138,7 @@ pub(crate) fn launch(state: &mut State, kv: &mut KvCache, planned: &[PlannedRow]
         });
         rows.push(row);
         if state.planted.has(Bug::PublishBeforeCompute) {
-            let known = request.tokens.len() as u32;
-            publish(request, kv, &state.hasher, known);
+            publish(request, kv, &state.hasher, request.len);
         }
     }
     state.step = step;
@@ -145,22 +147,23 @@ pub(crate) fn launch(state: &mut State, kv: &mut KvCache, planned: &[PlannedRow]
 }
 
 fn write_row(request: &mut Request, plan: &PlannedRow, sample_at_prompt_end: bool) -> Row {
-    let (start, end) = (plan.start as usize, (plan.start + plan.len) as usize);
+    let end = plan.start + plan.len;
     assert_eq!(plan.start, request.computed, "{:?} was planned from elsewhere", request.id);
-    let input = if start + 1 == request.tokens.len() {
-        Input::Tokens(Tokens::one(request.last))
-    } else if end <= request.tokens.len() {
-        Input::Tokens(request.tokens[start..end].into())
+    let input = if plan.start + 1 == request.len {
+        Input::Tokens(Tokens::one(request.last()))
+    } else if end <= request.len {
+        request.gather();
+        Input::Tokens(request.tokens()[plan.start as usize..end as usize].into())
     } else {
         assert_eq!(plan.len, 1, "only the last known token can still be on the device");
         Input::SampledAt(request.sampled_at)
     };
-    let mut samples = request.samples_at(end as u32);
+    let mut samples = request.samples_at(end);
     if sample_at_prompt_end && request.preemptions > 0 {
-        samples |= end as u32 == request.prompt_len;
+        samples |= end == request.cold.prompt_len;
     }
-    let init = request.fresh.then(|| Box::new(seat_init(request)));
-    request.fresh = false;
+    let init = std::mem::take(&mut request.fresh).then(|| Box::new(seat_init(request)));
+    let next = (end < request.len).then(|| request.tokens()[end as usize]);
     Row {
         request: request.id,
         epoch: request.epoch,
@@ -171,28 +174,30 @@ fn write_row(request: &mut Request, plan: &PlannedRow, sample_at_prompt_end: boo
         samples,
         input,
         tables: table_updates(request),
-        next: request.tokens.get(end).copied(),
+        next,
         init,
     }
 }
 
 /// What the seat does not know of the table yet.
-fn table_updates(request: &mut Request) -> Vec<TableUpdate> {
-    let (from, len) = (request.sent, request.table.len());
-    if from >= len {
-        return Vec::new();
+fn table_updates(request: &mut Request) -> ThinVec<TableUpdate> {
+    let from = request.sent;
+    if from >= request.blocks {
+        return ThinVec::new();
     }
-    request.sent = len;
-    let blocks = request.table.blocks()[from as usize..].to_vec();
-    vec![TableUpdate { group: 0, from, blocks }]
+    request.sent = request.blocks;
+    let blocks = request.cold.table.blocks()[from as usize..].to_vec();
+    vec![TableUpdate { group: 0, from, blocks }].into()
 }
 
-fn seat_init(request: &Request) -> SeatInit {
-    let reads_history = request.asked.sampling.reads_history();
+fn seat_init(request: &mut Request) -> SeatInit {
+    request.gather();
+    let asked = &request.cold.asked;
+    let history = if asked.sampling.reads_history() { request.tokens() } else { &[] };
     SeatInit {
-        sampling: request.asked.sampling.clone(),
-        key: request.asked.key,
-        prompt_len: request.prompt_len,
-        history: if reads_history { request.tokens.clone() } else { Vec::new() },
+        sampling: asked.sampling.clone(),
+        key: asked.key,
+        prompt_len: request.cold.prompt_len,
+        history: history.to_vec(),
     }
 }

@@ -133,7 +133,7 @@ impl Engine {
         assert!(!taken, "request ids are unique, {:?} is live", submit.id);
         if let Some(refusal) = self.refusal(&submit) {
             let request = submit.id;
-            self.news.push(TokenEvent::only(request, Finish::Refused(refusal)));
+            self.news.push(TokenEvent::end(request, Finish::Refused(Box::new(refusal))));
             return;
         }
         let replica = self.place(&submit);
@@ -164,10 +164,9 @@ impl Engine {
     fn enqueue(&mut self, replica: usize, mut request: Request) {
         let domain = &mut self.domains[replica];
         if self.config.kv.caching {
-            let extra = request.asked.extra.as_deref();
-            domain.state.hasher.extend(&mut request.keys, &request.tokens, extra);
+            request.extend_keys(&domain.state.hasher);
         }
-        domain.load.charge(request.asked.charge);
+        domain.load.charge(request.cold.asked.charge);
         domain.changed = true;
         let id = request.id;
         let slot = domain.state.enqueue(request);
@@ -188,11 +187,11 @@ impl Engine {
         let Some(&Place { replica, slot }) = self.owners.get(&id) else { return };
         let Domain { state, kv, load, changed, .. } = &mut self.domains[replica];
         let request = &mut state.requests[slot];
-        let key = request.key;
+        let key = request.cold.key;
         if request.seat.is_some() {
             #[cfg(feature = "planted")]
             if self.config.planted.has(Bug::AbortLeaksBlock) {
-                kv.leak(&mut request.table);
+                request.leak(kv);
             }
             state.running.remove(key);
             state.release(slot, kv);
@@ -200,11 +199,11 @@ impl Engine {
             if self.config.planted.has(Bug::LostAbort) {
                 return;
             }
-            state.waiting_tokens -= request.tokens.len() as u64;
+            state.waiting_tokens -= u64::from(request.len);
             state.waiting.remove(key);
         }
         let mut request = state.requests.remove(slot);
-        load.release(request.asked.charge);
+        load.release(request.cold.asked.charge);
         *changed = true;
         self.owners.remove(&id);
         self.news.push(request.event(Tokens::new(), Some(finish)));
@@ -232,7 +231,7 @@ impl Engine {
         let Domain { state, load, .. } = &mut self.domains[replica];
         for slot in self.ended.drain(..) {
             let request = state.requests.remove(slot);
-            load.release(request.asked.charge);
+            load.release(request.cold.asked.charge);
             self.owners.remove(&request.id);
         }
         let requests = &state.requests;
@@ -266,16 +265,16 @@ impl Engine {
     /// is pinned; whether there was one. Pools differ once executors came back with less memory.
     fn move_on(&mut self, from: usize, slot: Slot) -> bool {
         let request = &self.domains[from].state.requests[slot];
-        let (limit, pinned) = (request.limit, request.asked.pinned);
+        let (limit, pinned) = (request.limit, request.cold.asked.pinned);
         let holds = |&i: &usize| i != from && self.domains[i].is_ready() && self.holds(i, limit);
         let refuges = (0..self.domains.len()).filter(holds);
         let least = refuges.min_by_key(|&i| (self.domains[i].load.tokens, i));
         let Some(to) = least.filter(|_| !pinned) else { return false };
         let Domain { state, load, changed, .. } = &mut self.domains[from];
         let request = state.requests.remove(slot);
-        state.waiting.remove(request.key);
-        state.waiting_tokens -= request.tokens.len() as u64;
-        load.release(request.asked.charge);
+        state.waiting.remove(request.cold.key);
+        state.waiting_tokens -= u64::from(request.len);
+        load.release(request.cold.asked.charge);
         *changed = true;
         self.enqueue(to, request);
         true
@@ -404,7 +403,7 @@ impl Engine {
             for (slot, request) in domain.state.requests.iter() {
                 let place = self.owners.get(&request.id);
                 assert_eq!(place, Some(&Place { replica, slot }), "{:?} is lost", request.id);
-                load.charge(request.asked.charge);
+                load.charge(request.cold.asked.charge);
                 live += 1;
             }
             assert_eq!(load, domain.load, "load of replica {replica} miscounted");

@@ -33,4 +33,4 @@ pub use kvcache::{BlockKey, Bug, ExtraKeys, KvConfig, KvError, Planted, PromptHa
 pub use limits::Limits;
 pub use stats::{BlockStats, StepStats};
 pub use submit::{Refusal, Submit};
-pub use token_event::{AbortCause, ErrorCode, Finish, StopReason, TokenEvent};
+pub use token_event::{AbortCause, ErrorCode, Finish, FirstRun, StopReason, TokenEvent};

@@ -13,48 +13,52 @@ pub(crate) struct Key {
 /// A line of requests by key.
 #[derive(Debug, Default)]
 pub(crate) struct Line {
-    entries: VecDeque<(Key, Slot)>,
+    keys: VecDeque<Key>,
+    /// In the order of `keys`, and apart from them: passes over the line read nothing else.
+    slots: VecDeque<Slot>,
 }
 
 impl Line {
     pub(crate) fn len(&self) -> usize {
-        self.entries.len()
+        self.slots.len()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.slots.is_empty()
     }
 
     /// Inserts by key: O(1) at the end, where new arrivals of equal priority go.
     pub(crate) fn insert(&mut self, key: Key, slot: Slot) {
-        if self.entries.back().is_none_or(|last| last.0 < key) {
-            return self.entries.push_back((key, slot));
-        }
-        let place = self.entries.partition_point(|entry| entry.0 < key);
-        self.entries.insert(place, (key, slot));
+        let at_end = self.keys.back().is_none_or(|&last| last < key);
+        let place = if at_end { self.len() } else { self.keys.partition_point(|&k| k < key) };
+        self.keys.insert(place, key);
+        self.slots.insert(place, slot);
     }
 
     pub(crate) fn remove(&mut self, key: Key) {
-        let place = self.entries.binary_search_by_key(&key, |entry| entry.0);
-        self.entries.remove(place.expect("a request is in the line it left"));
+        let place = self.keys.binary_search(&key).expect("a request is in the line it left");
+        self.keys.remove(place);
+        self.slots.remove(place);
     }
 
     /// Keeps the entries for which `keep` holds; one pass however many leave.
-    pub(crate) fn retain(&mut self, mut keep: impl FnMut(Slot) -> bool) {
-        self.entries.retain(|entry| keep(entry.1));
+    pub(crate) fn retain(&mut self, keep: impl Fn(Slot) -> bool) {
+        let mut slots = self.slots.iter();
+        self.keys.retain(|_| slots.next().is_some_and(|&slot| keep(slot)));
+        self.slots.retain(|&slot| keep(slot));
     }
 
     #[inline]
     pub(crate) fn get(&self, place: usize) -> Slot {
-        self.entries[place].1
+        self.slots[place]
     }
 
     /// In order of service.
-    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = (Key, Slot)> + '_ {
-        self.entries.iter().copied()
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Key, Slot)> + '_ {
+        self.keys.iter().copied().zip(self.slots.iter().copied())
     }
 
     pub(crate) fn slots(&self) -> impl DoubleEndedIterator<Item = Slot> + '_ {
-        self.entries.iter().map(|entry| entry.1)
+        self.slots.iter().copied()
     }
 }

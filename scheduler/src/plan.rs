@@ -27,6 +27,8 @@ pub(crate) struct Plan {
     pub(crate) blocked: Option<Blocked>,
     /// Tokens that the requests of passes 2 and 3 want, beyond this step's chunks too.
     pub(crate) prefill_wanted: u64,
+    /// Places in the running line of requests that do not decode: the only ones that pass 2 looks at.
+    others: Vec<usize>,
     /// Blocks that the victims hold.
     held: Held,
 }
@@ -83,6 +85,7 @@ impl Plan {
         self.preempt.clear();
         self.blocked = None;
         self.prefill_wanted = 0;
+        self.others.clear();
         self.held.clear();
     }
 }
@@ -99,7 +102,7 @@ impl Held {
     fn add(&mut self, request: &Request, kv: &KvCache) -> u32 {
         self.counts.resize(kv.counts().pool as usize, 0);
         let mut freed = 0;
-        for &block in request.table.blocks() {
+        for &block in request.cold.table.blocks() {
             let count = &mut self.counts[block.0 as usize];
             *count += 1;
             freed += u32::from(*count == kv.refs(block));
@@ -136,10 +139,12 @@ pub(crate) fn plan(state: &State, kv: &KvCache, limits: &Limits, mut plan: Plan)
     };
     if limits.mixed {
         planner.decode();
-        planner.resume();
+        let others = std::mem::take(&mut planner.plan.others);
+        planner.resume(others.iter().copied());
+        planner.plan.others = others;
         planner.admit();
     } else {
-        planner.resume();
+        planner.resume(0..state.running.len());
         planner.admit();
         if planner.plan.rows.is_empty() {
             planner.decode();
@@ -165,26 +170,31 @@ impl Planner<'_> {
     /// Pass 1: one token, and drafts, for every request that waits for its next one.
     fn decode(&mut self) {
         let state = self.state;
+        let mut has_room = true;
         for (place, slot) in state.running.slots().enumerate() {
             let request = &state.requests[slot];
-            if !request.decodes() || self.is_victim(place, request) {
-                continue;
+            if !request.decodes() {
+                self.plan.others.push(place);
+            } else if has_room && !self.is_victim(place, request) {
+                has_room = self.budget > 0 && self.decode_one(place, slot, request);
             }
-            if self.budget == 0 {
-                break;
-            }
-            let Some(row) = self.fit(place, slot, request) else {
-                if !request.guarded {
-                    self.add_victim(place);
-                }
-                break;
-            };
-            let own = row.grow.min(request.reserved);
-            self.blocks_left -= row.grow - own;
-            self.budget -= 1 + u32::from(row.drafts);
-            self.plan.rows.push(row);
         }
         self.plan.decodes = self.plan.rows.len();
+    }
+
+    /// Plans one decode; false if it has to give way to those before it.
+    fn decode_one(&mut self, place: usize, slot: Slot, request: &Request) -> bool {
+        let Some(row) = self.fit(place, slot, request) else {
+            if !request.guarded {
+                self.add_victim(place);
+            }
+            return false;
+        };
+        let own = row.grow.min(request.reserved);
+        self.blocks_left -= row.grow - own;
+        self.budget -= 1 + u32::from(row.drafts);
+        self.plan.rows.push(row);
+        true
     }
 
     /// The row of a decode, after dropping drafts and preempting others if it must; `None` if it
@@ -214,15 +224,15 @@ impl Planner<'_> {
         if !request.drafted {
             return 0;
         }
-        let room = request.limit - request.known() - request.slack - 1;
+        let room = request.limit - request.known() - u32::from(request.slack) - 1;
         u32::from(self.limits.drafts).min(room).min(self.budget - 1)
     }
 
     /// Blocks a decode appends to its table: enough even if every draft in flight is accepted.
     fn growth(&self, request: &Request, drafts: u32) -> u32 {
         let one = u32::from(!self.state.planted.has(Bug::BlockEdgeOffByOne));
-        let positions = request.computed + request.slack + one + drafts;
-        self.kv.blocks_for(positions).saturating_sub(request.table.len())
+        let positions = request.computed + u32::from(request.slack) + one + drafts;
+        self.kv.blocks_for(positions).saturating_sub(request.blocks)
     }
 
     fn is_victim(&self, place: usize, request: &Request) -> bool {
@@ -236,11 +246,12 @@ impl Planner<'_> {
         self.victims_from = place;
     }
 
-    /// Pass 2: a chunk for every running request with several tokens to forward. Its blocks were
-    /// taken at admission.
-    fn resume(&mut self) {
+    /// Pass 2: a chunk for every running request with several tokens to forward, of those at
+    /// `places`. Its blocks were taken at admission.
+    fn resume(&mut self, places: impl Iterator<Item = usize>) {
         let state = self.state;
-        for (place, slot) in state.running.slots().enumerate() {
+        for place in places {
+            let slot = state.running.get(place);
             let request = &state.requests[slot];
             if !request.resumes() || self.is_victim(place, request) {
                 continue;
@@ -295,7 +306,7 @@ impl Planner<'_> {
         } else {
             kvcache::Hit::default()
         };
-        let len = request.tokens.len() as u32;
+        let len = request.len;
         let now = self.kv.blocks_for(len);
         let whole = if request.guarded { self.kv.blocks_for(request.limit) } else { now };
         let idle = if self.state.planted.has(Bug::IdleHitsFree) { 0 } else { hit.idle };

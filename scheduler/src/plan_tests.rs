@@ -115,7 +115,7 @@ fn request(entry: &Written, arrival: u64, config: &EngineConfig) -> Request {
         keys,
     };
     let mut request = Request::new(submit, arrival, 0, config);
-    request.key = Key { priority: 0, arrival };
+    request.cold.key = Key { priority: 0, arrival };
     request.guarded = entry.guarded;
     request
 }
@@ -138,7 +138,8 @@ impl Scene {
         let mut request = request(entry, arrival, config);
         let blocks = held(entry, self.kv.block_tokens());
         let positions = (blocks * self.kv.block_tokens()).min(entry.known) as usize;
-        request.table = self.fill(&request.tokens[..positions], entry.computed);
+        let table = self.fill(&request.tokens()[..positions], entry.computed);
+        request.claim(table, &[], &mut self.kv);
         request.computed = entry.computed;
         request.drafted = true;
         request.seat = Some(self.state.take_seat());
@@ -146,7 +147,7 @@ impl Scene {
             request.reserved = self.kv.blocks_for(request.limit) - blocks;
             self.state.reserved += request.reserved;
         }
-        let key = request.key;
+        let key = request.cold.key;
         let slot = self.state.requests.insert(request);
         self.state.running.insert(key, slot);
     }

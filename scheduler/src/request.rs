@@ -5,71 +5,94 @@
 //! preemption and decode are this one rule with different `want`.
 
 use crate::line::Key;
-use crate::{EngineConfig, Finish, StopReason, Submit, TokenEvent};
-use kvcache::{BlockKey, Bug, Content, ExtraKeys, Table};
-use protocol::{RequestId, Sampling, Seat, StepId, Token, Tokens};
+use crate::{EngineConfig, Finish, FirstRun, StopReason, Submit, TokenEvent};
+use kvcache::{BlockKey, Bug, Content, ExtraKeys, Hasher, KvCache, Table};
+use protocol::{BlockId, RequestId, Sampling, Seat, StepId, ThinVec, Token, Tokens};
 use std::sync::Arc;
 
 /// Preemptions after which a request becomes guarded and is never a victim again.
-pub(crate) const PREEMPTIONS_MAX: u32 = 4;
+pub(crate) const PREEMPTIONS_MAX: u8 = 4;
 
 /// Output tokens that a request has room for from the start; longer outputs grow by doubling.
 const TOKENS_AHEAD: u32 = 1_024;
 
-/// A request of one replica, waiting or running.
+/// Newest committed tokens that lie beside the cursors.
+const TAIL: usize = 8;
+
+/// A request of one replica, waiting or running: what every step reads, in two cache lines.
+///
+/// With thousands of requests running, a step takes as long as fetching them does. What most rows
+/// do not need is one pointer further, in `cold`.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(crate) struct Request {
     pub(crate) id: RequestId,
+    pub(crate) cold: Box<Cold>,
+    /// Ids that end the request: end of text first, then the user's. Every token of every step is
+    /// compared with them, so the usual few lie in place.
+    stops: Tokens,
+    /// Step of the last row sent that samples: where a token not yet seen by the host lies.
+    pub(crate) sampled_at: StepId,
     /// Grows with preemption and device loss; results of another epoch are dropped.
     pub(crate) epoch: u32,
     /// Row of device state; a request has one while it runs.
     pub(crate) seat: Option<Seat>,
-    /// Committed tokens only: prompt, then output.
-    pub(crate) tokens: Vec<Token>,
-    /// The last committed token, beside the cursors: a decode row needs nothing else of `tokens`.
-    pub(crate) last: Token,
-    pub(crate) prompt_len: u32,
+    /// Committed tokens: prompt, then output.
+    pub(crate) len: u32,
     /// Length at which the request ends: prompt plus `max_tokens`, at most the model's length.
     pub(crate) limit: u32,
     /// Positions written by rows sent, counting no accepted draft for rows in flight.
     pub(crate) computed: u32,
     /// Positions whose KV an applied output has confirmed.
     pub(crate) settled: u32,
+    /// Leading full blocks that are published.
+    pub(crate) published: u32,
+    /// Entries of the table, and the leading ones that the device knows.
+    pub(crate) blocks: u32,
+    pub(crate) sent: u32,
+    /// Free blocks set aside for this request's growth.
+    pub(crate) reserved: u32,
+    /// The newest tokens: the one at position p lies at p modulo the length.
+    tail: [Token; TAIL],
     /// Rows in flight, and of these the ones that sample and their drafts in all.
-    pub(crate) rows_in_flight: u32,
-    pub(crate) promised: u32,
-    pub(crate) slack: u32,
-    /// Step of the last row sent that samples: where a token not yet seen by the host lies.
-    pub(crate) sampled_at: StepId,
+    pub(crate) rows_in_flight: u8,
+    pub(crate) promised: u8,
+    pub(crate) slack: u16,
+    pub(crate) preemptions: u8,
     /// Whether the last row sent in this epoch samples, so that the seat holds drafts.
     pub(crate) drafted: bool,
     /// Whether the next row is the first of its epoch.
     pub(crate) fresh: bool,
     /// Whether further full blocks may be published.
     pub(crate) publishing: bool,
-    /// Leading full blocks that are published.
-    pub(crate) published: u32,
-    /// Leading table entries that the device knows.
-    pub(crate) sent: u32,
-    pub(crate) table: Table,
-    pub(crate) keys: Vec<BlockKey>,
     pub(crate) guarded: bool,
-    /// Free blocks set aside for this request's growth.
-    pub(crate) reserved: u32,
-    pub(crate) preemptions: u32,
-    pub(crate) key: Key,
-    pub(crate) stops: Stops,
-    /// Prompt position whose log-probability is delivered next.
-    pub(crate) scored: u32,
     /// Whether an event was sent; the first one carries figures about admission.
-    pub(crate) announced: bool,
-    pub(crate) asked: Box<Asked>,
+    announced: bool,
 }
 
-/// What the user asked and what steps rarely read.
+const _: () = assert!(size_of::<Option<Request>>() == 128, "two cache lines");
+
+/// The part of a request that most steps leave alone.
+#[derive(Debug)]
+pub(crate) struct Cold {
+    /// Committed tokens, but for the newest ones, which may so far lie in `Request::tail` only.
+    tokens: Vec<Token>,
+    pub(crate) table: Table,
+    pub(crate) keys: Vec<BlockKey>,
+    pub(crate) key: Key,
+    pub(crate) prompt_len: u32,
+    /// Prompt position whose log-probability is delivered next.
+    pub(crate) scored: u32,
+    /// Ids of `Request::stops` that mean end of text.
+    eos: u32,
+    pub(crate) asked: Asked,
+}
+
+/// What the user asked and what became of it.
 #[derive(Debug)]
 pub(crate) struct Asked {
     pub(crate) sampling: Sampling,
+    /// Key of the request's random numbers.
     pub(crate) key: u64,
     pub(crate) extra: Option<Arc<ExtraKeys>>,
     /// The replica was chosen by the user: the request moves to no other.
@@ -77,47 +100,13 @@ pub(crate) struct Asked {
     /// Tokens this request adds to its replica's outstanding load.
     pub(crate) charge: u64,
     pub(crate) submitted_ms: u64,
-    /// First admission: when, and prompt tokens found in the cache.
-    pub(crate) admitted: Option<Admitted>,
+    pub(crate) first_run: Option<FirstRun>,
 }
 
-/// Figures of a request's first admission.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Admitted {
-    pub(crate) at_ms: u64,
-    pub(crate) cached_tokens: u32,
-}
-
-/// Ids that end a request: end of text first, then the user's. Every token of every step is compared
-/// with them, so the usual few lie in place.
-#[derive(Debug)]
-pub(crate) struct Stops {
-    ids: Tokens,
-    eos: u32,
-}
-
-impl Stops {
-    fn new(eos_ids: &[Token], stop_ids: &[Token]) -> Self {
-        let ids = eos_ids.iter().chain(stop_ids).copied().collect();
-        Self { ids, eos: eos_ids.len() as u32 }
-    }
-
-    /// Why `token` ends the request, if it does.
-    #[inline]
-    pub(crate) fn reason(&self, token: Token) -> Option<StopReason> {
-        let place = self.ids.iter().position(|&id| id == token)?;
-        let is_eos = place < self.eos as usize;
-        Some(if is_eos { StopReason::Eos(token) } else { StopReason::Id(token) })
-    }
-}
-
-impl Request {
-    pub(crate) fn new(submit: Submit, arrival: u64, now_ms: u64, config: &EngineConfig) -> Self {
-        let prompt_len = submit.tokens.len() as u32;
+impl Cold {
+    fn new(submit: Submit, arrival: u64, now_ms: u64) -> Self {
         let mut tokens = submit.tokens;
         tokens.reserve_exact(submit.max_tokens.min(TOKENS_AHEAD) as usize);
-        let limit = prompt_len.saturating_add(submit.max_tokens).min(config.limits.max_model_len);
-        let extra_token = u32::from(config.planted.has(Bug::LengthLimitOffByOne));
         let asked = Asked {
             sampling: submit.sampling,
             key: submit.key,
@@ -125,51 +114,146 @@ impl Request {
             pinned: submit.replica.is_some(),
             charge: tokens.len() as u64,
             submitted_ms: now_ms,
-            admitted: None,
+            first_run: None,
         };
         Self {
-            id: submit.id,
+            prompt_len: tokens.len() as u32,
+            tokens,
+            table: Table::default(),
+            keys: submit.keys,
+            key: Key { priority: submit.priority, arrival },
+            scored: 1,
+            eos: submit.eos_ids.len() as u32,
+            asked,
+        }
+    }
+
+    /// The table, and what its full blocks hold.
+    pub(crate) fn table_and_content(&mut self) -> (&mut Table, Content<'_>) {
+        let Self { tokens, table, keys, asked, .. } = self;
+        (table, Content { tokens, keys, extra: asked.extra.as_ref() })
+    }
+}
+
+impl Request {
+    pub(crate) fn new(submit: Submit, arrival: u64, now_ms: u64, config: &EngineConfig) -> Self {
+        let (id, len) = (submit.id, submit.tokens.len() as u32);
+        let limit = len.saturating_add(submit.max_tokens).min(config.limits.max_model_len);
+        let extra_token = u32::from(config.planted.has(Bug::LengthLimitOffByOne));
+        let stops = submit.eos_ids.iter().chain(&submit.stop_ids).copied().collect();
+        let mut tail = [0; TAIL];
+        for (position, &token) in submit.tokens.iter().enumerate().rev().take(TAIL) {
+            tail[position % TAIL] = token;
+        }
+        Self {
+            id,
+            cold: Box::new(Cold::new(submit, arrival, now_ms)),
+            stops,
+            sampled_at: StepId(0),
             epoch: 0,
             seat: None,
-            last: tokens.last().copied().unwrap_or_default(),
-            tokens,
-            prompt_len,
+            len,
             limit: limit + extra_token,
             computed: 0,
             settled: 0,
+            published: 0,
+            blocks: 0,
+            sent: 0,
+            reserved: 0,
+            tail,
             rows_in_flight: 0,
             promised: 0,
             slack: 0,
-            sampled_at: StepId(0),
+            preemptions: 0,
             drafted: false,
             fresh: true,
             publishing: true,
-            published: 0,
-            sent: 0,
-            table: Table::default(),
-            keys: submit.keys,
             guarded: false,
-            reserved: 0,
-            preemptions: 0,
-            key: Key { priority: submit.priority, arrival },
-            stops: Stops::new(&submit.eos_ids, &submit.stop_ids),
-            scored: 1,
             announced: false,
-            asked: Box::new(asked),
         }
     }
 
     /// Commits a produced token.
     #[inline]
     pub(crate) fn commit(&mut self, token: Token) {
-        self.tokens.push(token);
-        self.last = token;
+        self.tail[self.len as usize % TAIL] = token;
+        self.len += 1;
+        if (self.len as usize).is_multiple_of(TAIL) {
+            self.gather();
+        }
+    }
+
+    /// Brings the newest tokens to the others. Whoever reads `tokens` calls it first; those of
+    /// waiting requests are gathered.
+    pub(crate) fn gather(&mut self) {
+        let tail = &self.tail;
+        let gathered = self.cold.tokens.len();
+        self.cold.tokens.extend((gathered..self.len as usize).map(|p| tail[p % TAIL]));
+    }
+
+    /// The committed tokens, all gathered.
+    pub(crate) fn tokens(&self) -> &[Token] {
+        assert_eq!(
+            self.cold.tokens.len() as u32,
+            self.len,
+            "tokens of {:?} are scattered",
+            self.id
+        );
+        &self.cold.tokens
+    }
+
+    /// The last committed token.
+    #[inline]
+    pub(crate) fn last(&self) -> Token {
+        self.tail[(self.len as usize - 1) % TAIL]
+    }
+
+    /// Why a committed `token` ends the request, if it does.
+    #[inline]
+    pub(crate) fn stop(&self, token: Token) -> Option<StopReason> {
+        let place = self.stops.iter().position(|&id| id == token)?;
+        let is_eos = place < self.cold.eos as usize;
+        Some(if is_eos { StopReason::Eos(token) } else { StopReason::Id(token) })
+    }
+
+    /// Gives a request without blocks the found ones; they are pinned.
+    pub(crate) fn claim(&mut self, mut table: Table, found: &[BlockId], kv: &mut KvCache) {
+        kv.claim(&mut table, found);
+        self.blocks = table.len();
+        self.cold.table = table;
+    }
+
+    /// Appends free blocks to the table.
+    pub(crate) fn grow(&mut self, count: u32, kv: &mut KvCache) {
+        kv.grow(&mut self.cold.table, count);
+        self.blocks += count;
+    }
+
+    /// Gives all blocks back; returns the emptied table.
+    pub(crate) fn free(&mut self, kv: &mut KvCache) -> Table {
+        let mut table = std::mem::take(&mut self.cold.table);
+        kv.free(&mut table);
+        self.blocks = 0;
+        table
+    }
+
+    /// Loses a block for ever, as a forgotten release would.
+    #[cfg(feature = "planted")]
+    pub(crate) fn leak(&mut self, kv: &mut KvCache) {
+        kv.leak(&mut self.cold.table);
+        self.blocks = self.cold.table.len();
+    }
+
+    /// Computes the keys of full blocks that have none yet.
+    pub(crate) fn extend_keys(&mut self, hasher: &Hasher) {
+        let Cold { keys, tokens, asked, .. } = &mut *self.cold;
+        hasher.extend(keys, tokens, asked.extra.as_deref());
     }
 
     /// Committed tokens plus those promised by rows in flight.
     #[inline]
     pub(crate) fn known(&self) -> u32 {
-        self.tokens.len() as u32 + self.promised
+        self.len + u32::from(self.promised)
     }
 
     /// Known tokens that no row has forwarded.
@@ -182,7 +266,7 @@ impl Request {
     /// limit do not, so a length end never wastes a row.
     #[inline]
     pub(crate) fn decodes(&self) -> bool {
-        self.want() == 1 && self.known() + self.slack < self.limit
+        self.want() == 1 && self.known() + u32::from(self.slack) < self.limit
     }
 
     /// Whether the next row is a chunk of several tokens, or the last one of a prompt that is only scored.
@@ -199,39 +283,51 @@ impl Request {
 
     /// Whether the request ends with its prompt.
     pub(crate) fn only_scores(&self) -> bool {
-        self.limit == self.prompt_len
+        self.limit == self.cold.prompt_len
     }
 
     /// Whether cached blocks may stand in for its prompt: log-probabilities need every position forwarded.
     pub(crate) fn reads_cache(&self) -> bool {
-        self.asked.sampling.prompt_logprobs.is_none() || self.scored >= self.prompt_len
+        self.cold.asked.sampling.prompt_logprobs.is_none()
+            || self.cold.scored >= self.cold.prompt_len
     }
 
     pub(crate) fn content(&self) -> Content<'_> {
-        Content { tokens: &self.tokens, keys: &self.keys, extra: self.asked.extra.as_ref() }
+        let Cold { keys, asked, .. } = &*self.cold;
+        Content { tokens: self.tokens(), keys, extra: asked.extra.as_ref() }
     }
 
     /// News of this request. The first event carries figures about its admission.
     #[inline]
     pub(crate) fn event(&mut self, tokens: Tokens, finish: Option<Finish>) -> TokenEvent {
-        let first = if self.announced { None } else { self.asked.admitted };
+        let first_run = if self.announced { None } else { self.cold.asked.first_run };
         self.announced = true;
         TokenEvent {
             request: self.id,
             tokens,
-            logprobs: Vec::new(),
-            prompt_logprobs: Vec::new(),
-            cached_tokens: first.map(|f| f.cached_tokens.min(self.prompt_len)),
-            queued_ms: first.map(|f| f.at_ms.saturating_sub(self.asked.submitted_ms)),
-            preemptions: self.preemptions,
+            logprobs: ThinVec::new(),
+            prompt_logprobs: ThinVec::new(),
+            first_run,
+            preemptions: u32::from(self.preemptions),
             finish,
         }
+    }
+
+    /// Panics unless the hot part repeats what the cold part says.
+    pub(crate) fn check(&self) {
+        let Cold { tokens, table, .. } = &*self.cold;
+        assert_eq!(self.blocks, table.len(), "blocks of {:?} miscounted", self.id);
+        let gathered = tokens.len();
+        assert!((gathered..=gathered + TAIL).contains(&(self.len as usize)), "tokens are lost");
+        let newest = (self.len as usize).saturating_sub(TAIL)..gathered;
+        let same = newest.into_iter().all(|p| self.tail[p % TAIL] == tokens[p]);
+        assert!(same, "the newest tokens of {:?} differ", self.id);
     }
 
     /// Starts a new epoch: what rows in flight bring will be dropped, and everything is recomputed
     /// from committed tokens. The table must have been freed.
     pub(crate) fn restart(&mut self) {
-        assert!(self.table.is_empty(), "a restarted request holds no blocks");
+        assert!(self.cold.table.is_empty(), "a restarted request holds no blocks");
         self.epoch += 1;
         (self.computed, self.settled, self.published, self.sent) = (0, 0, 0, 0);
         (self.rows_in_flight, self.promised, self.slack, self.reserved) = (0, 0, 0, 0);

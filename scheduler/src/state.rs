@@ -111,8 +111,8 @@ impl State {
 
     /// Puts a request that runs nowhere into the waiting line.
     pub(crate) fn enqueue(&mut self, request: Request) -> Slot {
-        self.waiting_tokens += request.tokens.len() as u64;
-        let key = request.key;
+        self.waiting_tokens += u64::from(request.len);
+        let key = request.cold.key;
         let slot = self.requests.insert(request);
         self.waiting.insert(key, slot);
         slot
@@ -121,9 +121,7 @@ impl State {
     /// Takes a running request's blocks and seat back; it must leave the running line too.
     pub(crate) fn release(&mut self, slot: Slot, kv: &mut KvCache) {
         let request = &mut self.requests[slot];
-        let mut table = std::mem::take(&mut request.table);
-        kv.free(&mut table);
-        self.spare_tables.push(table);
+        self.spare_tables.push(request.free(kv));
         self.reserved -= request.reserved;
         request.reserved = 0;
         let seat = request.seat.take().expect("a running request has a seat");
@@ -145,12 +143,12 @@ impl State {
         if self.planted.has(Bug::PreemptKeepsInFlight) && promised > 0 {
             request.commit(0);
         }
+        request.gather();
         if kv.is_caching() {
-            let extra = request.asked.extra.as_deref();
-            self.hasher.extend(&mut request.keys, &request.tokens, extra);
+            request.extend_keys(&self.hasher);
         }
-        self.waiting_tokens += request.tokens.len() as u64;
-        self.waiting.insert(request.key, slot);
+        self.waiting_tokens += u64::from(request.len);
+        self.waiting.insert(request.cold.key, slot);
     }
 
     pub(crate) fn spare_table(&mut self) -> Table {
@@ -182,7 +180,7 @@ impl State {
     /// Recomputes every counter from its owners; panics on a difference.
     pub(crate) fn check(&self, kv: &KvCache, seats: u32) {
         self.check_counters(kv, seats);
-        kv.check(self.requests.iter().map(|(_, request)| &request.table));
+        kv.check(self.requests.iter().map(|(_, request)| &request.cold.table));
         self.check_lines();
         self.check_flights();
         let reserved: u32 = self.requests.iter().map(|(_, r)| r.reserved).sum();
@@ -204,12 +202,12 @@ impl State {
         for line in lines {
             let keys: Vec<_> = line.iter().map(|(key, _)| key).collect();
             assert!(keys.is_sorted_by(|a, b| a < b), "a line is out of order");
-            let same = line.iter().all(|(key, slot)| self.requests[slot].key == key);
+            let same = line.iter().all(|(key, slot)| self.requests[slot].cold.key == key);
             assert!(same, "a line leads to the wrong request");
         }
         for request in self.waiting.slots().map(|slot| &self.requests[slot]) {
-            waiting_tokens += request.tokens.len() as u64;
-            let holds_nothing = request.table.is_empty() && request.seat.is_none();
+            waiting_tokens += request.tokens().len() as u64;
+            let holds_nothing = request.blocks == 0 && request.seat.is_none();
             assert!(holds_nothing, "a waiting request holds blocks or a seat");
             assert_eq!((request.computed, request.rows_in_flight), (0, 0));
         }
@@ -218,17 +216,17 @@ impl State {
 
     fn check_flights(&self) {
         for (slot, request) in self.requests.iter() {
+            request.check();
             let (mut rows, mut promised, mut slack) = (0, 0, 0);
             for row in self.flights.iter().flat_map(|flight| &flight.rows) {
                 let live = row.slot == slot && row.request == request.id;
                 if live && row.epoch == request.epoch {
                     rows += 1;
-                    promised += u32::from(row.samples);
-                    slack += u32::from(row.drafts);
+                    promised += u8::from(row.samples);
+                    slack += u16::from(row.drafts);
                 }
             }
             let counted = (request.rows_in_flight, request.promised, request.slack);
-            assert_eq!(request.tokens.last(), Some(&request.last));
             assert_eq!(counted, (rows, promised, slack), "rows in flight of {:?}", request.id);
         }
     }

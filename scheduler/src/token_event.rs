@@ -1,7 +1,7 @@
 //! What the engine tells a request's owner.
 
 use crate::Refusal;
-use protocol::{RequestId, RowError, Token, TokenLogprobs, Tokens};
+use protocol::{RequestId, RowError, ThinVec, Token, TokenLogprobs, Tokens};
 
 /// News of one request. Exactly one event of a request carries `finish`, and none follows it.
 #[derive(Debug, Clone, PartialEq)]
@@ -11,13 +11,11 @@ pub struct TokenEvent {
     /// New tokens, in order; never repeated, also not after preemption or a device loss.
     pub tokens: Tokens,
     /// One entry per new token, if asked for.
-    pub logprobs: Vec<TokenLogprobs>,
+    pub logprobs: ThinVec<TokenLogprobs>,
     /// Entries of further prompt positions, from position 1 on and in order, if asked for.
-    pub prompt_logprobs: Vec<TokenLogprobs>,
-    /// Prompt tokens found in the cache when the request first ran; with its first event only.
-    pub cached_tokens: Option<u32>,
-    /// Milliseconds from submit to first admission; with the request's first event only.
-    pub queued_ms: Option<u64>,
+    pub prompt_logprobs: ThinVec<TokenLogprobs>,
+    /// How the request came to run; with its first event only.
+    pub first_run: Option<FirstRun>,
     /// Times the request was preempted so far.
     pub preemptions: u32,
     /// Set on the last event.
@@ -25,19 +23,27 @@ pub struct TokenEvent {
 }
 
 impl TokenEvent {
-    /// The only event of a request that was never accepted.
-    pub(crate) fn only(request: RequestId, finish: Finish) -> Self {
+    /// The end of a request, and nothing else.
+    pub fn end(request: RequestId, finish: Finish) -> Self {
         Self {
             request,
             tokens: Tokens::new(),
-            logprobs: Vec::new(),
-            prompt_logprobs: Vec::new(),
-            cached_tokens: None,
-            queued_ms: None,
+            logprobs: ThinVec::new(),
+            prompt_logprobs: ThinVec::new(),
+            first_run: None,
             preemptions: 0,
             finish: Some(finish),
         }
     }
+}
+
+/// Figures of a request's first admission.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FirstRun {
+    /// Prompt tokens found in the cache.
+    pub cached_tokens: u32,
+    /// Milliseconds since submit.
+    pub queued_ms: u32,
 }
 
 /// How a request ended.
@@ -51,8 +57,8 @@ pub enum Finish {
     Abort(AbortCause),
     /// It failed alone.
     Error(ErrorCode),
-    /// It was never accepted.
-    Refused(Refusal),
+    /// It was never accepted. Boxed: every event of every step is as large as the largest end.
+    Refused(Box<Refusal>),
 }
 
 /// Which stop condition was met.

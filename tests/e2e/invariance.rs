@@ -152,7 +152,7 @@ fn run(world: World) -> Ran {
 impl Ran {
     /// Notes an event; whether it is a request's last.
     fn take(&mut self, event: TokenEvent) -> bool {
-        self.cached_tokens += u64::from(event.cached_tokens.unwrap_or(0));
+        self.cached_tokens += u64::from(event.first_run.map_or(0, |run| run.cached_tokens));
         let (tokens, logprobs) = self.outputs.entry(event.request).or_default();
         tokens.extend(&event.tokens);
         logprobs.extend(event.logprobs);

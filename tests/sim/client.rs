@@ -6,7 +6,7 @@ use crate::hash_model::text::{EMPTY, Oracle, entry, fold, logprobs};
 use crate::requests::voice;
 use crate::setup::Setup;
 use protocol::{RequestId, RowError, Token, TokenLogprobs};
-use scheduler::{AbortCause, ErrorCode, Finish, Refusal, StopReason, Submit, TokenEvent};
+use scheduler::{AbortCause, ErrorCode, Finish, FirstRun, Refusal, StopReason, Submit, TokenEvent};
 
 /// Where a request stands in its owner's eyes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,7 +93,7 @@ impl Client {
     pub(crate) fn hear(&mut self, event: &TokenEvent, setup: &Setup) -> Checked {
         let id = self.id().0;
         ensure!("I9", self.stage == Stage::Live, "request {id} is {:?}: {event:?}", self.stage);
-        if let Some(cached) = event.cached_tokens {
+        if let Some(FirstRun { cached_tokens: cached, .. }) = event.first_run {
             ensure!("I9", !self.admitted, "request {id} is told twice that it runs: {event:?}");
             self.admitted = true;
             let most = self.submit.tokens.len() as u32;
@@ -239,5 +239,5 @@ impl Client {
 
 /// Whether an event says nothing.
 fn is_empty(event: &TokenEvent) -> bool {
-    event.tokens.is_empty() && event.prompt_logprobs.is_empty() && event.cached_tokens.is_none()
+    event.tokens.is_empty() && event.prompt_logprobs.is_empty() && event.first_run.is_none()
 }

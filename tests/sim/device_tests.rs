@@ -35,7 +35,7 @@ fn row(start: u32, input: Input, table: &[u32]) -> Row {
         drafts: 0,
         samples: start + len >= 5,
         input,
-        tables: vec![TableUpdate { group: 0, from: 0, blocks }],
+        tables: vec![TableUpdate { group: 0, from: 0, blocks }].into(),
         next: None,
         init: (start == 0).then(|| Box::new(init)),
     }
@@ -104,7 +104,7 @@ fn what_no_device_could_run_is_a_violation() {
     violates(row(3, Input::Tokens(vec![1, 5].into()), &[0, 1, 2])); // The seat was never initialised.
     violates(Row { input: Input::SampledAt(StepId(0)), ..row(0, whole(), &[0, 1, 2]) });
     violates(Row { drafts: 1, ..row(0, whole(), &[0, 1, 2]) });
-    let hole = vec![TableUpdate { group: 0, from: 1, blocks: vec![BlockId(0)] }];
+    let hole = vec![TableUpdate { group: 0, from: 1, blocks: vec![BlockId(0)] }].into();
     violates(Row { tables: hole, ..row(0, whole(), &[]) });
 }
 

@@ -1,7 +1,7 @@
 //! Readable lines of a replayed trace: what a person asks first about a row or an event.
 
 use protocol::{Input, KvEvent, Row};
-use scheduler::TokenEvent;
+use scheduler::{FirstRun, TokenEvent};
 use std::fmt::Write as _;
 
 /// One row of a batch, with its interval of positions.
@@ -34,9 +34,9 @@ pub(crate) fn row(row: &Row) -> String {
 
 /// News of a request.
 pub(crate) fn news(event: &TokenEvent) -> String {
-    let TokenEvent { request, tokens, preemptions, cached_tokens, .. } = event;
+    let TokenEvent { request, tokens, preemptions, first_run, .. } = event;
     let mut line = format!("    news request {} {tokens:?}", request.0);
-    if let Some(cached) = cached_tokens {
+    if let Some(FirstRun { cached_tokens: cached, .. }) = first_run {
         let _ = write!(line, " cached {cached}");
     }
     if !event.prompt_logprobs.is_empty() {

@@ -4,7 +4,7 @@ use executor::{Dtype, Executor, ExecutorConfig, KvSize};
 use models::{Config, LoadFormat};
 use protocol::{
     Batch, BlockId, Bucket, Epoch, Input, Rank, RequestId, Row, Sampling, Seat, SeatInit, StepId,
-    StepOutput, TableUpdate, Token, TokenLogprobs,
+    StepOutput, TableUpdate, ThinVec, Token, TokenLogprobs,
 };
 use std::path::{Path, PathBuf};
 
@@ -198,7 +198,7 @@ impl Player {
             drafts: 0,
             samples: end == job.tokens.len(),
             input,
-            tables: if update.blocks.is_empty() { Vec::new() } else { vec![update] },
+            tables: if update.blocks.is_empty() { ThinVec::new() } else { vec![update].into() },
             next: job.tokens.get(end).copied(),
             init: init.map(Box::new),
         }

@@ -29,7 +29,8 @@ fn row(input: Input, init: Option<Box<SeatInit>>) -> Row {
         drafts: 0,
         samples: true,
         input,
-        tables: vec![TableUpdate { group: 0, from: 1, blocks: vec![BlockId(9), BlockId(70_000)] }],
+        tables: vec![TableUpdate { group: 0, from: 1, blocks: vec![BlockId(9), BlockId(70_000)] }]
+            .into(),
         next: None,
         init,
     }
@@ -79,7 +80,7 @@ fn short_orders() {
 #[test]
 fn a_step_output() {
     let top = vec![(3, -0.5), (4, -1.5)];
-    let logprobs = vec![TokenLogprobs { token: 3, logprob: -0.5, rank: 1, top }];
+    let logprobs = vec![TokenLogprobs { token: 3, logprob: -0.5, rank: 1, top }].into();
     let output = StepOutput {
         step: StepId(7),
         epoch: Epoch(2),

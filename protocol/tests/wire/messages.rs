@@ -66,7 +66,7 @@ fn row() -> impl Strategy<Value = Row> {
             drafts,
             samples,
             input,
-            tables,
+            tables: tables.into(),
             next,
             init,
         },
@@ -104,8 +104,8 @@ fn output() -> impl Strategy<Value = StepOutput> {
             emitted: emitted.into(),
             accepted,
             error,
-            logprobs,
-            prompt_logprobs,
+            logprobs: logprobs.into(),
+            prompt_logprobs: prompt_logprobs.into(),
         },
     );
     (any::<u64>(), any::<u64>(), vec(row, 0..5)).prop_map(|(step, ns, rows)| StepOutput {

@@ -126,7 +126,7 @@ impl Choice {
         if self.ended {
             return false;
         }
-        self.cached_tokens = self.cached_tokens.or(event.cached_tokens);
+        self.cached_tokens = self.cached_tokens.or(event.first_run.map(|run| run.cached_tokens));
         self.prompt_logprobs.extend(event.prompt_logprobs);
         let stopped =
             matches!(event.finish, Some(Finish::Stop(StopReason::Eos(_) | StopReason::Id(_))));
@@ -181,7 +181,7 @@ impl Choice {
             Finish::Length => End::Length,
             Finish::Abort(cause) => End::Abort(cause),
             Finish::Error(code) => End::Error(code),
-            Finish::Refused(refusal) => End::Refused(refusal),
+            Finish::Refused(refusal) => End::Refused(*refusal),
         });
         false
     }
