@@ -19,11 +19,13 @@ mod emulated;
 mod pair;
 mod support;
 
+mod attention;
 mod device;
 mod elementwise;
 mod embed;
 mod errors;
 mod library;
+mod linear;
 mod moe_route;
 mod norm;
 mod qk_rope;

@@ -1,0 +1,194 @@
+//! Paged attention: decodes, prefills and both at once, over random blocks, seats and stale memory.
+
+use kernels::{
+    Attention, BatchRows, Buffer, DType, Driver, Kernels, KvLayout, KvOrder, Mat, RowBounds, bf16,
+};
+
+use crate::pair::{Pair, Twin, pairs, tolerance};
+use crate::support::{Numbers, S};
+
+/// Query heads, KV heads, head size, block size.
+type Heads = (usize, usize, usize, usize);
+
+/// Rows, and a pool that holds their keys and values on both devices.
+struct Case {
+    heads: usize,
+    layouts: [KvLayout; 2],
+    pools: [Buffer; 2],
+    /// Tokens and context of each row.
+    rows: Vec<(usize, usize)>,
+    tables: Vec<i32>,
+    /// Table of each row.
+    seats: Vec<i32>,
+    width: usize,
+}
+
+const SEATS_FREE: usize = 2;
+
+impl Case {
+    fn new(
+        pair: &Pair,
+        numbers: &mut Numbers,
+        (heads, kv_heads, head_dim, block_tokens): Heads,
+        dtype: DType,
+        rows: &[(usize, usize)],
+    ) -> Self {
+        let used = |context: usize| context.div_ceil(block_tokens);
+        let blocks = rows.iter().map(|r| used(r.1)).sum::<usize>() + 2;
+        let order = KvOrder::Rows;
+        let gpu = KvLayout { layers: 2, blocks, block_tokens, kv_heads, head_dim, dtype, order };
+        let layouts = [gpu, KvLayout { order: pair.cpu.kv_order(), ..gpu }];
+        let width = rows.iter().map(|r| used(r.1)).max().unwrap_or(0) + 1;
+        let mut free: Vec<i32> = (0..blocks as i32).collect();
+        let mut take = |numbers: &mut Numbers, n: usize| free.swap_remove(numbers.below(n));
+        let mut seats: Vec<i32> = (0..(rows.len() + SEATS_FREE) as i32).collect();
+        for i in (1..seats.len()).rev() {
+            seats.swap(i, numbers.below(i + 1));
+        }
+        let mut tables = vec![-7; seats.len() * width]; // Never read beyond a context.
+        seats.truncate(rows.len());
+        // An earlier owner left infinities and NaN everywhere.
+        let mut values = [vec![f32::NAN; gpu.bytes() / dtype.bytes()], Vec::new()];
+        values[1] = values[0].clone();
+        let mut left = blocks;
+        for (row, seat) in rows.iter().zip(&seats) {
+            for position in 0..row.1 {
+                let entry = *seat as usize * width + position / block_tokens;
+                if position % block_tokens == 0 {
+                    tables[entry] = take(numbers, left);
+                    left -= 1;
+                }
+                let (block, t) = (tables[entry] as usize, position % block_tokens);
+                for (head, d) in (0..kv_heads).flat_map(|h| (0..head_dim).map(move |d| (h, d))) {
+                    let (key, value) = (numbers.float(), numbers.float());
+                    for (values, layout) in values.iter_mut().zip(&layouts) {
+                        values[layout.key_tile(1, block, head) + layout.key(t, d)] = key;
+                        values[layout.value_tile(1, block, head) + layout.value(t, d)] = value;
+                    }
+                }
+            }
+        }
+        let mut pools =
+            [pair.gpu.alloc(gpu.bytes()).unwrap(), pair.cpu.alloc(gpu.bytes()).unwrap()];
+        pair.gpu.upload(&mut pools[0], 0, &bytes(&values[0], dtype)).unwrap();
+        pair.cpu.upload(&mut pools[1], 0, &bytes(&values[1], dtype)).unwrap();
+        Self { heads, layouts, pools, rows: rows.to_vec(), tables, seats, width }
+    }
+
+    /// Random queries `[T, N D]`.
+    fn queries(&self, pair: &Pair, numbers: &mut Numbers) -> Twin {
+        let tokens = self.rows.iter().map(|r| r.0).sum();
+        let width = self.heads * self.layouts[0].head_dim;
+        pair.random(numbers, self.layouts[0].dtype, tokens, width)
+    }
+
+    /// One step of all rows, on the GPU and, where it can, on the CPU.
+    fn run(&self, pair: &Pair, q: &Twin, with_cpu: bool) -> Twin {
+        let rows = self.rows.len();
+        let mut cu_q = vec![0i32];
+        for row in &self.rows {
+            cu_q.push(cu_q[cu_q.len() - 1] + row.0 as i32);
+        }
+        let contexts: Vec<i32> = self.rows.iter().map(|r| r.1 as i32).collect();
+        let cu_q = pair.put(&cu_q, 1, rows + 1);
+        let contexts = pair.put(&contexts, 1, rows);
+        let tables = pair.put(&self.tables, self.tables.len() / self.width, self.width);
+        let seats = pair.put(&self.seats, 1, rows);
+        let bounds = RowBounds {
+            decode_rows: self.rows.iter().take_while(|r| r.0 == 1).count(),
+            longest_q: self.rows.iter().map(|r| r.0).max().unwrap(),
+            longest_context: self.rows.iter().map(|r| r.1).max().unwrap(),
+        };
+        let mut o = pair.poisoned(self.layouts[0].dtype, q.gpu().rows(), q.gpu().cols());
+        let views: [fn(&Twin) -> Mat<'_>; 2] = [Twin::gpu, Twin::cpu];
+        let devices: [&dyn Kernels; 2] = [&pair.gpu, &pair.cpu];
+        for at in 0..if with_cpu { 2 } else { 1 } {
+            let view = views[at];
+            let step = BatchRows {
+                cu_q: view(&cu_q),
+                context_lens: view(&contexts),
+                block_tables: view(&tables),
+                table_rows: Some(view(&seats)),
+                bounds,
+            };
+            let scale = (self.layouts[0].head_dim as f32).powf(-0.5);
+            let args = Attention { q: view(q), rows: step, heads: self.heads, layer: 1, scale };
+            let out = if at == 0 { o.gpu_mut() } else { o.cpu_mut() };
+            let pool = (&self.pools[at], &self.layouts[at]);
+            devices[at].paged_attention(&S, out, pool, &args).unwrap();
+        }
+        o
+    }
+}
+
+fn bytes(values: &[f32], dtype: DType) -> Vec<u8> {
+    match dtype {
+        DType::BF16 => values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
+        _ => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+    }
+}
+
+fn check(pair: &Pair, heads: Heads, dtype: DType, rows: &[(usize, usize)]) {
+    let mut numbers = pair.numbers(heads.0 as u64);
+    let case = Case::new(pair, &mut numbers, heads, dtype, rows);
+    let q = case.queries(pair, &mut numbers);
+    let what = format!("{heads:?} {dtype:?} {rows:?}");
+    pair.check(&what, &case.run(pair, &q, true), tolerance(dtype));
+}
+
+#[test]
+fn attention_agrees_with_the_cpu() {
+    use DType::{BF16, F32};
+    for pair in &pairs() {
+        // Decodes: one split, several, a ragged end.
+        check(pair, (4, 2, 128, 16), BF16, &[(1, 1), (1, 129), (1, 300)]);
+        check(pair, (8, 1, 64, 32), BF16, &[(1, 33), (1, 128)]);
+        // Prefills: whole, chunks behind a prefix, more pairs than a block takes.
+        check(pair, (8, 2, 128, 16), BF16, &[(37, 37), (5, 100), (2, 16)]);
+        check(pair, (3, 1, 64, 64), BF16, &[(70, 75)]);
+        // Both in one step.
+        check(pair, (2, 2, 64, 16), BF16, &[(1, 40), (1, 7), (20, 30), (1, 9)]);
+        // Shapes that the tile kernels leave out.
+        check(pair, (4, 2, 48, 6), BF16, &[(1, 9), (7, 20)]);
+        check(pair, (2, 1, 80, 16), F32, &[(1, 40), (9, 70)]);
+    }
+}
+
+/// A padded row of a captured graph has no keys: zeros, and no harm to its neighbours.
+#[test]
+fn rows_without_keys_are_zero() {
+    for pair in &pairs() {
+        for heads in [(4, 2, 64, 16), (2, 1, 32, 16)] {
+            let mut numbers = pair.numbers(3);
+            let rows = [(1, 20), (1, 0), (1, 0)];
+            let case = Case::new(pair, &mut numbers, heads, DType::BF16, &rows);
+            let q = case.queries(pair, &mut numbers);
+            let [o, _] = pair.read_floats(&case.run(pair, &q, false));
+            let width = heads.0 * heads.2;
+            assert!(o[..width].iter().all(|x| x.is_finite()));
+            assert!(o[width..].iter().all(|x| *x == 0.0));
+        }
+    }
+}
+
+/// A decode gives the same bits alone and among others, whatever grid that makes.
+#[test]
+fn a_decode_has_one_result_in_every_batch() {
+    let heads = (4, 2, 64, 16);
+    for pair in &pairs() {
+        let mut numbers = pair.numbers(4);
+        let rows = [(1, 290), (1, 3), (1, 131), (1, 64)];
+        let mut case = Case::new(pair, &mut numbers, heads, DType::BF16, &rows);
+        let values = numbers.reals::<bf16>(rows.len() * heads.0 * heads.2);
+        let width = heads.0 * heads.2;
+        let q = pair.put(&values, rows.len(), width);
+        let [all, _] = pair.read_floats(&case.run(pair, &q, false));
+        let seats = case.seats.clone();
+        for (r, row) in rows.into_iter().enumerate() {
+            (case.rows, case.seats) = (vec![row], vec![seats[r]]);
+            let q = pair.put(&values[r * width..(r + 1) * width], 1, width);
+            let [alone, _] = pair.read_floats(&case.run(pair, &q, false));
+            assert_eq!(alone, all[r * width..(r + 1) * width], "row {r}");
+        }
+    }
+}

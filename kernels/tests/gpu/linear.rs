@@ -1,0 +1,106 @@
+//! Products: every kernel that `linear` may choose, with and without neighbours, and rows that do not depend on
+//! how many there are.
+
+use kernels::{Around, DType, Kernels};
+
+use crate::pair::{Pair, Twin, pairs, tolerance};
+use crate::support::{Numbers, S};
+
+/// Numbers in (−1, 1) over √k: sums stay near 1.
+fn weights(numbers: &mut Numbers, n: usize, k: usize) -> Vec<f32> {
+    let scale = (k as f32).powf(-0.5);
+    (0..n * k).map(|_| numbers.float() * scale).collect()
+}
+
+fn check_product(pair: &Pair, (m, n, k): (usize, usize, usize), types: [DType; 3], bias: bool) {
+    let mut numbers = pair.numbers((m * n + k) as u64);
+    let [x_type, w_type, y_type] = types;
+    let x = pair.random(&mut numbers, x_type, m, k);
+    let [w, w_cpu] = pair.pack(&weights(&mut numbers, n, k), n, k, w_type);
+    let bias = bias.then(|| pair.random(&mut numbers, DType::F32, 1, n));
+    let mut y = pair.poisoned(y_type, m, n);
+    let (on_gpu, on_cpu) = (bias.as_ref().map(Twin::gpu), bias.as_ref().map(Twin::cpu));
+    pair.gpu.linear(&S, y.gpu_mut(), x.gpu(), &w, on_gpu).unwrap();
+    pair.cpu.linear(&S, y.cpu_mut(), x.cpu(), &w_cpu, on_cpu).unwrap();
+    pair.check(&format!("{m} x {n} x {k} {types:?}"), &y, tolerance(y_type));
+}
+
+#[test]
+fn products_agree_with_the_cpu() {
+    use DType::{BF16, F32};
+    for pair in &pairs() {
+        for shape in [(1, 40, 64), (3, 100, 1032), (16, 24, 2056), (17, 130, 40), (100, 72, 96)] {
+            check_product(pair, shape, [BF16; 3], shape.0 == 3);
+            check_product(pair, shape, [BF16, BF16, F32], shape.0 != 3);
+        }
+        // Routers, f32 models, and rows that are no multiple of 16 bytes.
+        for shape in [(1, 128, 200), (6, 30, 34), (70, 515, 18)] {
+            check_product(pair, shape, [BF16, F32, F32], false);
+            check_product(pair, shape, [F32; 3], true);
+            check_product(pair, shape, [BF16; 3], true);
+        }
+    }
+}
+
+/// A norm in front, an activation or a sum behind: what the kernels give one by one.
+#[test]
+fn neighbours_in_one_launch_are_the_kernels_one_by_one() {
+    let (n, k, eps) = (72, 264, 1e-6);
+    for pair in &pairs() {
+        let mut numbers = pair.numbers(1);
+        let [w, w_cpu] = pair.pack(&weights(&mut numbers, n, k), n, k, DType::BF16);
+        for m in [1, 5, 16] {
+            assert!(pair.gpu.fuses(m, DType::BF16, &w));
+            let x = pair.random(&mut numbers, DType::BF16, m, k);
+            let norm = pair.random(&mut numbers, DType::BF16, 1, k);
+            let bias = pair.random(&mut numbers, DType::F32, 1, n);
+            let mut normed = pair.poisoned(DType::BF16, m, k);
+            pair.cpu.rms_norm(&S, normed.cpu_mut(), x.cpu(), norm.cpu(), eps).unwrap();
+            let with_norm = Around { norm: Some((norm.gpu(), eps)), ..Around::default() };
+
+            let mut both = pair.poisoned(DType::BF16, m, n);
+            pair.cpu.linear(&S, both.cpu_mut(), normed.cpu(), &w_cpu, Some(bias.cpu())).unwrap();
+            let around = Around { bias: Some(bias.gpu()), ..with_norm };
+            pair.gpu.linear_around(&S, both.gpu_mut(), x.gpu(), &w, &around).unwrap();
+            pair.check("norm", &both, tolerance(DType::BF16));
+
+            let mut gated = pair.poisoned(DType::BF16, m, n / 2);
+            pair.cpu.silu_mul(&S, gated.cpu_mut(), both.cpu()).unwrap();
+            let around = Around { silu_mul: true, ..around };
+            pair.gpu.linear_around(&S, gated.gpu_mut(), x.gpu(), &w, &around).unwrap();
+            pair.check("silu_mul", &gated, 2.0 * tolerance(DType::BF16));
+
+            let mut stream = pair.random(&mut numbers, DType::BF16, m, n);
+            let mut sum = pair.poisoned(DType::BF16, m, n);
+            pair.cpu.linear(&S, both.cpu_mut(), x.cpu(), &w_cpu, None).unwrap();
+            pair.cpu.add(&S, sum.cpu_mut(), stream.cpu(), both.cpu()).unwrap();
+            let around = Around { add: true, ..Around::default() };
+            pair.gpu.linear_around(&S, stream.gpu_mut(), x.gpu(), &w, &around).unwrap();
+            std::mem::swap(&mut stream.gpu, &mut sum.gpu);
+            pair.check("add", &sum, tolerance(DType::BF16));
+        }
+        assert!(!pair.gpu.fuses(17, DType::BF16, &w));
+        assert!(!pair.gpu.fuses(1, DType::F32, &w));
+    }
+}
+
+/// Alone, among few and among many: the same bits.
+#[test]
+fn a_row_has_one_result_in_every_batch() {
+    let (rows, n, k) = (16, 48, 1160);
+    for pair in &pairs() {
+        let mut numbers = pair.numbers(2);
+        let values = numbers.reals::<kernels::bf16>(rows * k);
+        let [w, _] = pair.pack(&weights(&mut numbers, n, k), n, k, DType::BF16);
+        let product = |from: usize, m: usize| {
+            let x = pair.put(&values[from * k..(from + m) * k], m, k);
+            let mut y = pair.poisoned(DType::F32, m, n);
+            pair.gpu.linear(&S, y.gpu_mut(), x.gpu(), &w, None).unwrap();
+            pair.read::<f32>(&y)[0].clone()
+        };
+        let all = product(0, rows);
+        for (from, m) in [(0, 1), (7, 1), (15, 1), (3, 2), (5, 9)] {
+            assert_eq!(product(from, m), all[from * n..(from + m) * n], "{m} rows from {from}");
+        }
+    }
+}
