@@ -14,6 +14,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("dev/strip.h", include_str!("dev/strip.h")),
     ("attention/wave.h", include_str!("attention/wave.h")),
     ("gemm/tile.h", include_str!("gemm/tile.h")),
+    ("skinny/strips.h", include_str!("skinny/strips.h")),
     ("elementwise/elementwise.h", include_str!("elementwise/elementwise.h")),
     ("moe_route/moe_route.h", include_str!("moe_route/moe_route.h")),
     ("norm/norm.h", include_str!("norm/norm.h")),

@@ -2,7 +2,7 @@
 //!
 //! `T` tokens, `R` rows, `N` query heads, `K` KV heads, `D` head size, `E` experts, `W` table width.
 
-use crate::{Mat, Packed};
+use crate::{Mat, PackedGroup};
 
 /// How the tokens of a step belong to rows, and where their keys lie.
 #[derive(Debug, Clone, Copy)]
@@ -120,7 +120,7 @@ pub struct Experts<'a> {
     /// Global number of the first one; choices outside `[first, first + len)` are left out.
     pub first: usize,
     /// Gate and up projections `[2 I, H]`, gate rows first.
-    pub gate_up: &'a [Packed],
+    pub gate_up: &'a PackedGroup,
     /// Down projections `[H, I]`.
-    pub down: &'a [Packed],
+    pub down: &'a PackedGroup,
 }

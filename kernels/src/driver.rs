@@ -3,7 +3,7 @@
 use crate::step::{AnswerArrays, SeatArrays, StageView, StepArrays};
 use crate::{
     Around, Attention, BatchRows, Buffer, DType, DeviceError, Experts, HostMat, InFlight, KvLayout,
-    KvOrder, Mat, MatMut, Packed, Pinned, QkRope, Routes,
+    KvOrder, Mat, MatMut, Packed, PackedGroup, Pinned, QkRope, Routes,
 };
 
 /// An order of launches. The CPU device runs every launch to its end before it returns, so it has one.
@@ -117,6 +117,16 @@ pub trait Driver: Send + Sync {
 pub trait Kernels: Driver {
     /// Packs the rows of `parts`, stacked, as a weight matrix of `dtype`. All parts have equal columns.
     fn pack(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<Packed, DeviceError>;
+
+    /// Packs matrices of one shape that are used together, each the stack of its parts.
+    fn pack_group(
+        &self,
+        matrices: &[Vec<HostMat<'_>>],
+        dtype: DType,
+    ) -> Result<PackedGroup, DeviceError> {
+        let packed = matrices.iter().map(|parts| self.pack(parts, dtype));
+        PackedGroup::apart(packed.collect::<Result<_, _>>()?)
+    }
 
     /// `y = x Wᵀ + bias`: `x [T, K]`, `W [N, K]`, `bias [N]` f32, `y [T, N]` f32 or the dtype of `x`.
     fn linear(

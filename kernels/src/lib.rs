@@ -22,6 +22,7 @@ mod kv_layout;
 mod mapped;
 mod mat;
 mod packed;
+mod packed_group;
 mod pinned;
 pub mod step;
 
@@ -34,4 +35,5 @@ pub use kv_layout::{KvLayout, KvOrder};
 pub use mapped::MappedFile;
 pub use mat::{Mat, MatMut};
 pub use packed::{HostMat, PANEL_COLUMNS, Packed};
+pub use packed_group::PackedGroup;
 pub use pinned::{Fence, InFlight, Pinned};

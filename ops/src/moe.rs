@@ -1,6 +1,6 @@
 //! Mixture of experts: T tokens, E experts, k choices a token.
 
-use kernels::{DType, Experts, HostMat, Packed, Routes};
+use kernels::{DType, Experts, HostMat, PackedGroup, Routes};
 
 use crate::error::check_size;
 use crate::{OpError, Ops, Tensor};
@@ -15,20 +15,14 @@ pub struct Routing {
 }
 
 /// The experts of one layer on this rank, packed.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct PackedExperts {
     first: usize,
-    gate_up: Vec<Packed>,
-    down: Vec<Packed>,
+    gate_up: PackedGroup,
+    down: PackedGroup,
 }
 
 impl PackedExperts {
-    /// No expert yet; `first` is the global number of the first one pushed.
-    #[must_use]
-    pub fn starting_at(first: usize) -> Self {
-        Self { first, ..Self::default() }
-    }
-
     /// Experts held.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -44,25 +38,25 @@ impl PackedExperts {
     /// Bytes of the weights on the device.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.gate_up.iter().chain(&self.down).map(Packed::bytes).sum()
+        self.gate_up.bytes() + self.down.bytes()
     }
 }
 
 impl Ops {
-    /// Packs the next expert: `gate_up` parts stack to `[2 I, H]`, gate rows first; `down [H, I]`.
-    pub fn push_expert(
+    /// Packs experts, the first of which is number `first` of all. For each, `gate_up` holds parts that
+    /// stack to `[2 I, H]`, gate rows first, and `down` one matrix `[H, I]`.
+    pub fn pack_experts(
         &self,
-        experts: &mut PackedExperts,
-        gate_up: &[HostMat<'_>],
-        down: &HostMat<'_>,
-    ) -> Result<(), OpError> {
-        let gate_up = self.device.pack(gate_up, self.dtype())?;
-        let down = self.device.pack(&[*down], self.dtype())?;
-        check_size("push_expert", "outputs of gate_up", gate_up.n(), 2 * down.k())?;
-        check_size("push_expert", "outputs of down", down.n(), gate_up.k())?;
-        experts.gate_up.push(gate_up);
-        experts.down.push(down);
-        Ok(())
+        first: usize,
+        gate_up: &[Vec<HostMat<'_>>],
+        down: &[Vec<HostMat<'_>>],
+    ) -> Result<PackedExperts, OpError> {
+        let gate_up = self.device.pack_group(gate_up, self.dtype())?;
+        let down = self.device.pack_group(down, self.dtype())?;
+        check_size("pack_experts", "down projections", down.len(), gate_up.len())?;
+        check_size("pack_experts", "outputs of gate_up", gate_up.n(), 2 * down.k())?;
+        check_size("pack_experts", "outputs of down", down.n(), gate_up.k())?;
+        Ok(PackedExperts { first, gate_up, down })
     }
 
     /// Softmax over the router's `logits` f32 `[T, E]`, then the `k` largest, the lower index first

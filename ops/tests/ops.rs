@@ -7,8 +7,8 @@ use std::sync::Arc;
 use kernels::cpu::{CpuConfig, CpuDevice};
 use ops::{
     ANSWER_NON_FINITE, ANSWER_OK, AttentionShape, BatchInputs, BatchView, DType, Embedding,
-    HostMat, KvLayout, KvOrder, KvPool, OpError, Ops, PackedExperts, QkRopeWeights, SeatRules,
-    Seats, Stage, StageInit, StageQuestion, StepBuffers, StepShape, StepSize,
+    HostMat, KvLayout, KvOrder, KvPool, OpError, Ops, QkRopeWeights, SeatRules, Seats, Stage,
+    StageInit, StageQuestion, StepBuffers, StepShape, StepSize,
 };
 
 fn ops(dtype: DType) -> Ops {
@@ -154,10 +154,8 @@ fn wrong_shapes_are_refused_with_their_numbers() {
     let error = ops.linear(&x, &linear).unwrap_err();
     assert_eq!(error.to_string(), "linear: inputs is [5], expected [6]");
     assert!(matches!(ops.pack_linear(&[], Some(&[1.0])), Err(OpError::Shape { .. })));
-    let mut experts = PackedExperts::starting_at(0);
-    let gate_up = host(&weights, 4, 6);
-    assert!(ops.push_expert(&mut experts, &[gate_up], &gate_up).is_err());
-    assert!(experts.is_empty());
+    let gate_up = [vec![host(&weights, 4, 6)]];
+    assert!(ops.pack_experts(0, &gate_up, &gate_up).is_err());
     assert!(Ops::new(ops.device().clone(), DType::F16).is_err());
 }
 

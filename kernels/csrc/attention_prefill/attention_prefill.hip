@@ -9,6 +9,7 @@
 //   pool, tables, table_rows   as in attention_decode
 //   first_row                  rows before it are somebody else's
 //
+//   -DSTAGES=1|2 copies in shared memory; AMD copies through registers and has nothing to overlap
 //   -DHEAD_DIM=64|128  -DBLOCK_TOKENS=n (a multiple of 16)  -DHEAD_GROUP=n query heads per KV head  -DKV_FP8=0|1
 // Grid: (tiles of the longest row: pairs / (16 * waves), KV heads, rows). Block: a multiple of WAVE, at most 256.
 // Dynamic shared memory: STAGES * STEP * (K_STRIDE + V_STRIDE) elements of the pool.
@@ -17,9 +18,12 @@
 #include "dev.h"
 #include "attention/wave.h"
 
+#ifndef STAGES
+#  define STAGES 2
+#endif
+
 enum : u32 {
     STEP = 64,                   // keys per copy
-    STAGES = WAVE == 64 ? 1 : 2, // AMD copies through registers: nothing to overlap
     // Rows of K start half the banks apart, rows of V an eighth: no two lanes of an access meet in a bank.
     K_STRIDE = D + 64 / sizeof(KV),
     V_STRIDE = D + 16 / sizeof(KV),

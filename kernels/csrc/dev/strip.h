@@ -37,6 +37,12 @@ struct StripX { bf16x8 v[STRIP_X]; };
 
 DEV bf16x8 zero8() { return bits_as<bf16x8>(u32x4{{0, 0, 0, 0}}); }
 
+// silu(gate) * up of sums, each rounded as if it had been stored.
+DEV float gated(float gate, float up) {
+    const float g = f32(to_bf16(gate));
+    return g * rcp_(1.f + exp2_(-1.44269504f * g)) * f32(to_bf16(up));
+}
+
 #if DEV_NV
 // One m16n8k16: c (16x8) += a (16x16) * b (16x8).
 DEV void mma_half(f32x4& c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {

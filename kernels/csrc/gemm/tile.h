@@ -98,9 +98,3 @@ template <class Put> DEV void each_output(const Tile& t, const Put& put) {
                 put(r, (GATED ? c / 2 : c) + Frag::c_col(e), t.c[i][j].x[e], second);
             }
 }
-
-// silu(gate) * up of sums, each rounded as if they had been stored.
-DEV float gated(float gate, float up) {
-    const float g = f32(to_bf16(gate));
-    return g * rcp_(1.f + exp2_(-1.44269504f * g)) * f32(to_bf16(up));
-}

@@ -8,7 +8,7 @@ use super::maths::exp;
 use super::row_kernel::{RowKernel, dispatch};
 use super::share::Rows;
 use crate::dtype::Float;
-use crate::{Buffer, DType, DeviceError, Driver, Experts, Mat, MatMut, Packed, Routes};
+use crate::{Buffer, DType, DeviceError, Driver, Experts, Mat, MatMut, Routes};
 
 impl CpuDevice {
     pub(super) fn route_softmax(
@@ -66,7 +66,7 @@ impl CpuDevice {
         experts: &Experts<'_>,
     ) -> Result<(), DeviceError> {
         let (tokens, hidden) = (x.rows(), x.cols());
-        let inner = experts.down.first().map_or(0, Packed::k);
+        let inner = experts.down.k();
         let grouped = Grouped::new(routes, experts);
         let widest = grouped.groups.iter().map(Vec::len).max().unwrap_or(0);
         let mut workspace = self.workspace().lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,11 +90,11 @@ impl CpuDevice {
             let mut rows = rows.mat_mut(T::DTYPE, n, hidden)?;
             self.gather_group::<T>(&mut rows, x, group);
             let mut both = both.mat_mut(T::DTYPE, n, 2 * inner)?;
-            self.linear_rows(both.reborrow(), rows.as_ref(), &experts.gate_up[e], None)?;
+            self.linear_rows(both.reborrow(), rows.as_ref(), experts.gate_up.get(e), None)?;
             let mut act = act.mat_mut(T::DTYPE, n, inner)?;
             self.silu_mul_rows(act.reborrow(), both.as_ref())?;
             let mut out = out.mat_mut(DType::F32, n, hidden)?;
-            self.linear_rows(out.reborrow(), act.as_ref(), &experts.down[e], None)?;
+            self.linear_rows(out.reborrow(), act.as_ref(), experts.down.get(e), None)?;
             self.add_group(&mut sums, out.as_ref(), group);
         }
         for t in 0..tokens {
@@ -204,13 +204,9 @@ fn check_mlp(
     check_dtype(MLP, "experts", routes.experts.dtype(), DType::I32)?;
     check_dtype(MLP, "weights", routes.weights.dtype(), DType::F32)?;
     check_size(MLP, "down projections", experts.down.len(), experts.gate_up.len())?;
-    let inner = experts.down.first().map_or(0, Packed::k);
-    for (gate_up, down) in experts.gate_up.iter().zip(experts.down) {
-        check_size(MLP, "inputs of gate_up", gate_up.k(), x.cols())?;
-        check_size(MLP, "outputs of gate_up", gate_up.n(), 2 * inner)?;
-        check_size(MLP, "inputs of down", down.k(), inner)?;
-        check_size(MLP, "outputs of down", down.n(), x.cols())?;
-    }
+    check_size(MLP, "inputs of gate_up", experts.gate_up.k(), x.cols())?;
+    check_size(MLP, "outputs of gate_up", experts.gate_up.n(), 2 * experts.down.k())?;
+    check_size(MLP, "outputs of down", experts.down.n(), x.cols())?;
     Ok(())
 }
 

@@ -129,15 +129,18 @@ impl HipDevice {
         if rows == 0 {
             return Ok(());
         }
-        let kernel = self.kernel(&PREFILL, "attention_prefill", &shape.defines())?;
         let waves = (THREADS / self.wave()) as usize;
         let tiles = (shape.args.rows.bounds.longest_q * shape.group).div_ceil(waves * TILE);
-        let stages = if self.wave() == 64 { 1 } else { 2 };
         let row_bytes = 2 * shape.layout.head_dim * shape.layout.dtype.bytes() + PADDING_BYTES;
-        let shared_bytes = (stages * STEP_KEYS * row_bytes) as u32;
+        let stage_bytes = (STEP_KEYS * row_bytes) as u32;
+        let stages =
+            if self.wave() == 32 && 2 * stage_bytes <= self.shared_bytes() { 2 } else { 1 };
+        let [dim, block, group, fp8] = shape.defines();
+        let defines = [dim, block, group, fp8, ("STAGES", stages)];
+        let kernel = self.kernel(&PREFILL, "attention_prefill", &defines)?;
         let grid = (tiles as u32, shape.layout.kv_heads as u32, rows as u32);
         let o_stride = o.stride() as u32;
-        let launch = Launch::new(kernel, grid, THREADS, shared_bytes).out(o);
+        let launch = Launch::new(kernel, grid, THREADS, stages * stage_bytes).out(o);
         let launch = shape.rows(launch.arg(shape.args.q).arg_ptr(shape.pool));
         let launch = launch.u32(first as u32).u32(shape.layout.kv_heads as u32);
         let launch = shape.strides(launch.u32(shape.table_width()), o_stride);

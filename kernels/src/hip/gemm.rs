@@ -31,10 +31,10 @@ const ROW_OUTPUTS: usize = 512;
 
 /// A launch of `skinny`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct SkinnyShape {
-    strips: usize,
-    blocks: usize,
-    shared_bytes: usize,
+pub(super) struct SkinnyShape {
+    pub(super) strips: usize,
+    pub(super) blocks: usize,
+    pub(super) shared_bytes: usize,
 }
 
 impl HipDevice {
@@ -92,25 +92,31 @@ impl HipDevice {
         if rows == 0 || rows > SKINNY_ROWS || !on_matrix_units(dtype, w) {
             return None;
         }
+        self.strips_of(rows, w.n(), w.k(), 1, gated)
+    }
+
+    /// How `rows` rows meet matrices `[n, k]`, of which `matrices` are read at a time; `None` if the rows do
+    /// not fit in shared memory.
+    pub(super) fn strips_of(
+        &self,
+        rows: usize,
+        n: usize,
+        k: usize,
+        matrices: usize,
+        gated: bool,
+    ) -> Option<SkinnyShape> {
         let lines = if self.wave() == 64 { 16 } else { 8 }; // Rows of W in a strip.
         let waves = (THREADS / self.wave()) as usize;
-        let strips = w.n().div_ceil(lines);
-        let x_bytes = rows * (w.k().next_multiple_of(SKINNY_CHUNK) + 32) * 2;
-        let bytes = |per_block: usize| x_bytes + waves * per_block * lines * rows * 4;
-        let fits = |&n: &usize| bytes(n) <= self.shared_bytes() as usize;
+        let x_bytes = rows * (k.next_multiple_of(SKINNY_CHUNK) + 32) * 2;
+        let bytes = |strips: usize| x_bytes + waves * strips * lines * rows * 4;
+        let fits = |&strips: &usize| bytes(strips) <= self.shared_bytes() as usize;
         // Two blocks on every multiprocessor, if there is work for them.
-        let wanted = strips.div_ceil(2 * self.multiprocessors() as usize);
+        let wanted = (matrices * n.div_ceil(lines)).div_ceil(2 * self.multiprocessors() as usize);
         let enough = SKINNY_STRIPS.into_iter().find(|&n| n >= wanted).unwrap_or(SKINNY_STRIPS[3]);
-        let strips_per_block =
-            SKINNY_STRIPS.into_iter().rev().filter(|&n| n <= enough).find(fits)?;
-        let outputs = if gated { w.n() / 2 } else { w.n() };
-        let width = strips_per_block * if gated { lines / 2 } else { lines };
-        let blocks = outputs.div_ceil(width);
-        Some(SkinnyShape {
-            strips: strips_per_block,
-            blocks,
-            shared_bytes: bytes(strips_per_block),
-        })
+        let strips = SKINNY_STRIPS.into_iter().rev().filter(|&n| n <= enough).find(fits)?;
+        let (outputs, width) = if gated { (n / 2, lines / 2) } else { (n, lines) };
+        let blocks = outputs.div_ceil(strips * width);
+        Some(SkinnyShape { strips, blocks, shared_bytes: bytes(strips) })
     }
 
     fn skinny(

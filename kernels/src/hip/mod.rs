@@ -41,6 +41,7 @@ mod linear;
 mod load;
 mod memory;
 mod module;
+mod moe;
 mod moe_route;
 mod norm;
 mod qk_rope;

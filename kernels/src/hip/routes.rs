@@ -1,22 +1,23 @@
 //! The table that leads each kernel of the trait to its file.
 
 use super::device::HipDevice;
-use super::error::HipError;
 use crate::step::{AnswerArrays, SeatArrays, StageView, StepArrays};
 use crate::{
     Around, Attention, Buffer, DType, DeviceError, Experts, HostMat, Kernels, KvLayout, Mat,
-    MatMut, Packed, QkRope, Routes, Stream,
+    MatMut, Packed, PackedGroup, QkRope, Routes, Stream,
 };
 
-/// What a kernel answers that exists elsewhere, but not here.
-fn no_kernel(kernel: &'static str) -> Result<(), DeviceError> {
-    Err(HipError::NoKernel { kernel }.into())
-}
-
-#[allow(unused_variables, reason = "arguments of kernels that do not exist yet")]
 impl Kernels for HipDevice {
     fn pack(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<Packed, DeviceError> {
         self.load(parts, dtype)
+    }
+
+    fn pack_group(
+        &self,
+        matrices: &[Vec<HostMat<'_>>],
+        dtype: DType,
+    ) -> Result<PackedGroup, DeviceError> {
+        self.load_stack(matrices, dtype)
     }
 
     fn linear(
@@ -147,7 +148,7 @@ impl Kernels for HipDevice {
         routes: &Routes<'_>,
         experts: &Experts<'_>,
     ) -> Result<(), DeviceError> {
-        no_kernel("moe_mlp")
+        self.expert_mlp(s, y, x, routes, experts)
     }
 
     fn prepare(

@@ -192,14 +192,12 @@ fn experts<T: Real>() {
     }
     let x = cast::<T>(&x);
     for device in devices(2) {
-        let pack = |w: &[f32], rows: usize, cols: usize| {
-            let bytes = bytes_of(w);
-            device.pack(&[host(&bytes, rows, cols)], T::DTYPE).unwrap()
+        let pack = |weights: &[Vec<f32>], rows: usize, cols: usize| {
+            let bytes: Vec<_> = weights[first..].iter().map(|w| bytes_of(w)).collect();
+            let parts: Vec<_> = bytes.iter().map(|b| vec![host(b, rows, cols)]).collect();
+            device.pack_group(&parts, T::DTYPE).unwrap()
         };
-        let on_rank = first..count;
-        let gate_up: Vec<_> =
-            on_rank.clone().map(|e| pack(&gate_up[e], 2 * inner, hidden)).collect();
-        let down: Vec<_> = on_rank.map(|e| pack(&down[e], hidden, inner)).collect();
+        let (gate_up, down) = (pack(&gate_up, 2 * inner, hidden), pack(&down, hidden, inner));
         let experts = Experts { first, gate_up: &gate_up, down: &down };
         let run = |tokens: usize, x: &[T], chosen: &[i32], weights: &[f32]| {
             let mut y = vec![T::of(0.0); tokens * hidden];

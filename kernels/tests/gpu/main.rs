@@ -26,6 +26,7 @@ mod embed;
 mod errors;
 mod library;
 mod linear;
+mod moe;
 mod moe_route;
 mod norm;
 mod qk_rope;

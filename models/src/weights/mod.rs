@@ -167,24 +167,24 @@ impl<'a> Weights<'a> {
     /// This rank's experts: `{e}.{gate,up}_proj` stacked, and `{e}.down_proj`.
     pub fn experts(&self, count: usize) -> Result<PackedExperts, LoadError> {
         let range = self.store.ranks.experts(count).map_err(|e| self.split("*", e))?;
-        let mut experts = PackedExperts::starting_at(range.start);
+        let mut parts = Vec::with_capacity(range.len());
         for e in 0..count {
-            let w = self.at(e);
-            let names = ["gate_proj.weight", "up_proj.weight", "down_proj.weight"];
-            if !range.contains(&e) {
-                for name in names {
-                    w.skip(name);
-                }
-                continue;
+            let names = ["gate_proj", "up_proj", "down_proj"].map(|p| format!("{e}.{p}.weight"));
+            if range.contains(&e) {
+                let [gate, up, down] = &names;
+                parts.push([self.part(gate)?, self.part(up)?, self.part(down)?]);
+            } else {
+                names.iter().for_each(|name| self.skip(name));
             }
-            let [gate, up, down] = [w.part(names[0])?, w.part(names[1])?, w.part(names[2])?];
-            let mut push = || -> Result<_, OpError> {
-                let gate_up = [gate.matrix()?, up.matrix()?];
-                self.store.ops.push_expert(&mut experts, &gate_up, &down.matrix()?)
-            };
-            push().map_err(|e| w.device("*", e))?;
         }
-        Ok(experts)
+        let pack = || -> Result<_, OpError> {
+            let gate_up: Result<Vec<_>, _> =
+                parts.iter().map(|[gate, up, _]| Ok(vec![gate.matrix()?, up.matrix()?])).collect();
+            let down: Result<Vec<_>, _> =
+                parts.iter().map(|[.., down]| Ok(vec![down.matrix()?])).collect();
+            self.store.ops.pack_experts(range.start, &gate_up?, &down?)
+        };
+        pack().map_err(|e| self.device("*", e))
     }
 
     /// Positions that a request can reach.

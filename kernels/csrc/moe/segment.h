@@ -1,0 +1,13 @@
+// moe/segment.h - how tokens lie by expert between the kernels of an expert MLP.
+//
+// Choice c = t * top_k + j says that token t goes to its j-th expert. moe_align sorts the choices by expert into `order`
+// and cuts each expert's run into segments of at most a kernel's rows. Position p of `order` is row p of the activations
+// between the two products; results of the second one lie by choice again, for moe_combine.
+#pragma once
+
+struct alignas(16) Segment {
+    u32 expert;  // of this rank
+    u32 first;   // position
+    u32 rows;    // 0: nothing to do
+    u32 unused;
+};

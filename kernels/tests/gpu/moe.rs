@@ -1,0 +1,107 @@
+//! The MLPs of experts: streamed for few tokens, tiled for many, plain for odd shapes, and some experts elsewhere.
+
+use kernels::{DType, Experts, HostMat, Kernels, PackedGroup, Routes, bf16};
+
+use crate::pair::{Pair, Twin, bytes_of, pairs, tolerance};
+use crate::support::{Numbers, S};
+
+/// Experts of one layer on both devices, and the router's choices for some tokens.
+struct Case {
+    first: usize,
+    gate_up: [PackedGroup; 2],
+    down: [PackedGroup; 2],
+    chosen: Vec<i32>,
+    weights: Vec<f32>,
+    top_k: usize,
+}
+
+/// Hidden size, inner size, experts in all, experts a token.
+type Sizes = (usize, usize, usize, usize);
+
+impl Case {
+    /// Expert 0 is on another rank.
+    fn new(
+        pair: &Pair,
+        numbers: &mut Numbers,
+        (hidden, inner, count, top_k): Sizes,
+        dtype: DType,
+        tokens: usize,
+    ) -> Self {
+        let first = 1;
+        let mut pack = |n: usize, k: usize| {
+            let scale = (k as f32).powf(-0.5);
+            let mut weights = || (0..n * k).map(|_| numbers.float() * scale).collect::<Vec<_>>();
+            let bytes: Vec<Vec<u8>> = (first..count).map(|_| bytes_of(&weights())).collect();
+            let parts: Vec<_> =
+                bytes.iter().map(|b| vec![HostMat::new(b, DType::F32, n, k).unwrap()]).collect();
+            [
+                pair.gpu.pack_group(&parts, dtype).unwrap(),
+                pair.cpu.pack_group(&parts, dtype).unwrap(),
+            ]
+        };
+        let (gate_up, down) = (pack(2 * inner, hidden), pack(hidden, inner));
+        let mut chosen = Vec::new();
+        for _ in 0..tokens {
+            let mut free: Vec<i32> = (0..count as i32).collect();
+            chosen.extend((0..top_k).map(|_| free.swap_remove(numbers.below(free.len()))));
+        }
+        let weights = (0..tokens * top_k).map(|_| numbers.unit()).collect();
+        Self { first, gate_up, down, chosen, weights, top_k }
+    }
+
+    /// Tokens `[from, from + x.rows())`, on both devices.
+    fn run(&self, pair: &Pair, x: &Twin, from: usize) -> Twin {
+        let (tokens, hidden) = (x.gpu().rows(), x.gpu().cols());
+        let own = from * self.top_k..(from + tokens) * self.top_k;
+        let chosen = pair.put(&self.chosen[own.clone()], tokens, self.top_k);
+        let weights = pair.put(&self.weights[own], tokens, self.top_k);
+        let mut y = pair.poisoned(x.gpu().dtype(), tokens, hidden);
+        let experts = |i: usize| Experts {
+            first: self.first,
+            gate_up: &self.gate_up[i],
+            down: &self.down[i],
+        };
+        let routes = Routes { experts: chosen.gpu(), weights: weights.gpu() };
+        pair.gpu.moe_mlp(&S, y.gpu_mut(), x.gpu(), &routes, &experts(0)).unwrap();
+        let routes = Routes { experts: chosen.cpu(), weights: weights.cpu() };
+        pair.cpu.moe_mlp(&S, y.cpu_mut(), x.cpu(), &routes, &experts(1)).unwrap();
+        y
+    }
+}
+
+fn check(pair: &Pair, sizes: Sizes, dtype: DType, tokens: usize) {
+    let mut numbers = pair.numbers(tokens as u64);
+    let case = Case::new(pair, &mut numbers, sizes, dtype, tokens);
+    let x = pair.random(&mut numbers, dtype, tokens, sizes.0);
+    let what = format!("{sizes:?} {dtype:?}, {tokens} tokens");
+    pair.check(&what, &case.run(pair, &x, 0), 2.0 * tolerance(dtype));
+}
+
+#[test]
+fn experts_agree_with_the_cpu() {
+    for pair in &pairs() {
+        check(pair, (136, 72, 6, 2), DType::BF16, 1);
+        check(pair, (136, 72, 4, 3), DType::BF16, 10); // Few: more than a segment for some experts.
+        check(pair, (72, 40, 3, 2), DType::BF16, 50); // Tiles of 64.
+        check(pair, (40, 24, 3, 2), DType::BF16, 150); // Tiles of 128.
+        check(pair, (36, 20, 5, 2), DType::BF16, 7); // No wide loads.
+        check(pair, (32, 16, 5, 2), DType::F32, 7);
+    }
+}
+
+/// Alone or among others: the same bits.
+#[test]
+fn a_token_has_one_result_in_every_batch() {
+    let (hidden, tokens) = (72, 6);
+    for pair in &pairs() {
+        let mut numbers = pair.numbers(2);
+        let case = Case::new(pair, &mut numbers, (hidden, 40, 5, 2), DType::BF16, tokens);
+        let values = numbers.reals::<bf16>(tokens * hidden);
+        let [all, _] = pair.read_floats(&case.run(pair, &pair.put(&values, tokens, hidden), 0));
+        for t in 0..tokens {
+            let x = pair.put(&values[t * hidden..(t + 1) * hidden], 1, hidden);
+            let [alone, _] = pair.read_floats(&case.run(pair, &x, t));
+            assert_eq!(alone, all[t * hidden..(t + 1) * hidden], "token {t}");
+        }
+    }
+}
