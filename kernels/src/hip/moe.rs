@@ -119,9 +119,9 @@ impl HipDevice {
         let (hidden, inner) = (x.cols(), experts.down.k());
         let choices = routes.experts.rows() * routes.experts.cols();
         let few = [(experts.gate_up, hidden, true), (experts.down, inner, false)];
-        let few_fit = few.into_iter().all(|(group, k, gated)| {
-            self.strips_of(FEW_ROWS, group.n(), k, 1, gated).is_some()
-        });
+        let few_fit = few
+            .into_iter()
+            .all(|(group, k, gated)| self.strips_of(FEW_ROWS, group.n(), k, 1, gated).is_some());
         let way = way(x, experts, choices, few_fit);
         let line = |bytes: usize| bytes.next_multiple_of(256);
         let sizes = [
@@ -155,11 +155,10 @@ impl HipDevice {
 
     fn few_product(&self, s: &Stream, call: &Call<'_>, first: bool) -> Result<(), DeviceError> {
         let (group, k) = call.product(first);
-        let SkinnyShape { strips, blocks, shared_bytes } =
-            self.strips_of(FEW_ROWS, group.n(), k, call.busy_experts(), first).ok_or_else(
-                || let (what, got, expected) = ("inputs of few rows", k, 0);
-                DeviceError::Shape { kernel: KERNEL, what, got, expected },
-            )?;
+        let shape = self.strips_of(FEW_ROWS, group.n(), k, call.busy_experts(), first);
+        let Some(SkinnyShape { strips, blocks, shared_bytes }) = shape else {
+            return check_size(KERNEL, "inputs of few rows", k, 0); // `way` saw to it.
+        };
         let defines = [("GATED", u32::from(first)), ("TILES", strips as u32)];
         let kernel = self.kernel(&FEW, "moe_few", &defines)?;
         let grid = (blocks as u32, call.most_segments() as u32, 1);
