@@ -16,6 +16,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("gemm/tile.h", include_str!("gemm/tile.h")),
     ("skinny/strips.h", include_str!("skinny/strips.h")),
     ("elementwise/elementwise.h", include_str!("elementwise/elementwise.h")),
+    ("moe/segment.h", include_str!("moe/segment.h")),
     ("moe_route/moe_route.h", include_str!("moe_route/moe_route.h")),
     ("norm/norm.h", include_str!("norm/norm.h")),
     ("prepare/prepare.h", include_str!("prepare/prepare.h")),

@@ -174,15 +174,19 @@ impl<'a> Weights<'a> {
                 let [gate, up, down] = &names;
                 parts.push([self.part(gate)?, self.part(up)?, self.part(down)?]);
             } else {
-                names.iter().for_each(|name| self.skip(name));
+                for name in &names {
+                    self.skip(name);
+                }
             }
         }
         let pack = || -> Result<_, OpError> {
-            let gate_up: Result<Vec<_>, _> =
-                parts.iter().map(|[gate, up, _]| Ok(vec![gate.matrix()?, up.matrix()?])).collect();
-            let down: Result<Vec<_>, _> =
-                parts.iter().map(|[.., down]| Ok(vec![down.matrix()?])).collect();
-            self.store.ops.pack_experts(range.start, &gate_up?, &down?)
+            let mut gate_up = Vec::with_capacity(parts.len());
+            let mut downs = Vec::with_capacity(parts.len());
+            for [gate, up, down] in &parts {
+                gate_up.push(vec![gate.matrix()?, up.matrix()?]);
+                downs.push(vec![down.matrix()?]);
+            }
+            self.store.ops.pack_experts(range.start, &gate_up, &downs)
         };
         pack().map_err(|e| self.device("*", e))
     }
