@@ -9,10 +9,9 @@ using namespace emu;
 
 namespace emu {
 
-Device& device() {
-    static Device* d = new Device;  // Never destroyed: threads may still call while the process exits.
-    return *d;
-}
+// Made when the library is loaded, and never destroyed: threads may still call while the process exits.
+static Device* const the_device = new Device;
+Device& device() { return *the_device; }
 
 // Shared memory of a block, bytes.
 static int shared_limit() {

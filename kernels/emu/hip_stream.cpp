@@ -8,15 +8,12 @@ using namespace emu;
 
 namespace emu {
 
-static Stream& default_stream() {
-    static Stream* s = new Stream;
-    return *s;
-}
+static Stream* const default_stream = new Stream;
 
 int put(Stream* s, Work work) {
     Device& d = device();
     if (d.lost) return d.lost;
-    if (!s) s = &default_stream();
+    if (!s) s = default_stream;
     if (Capture* c = s->capture) {
         if (c->invalid) return CAPTURE_INVALIDATED;
         c->graph->work.push_back(std::move(work));
@@ -29,7 +26,7 @@ int put(Stream* s, Work work) {
 }
 
 void drain(Stream* s, const Mark* until) {
-    if (!s) s = &default_stream();
+    if (!s) s = default_stream;
     while (!s->queue.empty() && !(until && until->passed)) {
         Work work = std::move(s->queue.front());
         s->queue.pop_front();

@@ -38,9 +38,7 @@ static Settings read() {
     return s;
 }
 
-Settings& settings() {
-    static Settings s = read();
-    return s;
-}
+static Settings the_settings = read();
+Settings& settings() { return the_settings; }
 
 }  // namespace emu
