@@ -2,13 +2,15 @@
 //!
 //! The library is column-major: it sees `yᵀ = W xᵀ` with `W` transposed, and the bias runs along the rows
 //! of its result. Which algorithm it takes is asked once per product and bucket of `M`, so captured
-//! launches and later ones are the same. Sums are never split between blocks: with the library's own
-//! choice a row's last bits would depend on how many rows are beside it.
+//! launches and later ones are the same; for few rows its first answers are tried out, because the
+//! library's own order is wrong by up to ten times there. In f32 sums are never split between blocks: a
+//! row's last bits would depend on how many rows are beside it.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use hip_runtime_sys::{BlasLt, BlasLtNumbers, DataType, OpenError, Ptr, Search};
 
@@ -19,6 +21,14 @@ use crate::{Buffer, Stream};
 
 /// What algorithms may use; NVIDIA's advice for its large GPUs.
 const WORKSPACE: usize = 32 << 20;
+
+/// Algorithms that are tried out, and how often.
+const CANDIDATES: usize = 8;
+const TRIALS: u32 = 6;
+/// Rows up to which they are: beyond, the library's first answer is good, and a trial takes long.
+const TRIED_ROWS: usize = 512;
+/// Words of the larger of the two libraries' answers.
+const ANSWER_WORDS: usize = 12;
 
 static ONE: f32 = 1.0;
 static ZERO: f32 = 0.0;
@@ -69,6 +79,8 @@ struct Plan {
     operation: Ptr,
     /// Large enough for either library.
     algorithm: [u64; 8],
+    /// What else the library named, the first one included; empty where nothing is to be tried.
+    others: Vec<[u64; 8]>,
 }
 
 impl MatrixLibrary {
@@ -112,7 +124,16 @@ impl MatrixLibrary {
         for key in [bucket, *product] {
             let plan = match plans.entry(key) {
                 Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(place) => place.insert(self.plan(&key)?),
+                Entry::Vacant(place) => {
+                    let mut plan = self.plan(&key)?;
+                    if plan.others.len() > 1 && !runtime.is_capturing() {
+                        // SAFETY: passed on; the product is computed again and again into its place.
+                        unsafe {
+                            self.try_out(&mut plan, runtime, s, &layouts, product, operands)
+                        }?;
+                    }
+                    place.insert(plan)
+                }
             };
             // SAFETY: passed on.
             match unsafe { self.launch(plan, &layouts, stream, product, operands) } {
@@ -121,6 +142,44 @@ impl MatrixLibrary {
                 result => return result,
             }
         }
+        Ok(())
+    }
+
+    /// Leaves the fastest of a plan's candidates as its algorithm.
+    ///
+    /// # Safety
+    /// As `multiply`.
+    unsafe fn try_out(
+        &self,
+        plan: &mut Plan,
+        runtime: &Runtime,
+        s: &Stream,
+        layouts: &Layouts<'_>,
+        product: &Product,
+        operands: Operands,
+    ) -> Result<(), HipError> {
+        let stream = runtime.stream(s)?;
+        let mut best = Duration::MAX;
+        let mut fastest = plan.algorithm;
+        for candidate in std::mem::take(&mut plan.others) {
+            plan.algorithm = candidate;
+            // SAFETY: passed on. One that does not take this very product is no candidate.
+            if unsafe { self.launch(plan, layouts, stream, product, operands) }.is_err() {
+                continue;
+            }
+            runtime.synchronize(s)?;
+            let started = Instant::now();
+            for _ in 0..TRIALS {
+                // SAFETY: as above.
+                unsafe { self.launch(plan, layouts, stream, product, operands) }?;
+            }
+            runtime.synchronize(s)?;
+            let time = started.elapsed();
+            if time < best {
+                (best, fastest) = (time, candidate);
+            }
+        }
+        plan.algorithm = fastest;
         Ok(())
     }
 
@@ -170,11 +229,12 @@ impl MatrixLibrary {
         let operation = self.operation(product)?;
         let layouts = Layouts::new(self, product)?;
         let preference = Preference::new(self, product)?;
-        let mut answer = [0u64; 12]; // The larger of the two records.
-        debug_assert!(self.numbers.result_bytes <= size_of_val(&answer));
+        let mut answers = [0u64; ANSWER_WORDS * CANDIDATES];
+        debug_assert!(self.numbers.result_bytes <= ANSWER_WORDS * 8);
+        let wanted = if product.m <= TRIED_ROWS { CANDIDATES } else { 1 };
         let mut found: c_int = 0;
         let [w, x, y] = layouts.raw;
-        // SAFETY: descriptors of this library, and room for the one answer that is asked for.
+        // SAFETY: descriptors of this library, and room for the answers that are asked for.
         let status = unsafe {
             (self.table.heuristic)(
                 self.handle,
@@ -184,8 +244,8 @@ impl MatrixLibrary {
                 y,
                 y,
                 preference.raw,
-                1,
-                answer.as_mut_ptr().cast(),
+                wanted as c_int,
+                answers.as_mut_ptr().cast(),
                 &raw mut found,
             )
         };
@@ -193,10 +253,15 @@ impl MatrixLibrary {
         if found < 1 {
             return Err(HipError::Blas { call: "heuristic", status: 0, what: product.text() });
         }
-        let mut algorithm = [0u64; 8];
         let words = self.numbers.algorithm_bytes / 8;
-        algorithm[..words].copy_from_slice(&answer[..words]);
-        Ok(Plan { operation, algorithm })
+        let algorithm = |i: usize| {
+            let mut algorithm = [0u64; 8];
+            let at = i * self.numbers.result_bytes / 8;
+            algorithm[..words].copy_from_slice(&answers[at..at + words]);
+            algorithm
+        };
+        let others = (0..found as usize).map(algorithm).collect();
+        Ok(Plan { operation, algorithm: algorithm(0), others })
     }
 
     fn operation(&self, product: &Product) -> Result<Ptr, HipError> {
@@ -296,7 +361,7 @@ impl<'a> Preference<'a> {
         let status = unsafe { (library.table.preference_create)(&raw mut preference.raw) };
         check(status, "preference", None)?;
         preference.set(BlasLtNumbers::WORKSPACE_BYTES, &(WORKSPACE as u64))?;
-        if let Some(split_sums) = library.numbers.split_sums {
+        if let (Some(split_sums), DataType::F32) = (library.numbers.split_sums, product.input) {
             preference.set(split_sums, &0u32)?;
         }
         let bytes = if product.aligned { 16u32 } else { 2 };

@@ -22,7 +22,7 @@ struct Algorithm { uint64_t magic, columns, workspace; };
 struct Answer { Algorithm algorithm; uint64_t workspace; int32_t status; float waves; int32_t reserved[4]; };
 static_assert(sizeof(Algorithm) == 24 && sizeof(Answer) == 56, "as hipBLASLt lays it out");
 
-const uint64_t MAGIC = 0x626c61736c74;
+const uint64_t MAGIC = 0x626c61736c74, BROKEN = MAGIC + 1;
 int handle;
 
 float load(const void* p, int type, uint64_t i) {
@@ -93,9 +93,11 @@ API hipblasLtMatmulPreferenceSetAttribute(Preference* p, int attribute, const vo
 
 API hipblasLtMatmulAlgoGetHeuristic(void* h, Operation* o, Layout* a, Layout* b, Layout* c, Layout* d, Preference* p,
                                     int wanted, Answer* answers, int* found) {
-    if (h != &handle || !fits(o, a, b, c, d) || wanted != 1) return INVALID_VALUE;
-    answers[0] = Answer{{MAGIC, b->cols, p->workspace}, p->workspace, OK, 1.f, {}};
-    *found = 1;
+    if (h != &handle || !fits(o, a, b, c, d) || wanted < 1) return INVALID_VALUE;
+    // Every second one does not take any product: whoever asks for several has to try them.
+    *found = wanted < 3 ? wanted : 3;
+    for (int i = 0; i < *found; ++i)
+        answers[i] = Answer{{i % 2 ? BROKEN : MAGIC, b->cols, p->workspace}, p->workspace, OK, 1.f, {}};
     return OK;
 }
 
@@ -103,6 +105,7 @@ API hipblasLtMatmul(void* h, Operation* o, const float* alpha, const void* a, La
                     const float* beta, const void* c, Layout* lc, void* d, Layout* ld, const Algorithm* algorithm,
                     void* workspace, size_t bytes, void*) {
     if (h != &handle || !fits(o, la, lb, lc, ld) || *alpha != 1.f || *beta != 0.f || c != d) return INVALID_VALUE;
+    if (algorithm->magic == BROKEN) return NOT_SUPPORTED;
     if (algorithm->magic != MAGIC || algorithm->workspace > bytes || !workspace) return INVALID_VALUE;
     if (algorithm->columns < lb->cols) return INVALID_VALUE;
     // Odd sizes want an algorithm of their own: a caller that buckets sizes has to ask again.
