@@ -163,6 +163,11 @@ impl Asked {
     }
 
     fn on(&self, device: &HipDevice) -> Answered {
+        self.launched(device, false)
+    }
+
+    /// Launched, or replayed out of a recording after the outputs were poisoned again.
+    fn launched(&self, device: &HipDevice, recorded: bool) -> Answered {
         let (n, seats, most) = (self.questions.len(), self.rules.len(), self.most);
         let words = Array::row(device, &self.stage());
         let view = StageView { bytes: words.mat(), rows: 0, tokens: 0, questions: n };
@@ -181,13 +186,20 @@ impl Asked {
         let mut answers = Array::<i32>::poisoned(device, n, 4);
         let mut top_ids = Array::<i32>::poisoned(device, n, most);
         let mut top_logprobs = Array::<f32>::poisoned(device, n, most);
+        let logits = Array::of(device, &self.logits, n, self.vocabulary);
         let mut out = AnswerArrays {
             answers: answers.mat_mut(),
             top_ids: top_ids.mat_mut(),
             top_logprobs: top_logprobs.mat_mut(),
         };
-        let logits = Array::of(device, &self.logits, n, self.vocabulary);
         device.sample_rows(&S, logits.mat(), &view, &mut seat_arrays, &mut out).unwrap();
+        if recorded {
+            device.begin_capture(&S).unwrap();
+            device.sample_rows(&S, logits.mat(), &view, &mut seat_arrays, &mut out).unwrap();
+            let graph = device.end_capture(&S).unwrap();
+            device.upload(&mut answers.buffer, 0, &vec![0xff; n * 16]).unwrap();
+            device.replay(&S, &graph).unwrap();
+        }
         Answered {
             answers: answers.read(device),
             top_ids: top_ids.read(device),
@@ -410,6 +422,20 @@ fn a_row_is_answered_alike_alone_and_in_a_batch() {
             assert_eq!(one.answers[..4], all.answers[4 * q..][..4], "{}", device.arch());
             assert_eq!(one.top_logprobs[..5], all.top_logprobs[5 * q..][..5]);
         }
+    }
+}
+
+#[test]
+fn a_recording_answers_as_a_launch_does() {
+    let vocabulary = 2500;
+    let mut numbers = Numbers::fresh(22);
+    let mut asked = Asked::new(vocabulary, 5);
+    for _ in 0..12 {
+        let logits = row(&mut numbers, vocabulary);
+        asked.ask(&logits, any_rules(&mut numbers), &[3, 4, 5, 3], chosen(5));
+    }
+    for device in devices() {
+        assert_eq!(asked.launched(&device, true), asked.on(&device), "{}", device.arch());
     }
 }
 
