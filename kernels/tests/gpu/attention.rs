@@ -48,8 +48,8 @@ impl Case {
         let mut tables = vec![-7; seats.len() * width]; // Never read beyond a context.
         seats.truncate(rows.len());
         // An earlier owner left infinities and NaN everywhere.
-        let mut values = [vec![f32::NAN; gpu.bytes() / dtype.bytes()], Vec::new()];
-        values[1] = values[0].clone();
+        let stale = vec![f32::NAN; gpu.bytes() / dtype.bytes()];
+        let mut values = [stale.clone(), stale];
         let mut left = blocks;
         for (row, seat) in rows.iter().zip(&seats) {
             for position in 0..row.1 {

@@ -26,6 +26,7 @@ mod embed;
 mod errors;
 mod library;
 mod linear;
+mod matrix_speed;
 mod moe;
 mod moe_route;
 mod norm;

@@ -1,0 +1,171 @@
+//! What products, attention and experts cost inside a captured graph, next to the bytes they must read. Weights take turns,
+//! so that caches hold none of them. Printed, not judged.
+
+use std::time::Instant;
+
+use kernels::{
+    Around, Attention, BatchRows, DType, Driver, Experts, Kernels, KvLayout, KvOrder, Packed,
+    Routes, RowBounds, bf16,
+};
+
+use crate::pair::{Pair, pairs};
+use crate::support::S;
+
+/// Bytes that no cache holds.
+const UNCACHED: usize = 512 << 20;
+
+/// Microseconds of one `launch(i)` among `count`, all in one graph, each waiting for the one before.
+fn microseconds(pair: &Pair, count: usize, mut launch: impl FnMut(usize)) -> f64 {
+    launch(0);
+    pair.gpu.synchronize(&S).unwrap();
+    pair.gpu.begin_capture(&S).unwrap();
+    (0..count).for_each(&mut launch);
+    let graph = pair.gpu.end_capture(&S).unwrap();
+    pair.gpu.replay(&S, &graph).unwrap();
+    pair.gpu.synchronize(&S).unwrap();
+    let (replays, start) = (20, Instant::now());
+    (0..replays).for_each(|_| pair.gpu.replay(&S, &graph).unwrap());
+    pair.gpu.synchronize(&S).unwrap();
+    start.elapsed().as_secs_f64() * 1e6 / (replays * count) as f64
+}
+
+fn report(what: &str, time_us: f64, bytes: usize) {
+    println!("{what:48} {time_us:9.2} us {:7.3} TB/s", bytes as f64 / time_us / 1e6);
+}
+
+#[test]
+#[ignore = "measures a GPU, named by HADRON_GPU"]
+fn matrix_speed() {
+    for pair in &pairs() {
+        for (n, k) in [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (151_936, 1024)] {
+            products(pair, n, k, &[1, 4, 8, 16]);
+        }
+        for (n, k) in [(6144, 4096), (4096, 4096), (24_576, 4096), (4096, 12_288)] {
+            products(pair, n, k, &[1, 8]);
+        }
+        decodes(pair);
+        prefills(pair);
+        experts(pair);
+    }
+}
+
+/// As many copies of a matrix as no cache holds.
+fn copies(pair: &Pair, n: usize, k: usize) -> Vec<Packed> {
+    let weights = pair.numbers(1).reals::<f32>(n * k);
+    let count = UNCACHED.div_ceil(n * k * 2).clamp(2, 64);
+    let bytes = crate::pair::bytes_of(&weights);
+    let part = [kernels::HostMat::new(&bytes, DType::F32, n, k).unwrap()];
+    (0..count).map(|_| pair.gpu.pack(&part, DType::BF16).unwrap()).collect()
+}
+
+fn products(pair: &Pair, n: usize, k: usize, rows: &[usize]) {
+    let weights = copies(pair, n, k);
+    let mut numbers = pair.numbers(2);
+    for &m in rows {
+        let x = pair.random(&mut numbers, DType::BF16, m, k);
+        let norm = pair.random(&mut numbers, DType::BF16, 1, k);
+        let plain = Around::default();
+        let normed = Around { norm: Some((norm.gpu(), 1e-6)), ..plain };
+        let gated = Around { silu_mul: true, ..normed };
+        for (name, around) in [("", plain), (" norm", normed), (" norm silu_mul", gated)] {
+            if !pair.gpu.fuses(m, DType::BF16, &weights[0]) {
+                continue;
+            }
+            let outputs = if around.silu_mul { n / 2 } else { n };
+            let mut y = pair.poisoned(DType::BF16, m, outputs);
+            let time = microseconds(pair, weights.len(), |i| {
+                let w = &weights[i];
+                pair.gpu.linear_around(&S, y.gpu_mut(), x.gpu(), w, &around).unwrap();
+            });
+            report(&format!("{m} x {n} x {k}{name}"), time, n * k * 2);
+        }
+    }
+}
+
+/// Heads of Qwen3-0.6B, 8B and 30B-A3B; rows of one token, or one row of many.
+fn attention(
+    pair: &Pair,
+    (heads, kv_heads): (usize, usize),
+    rows: usize,
+    q: usize,
+    context: usize,
+) {
+    let (dim, block_tokens, layers) = (128, 16, 2);
+    let width = context.div_ceil(block_tokens);
+    let (blocks, order) = (rows * width, KvOrder::Rows);
+    let head_dim = dim;
+    let dtype = DType::BF16;
+    let layout = KvLayout { layers, blocks, block_tokens, kv_heads, head_dim, dtype, order };
+    let pool = pair.gpu.alloc(layout.bytes()).unwrap();
+    let mut numbers = pair.numbers(3);
+    let queries = pair.random(&mut numbers, dtype, rows * q, heads * dim);
+    let mut o = pair.poisoned(dtype, rows * q, heads * dim);
+    let cu_q = pair.put(&(0..=rows).map(|r| (r * q) as i32).collect::<Vec<_>>(), 1, rows + 1);
+    let contexts = pair.put(&vec![context as i32; rows], 1, rows);
+    let tables: Vec<i32> = (0..blocks as i32).map(|i| (i * 7919) % blocks as i32).collect();
+    let tables = pair.put(&tables, rows, width);
+    let decode_rows = if q == 1 { rows } else { 0 };
+    let bounds = RowBounds { decode_rows, longest_q: q, longest_context: context };
+    let (context_lens, block_tables) = (contexts.gpu(), tables.gpu());
+    let step = BatchRows { cu_q: cu_q.gpu(), context_lens, block_tables, table_rows: None, bounds };
+    let time = microseconds(pair, 8, |i| {
+        let args = Attention { q: queries.gpu(), rows: step, heads, layer: i % 2, scale: 0.088 };
+        pair.gpu.paged_attention(&S, o.gpu_mut(), (&pool, &layout), &args).unwrap();
+    });
+    let seen = q * (2 * context - q + 1) / 2;
+    let tflops = (4 * rows * seen * heads * dim) as f64 / time / 1e6;
+    let what =
+        format!("attention {heads}/{kv_heads}, {rows} x {q} at {context}, {tflops:.0} TFLOP/s");
+    report(&what, time, rows * context * kv_heads * dim * 4);
+}
+
+fn decodes(pair: &Pair) {
+    for heads in [(16, 8), (32, 8), (32, 4)] {
+        for (rows, context) in [(1, 1024), (1, 16_384), (64, 1152), (256, 1152)] {
+            attention(pair, heads, rows, 1, context);
+        }
+    }
+}
+
+fn prefills(pair: &Pair) {
+    for heads in [(16, 8), (32, 8)] {
+        for (rows, q, context) in [(1, 1024, 1024), (8, 1024, 1024), (1, 2048, 16_384)] {
+            attention(pair, heads, rows, q, context);
+        }
+    }
+}
+
+/// One layer of Qwen3-30B-A3B.
+fn experts(pair: &Pair) {
+    let (hidden, inner, count, top_k) = (2048, 768, 128, 8);
+    let group = |n: usize, k: usize| {
+        let bytes = vec![0x3cu8; n * k * 2];
+        let part = || vec![kernels::HostMat::new(&bytes, DType::BF16, n, k).unwrap()];
+        pair.gpu.pack_group(&(0..count).map(|_| part()).collect::<Vec<_>>(), DType::BF16).unwrap()
+    };
+    let (gate_up, down) = (group(2 * inner, hidden), group(hidden, inner));
+    let experts = Experts { first: 0, gate_up: &gate_up, down: &down };
+    let mut numbers = pair.numbers(4);
+    for tokens in [1, 8, 64, 256, 1024, 8192] {
+        let x = pair.put(&vec![bf16::ONE; tokens * hidden], tokens, hidden);
+        let mut y = pair.poisoned(DType::BF16, tokens, hidden);
+        let mut chosen = Vec::new();
+        for _ in 0..tokens {
+            let first = numbers.below(count);
+            let step = 1 + 2 * numbers.below(count / 2);
+            chosen.extend((0..top_k).map(|j| ((first + j * step) % count) as i32));
+        }
+        let mut busy = chosen.clone();
+        busy.sort_unstable();
+        busy.dedup();
+        let chosen = pair.put(&chosen, tokens, top_k);
+        let weights = pair.put(&vec![0.125f32; tokens * top_k], tokens, top_k);
+        let routes = Routes { experts: chosen.gpu(), weights: weights.gpu() };
+        let time = microseconds(pair, 8, |_| {
+            pair.gpu.moe_mlp(&S, y.gpu_mut(), x.gpu(), &routes, &experts).unwrap();
+        });
+        let tflops = (6 * tokens * top_k * hidden * inner) as f64 / time / 1e6;
+        let what = format!("moe_mlp, {tokens} tokens, {tflops:.0} TFLOP/s");
+        report(&what, time, busy.len() * 3 * hidden * inner * 2);
+    }
+}
