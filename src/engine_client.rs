@@ -13,11 +13,12 @@ pub use mailbox::EventStream;
 
 use dashmap::DashMap;
 use mailbox::Mailbox;
-use protocol::RequestId;
+use protocol::{Epoch, Ready, RequestId, ToExecutor};
 use scheduler::{
     AbortCause, ErrorCode, Event, Finish, PromptHasher, StepStats, Submit, TokenEvent,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What reaches the engine's thread.
@@ -25,8 +26,24 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub enum Signal {
     /// For `Engine::tick`.
     Event(Event),
-    /// The executor failed or is gone, and why.
-    Fault(String),
+    /// The executor of this generation failed or is gone, and why.
+    Lost {
+        /// Its generation; another one than the engine's is old news.
+        epoch: Epoch,
+        /// What happened.
+        cause: String,
+    },
+    /// An executor of the engine's generation is ready, with an empty cache.
+    Back {
+        /// Road to it.
+        executor: SyncSender<ToExecutor>,
+        /// What it brought up.
+        ready: Ready,
+    },
+    /// The executor gave a sign of life.
+    Beat,
+    /// There will be no executor any more, and why.
+    GiveUp(String),
     /// Stop the loop.
     Stop,
 }

@@ -33,6 +33,7 @@ fn main() -> ExitCode {
     }
     let outcome = match command {
         Command::Serve(args) => launcher::serve::run(&args, &environment),
+        Command::Executor(args) => launcher::executor::child::run(&args),
         Command::Bench(command) => bench::run(command, &environment),
         Command::Eval(command) => eval::run(command, &environment),
         Command::Synth(args) => synth::run(&args),

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// Everything an executor process must know; the model folder it reads itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
-    /// The model folder, absolute.
+    /// The model folder.
     pub dir: PathBuf,
     /// Members to replace in `config.json`: a JSON object.
     pub overrides: Option<String>,

@@ -1,6 +1,9 @@
 //! Flags of the scheduler, the KV cache and the executor.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
+use protocol::DeviceLibraries;
 
 use super::units::{ByteSize, Seconds, tokens};
 use super::{ConfigError, Dtype, refused};
@@ -9,9 +12,13 @@ use super::{ConfigError, Dtype, refused};
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
-    /// What to compute on; auto is the CPU unless this build knows a GPU
+    /// What to compute on; auto takes the CPU. This build has no backend for a GPU: rocm and cuda fail
     #[arg(long, default_value = "auto")]
     pub device: DeviceKind,
+    /// Device libraries by path, in place of the system's: driver, run-time compiler, BLAS, lanes of a wave
+    /// if they emulate a GPU
+    #[arg(long, hide = true, value_parser = libraries, value_name = "DRIVER[,COMPILER[,BLAS[,WAVE]]]")]
+    pub device_libraries: Option<DeviceLibraries>,
     /// Threads of the CPU backend [default: the physical cores]
     #[arg(long, value_name = "COUNT")]
     pub threads: Option<usize>,
@@ -24,10 +31,10 @@ pub struct EngineArgs {
     /// Blocks of the KV cache, exactly; overrules every other size
     #[arg(long, value_name = "BLOCKS")]
     pub num_gpu_blocks_override: Option<u32>,
-    /// Share of a GPU's memory to use (the CPU's KV cache is sized in bytes)
+    /// Share of a GPU's memory to use; changes nothing on the CPU, whose KV cache is sized in bytes
     #[arg(long, alias = "mem-fraction-static", default_value_t = 0.90, value_name = "FRACTION")]
     pub gpu_memory_utilization: f64,
-    /// Type of the KV cache; auto takes the activations'
+    /// Type of the KV cache; auto takes the activations', the only choice on the CPU: fp8 is refused
     #[arg(long, default_value = "auto")]
     pub kv_cache_dtype: CacheDtype,
     /// Share the KV blocks of equal prompt prefixes
@@ -67,16 +74,16 @@ pub struct EngineArgs {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value_t = true, action = clap::ArgAction::Set, value_name = "BOOL")]
     pub mixed: bool,
-    /// Draft method
+    /// Draft method; only none so far
     #[arg(long, alias = "method", default_value = "none")]
     spec_method: String,
-    /// Where the executor runs
+    /// Where the executor runs; on a GPU always in a process of its own
     #[arg(long, default_value = "embedded")]
     pub executor: ExecutorPlace,
     /// A step is late after this long [default: the greater of 5 s and ten times the expectation]
     #[arg(long, alias = "watchdog-timeout", value_name = "SECONDS")]
     pub step_deadline: Option<Seconds>,
-    /// Start-up without progress for this long is a failure
+    /// An executor that is not ready after this long has failed
     #[arg(long, default_value = "600s", value_name = "SECONDS")]
     pub startup_timeout: Seconds,
     /// Seed of synthetic weights
@@ -88,10 +95,10 @@ pub struct EngineArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Parallelism")]
 pub struct ParallelArgs {
-    /// Devices that share each layer (short: -tp)
+    /// Devices that share each layer (short: -tp); more than 1 is refused so far
     #[arg(long, aliases = ["tp", "tp-size"], default_value_t = 1, value_name = "SIZE")]
     pub tensor_parallel_size: u16,
-    /// Replicas (short: -dp)
+    /// Replicas (short: -dp); more than 1 is refused so far
     #[arg(long, alias = "dp", default_value_t = 1, value_name = "SIZE")]
     pub data_parallel_size: u16,
     /// Spread experts over all ranks; of one rank it is the same either way
@@ -106,7 +113,7 @@ pub struct ParallelArgs {
     /// How a request finds its replica
     #[arg(long, alias = "load-balance-method", default_value = "prefix")]
     pub dp_load_balance: Placement,
-    /// Machines
+    /// Machines; more than 1 is refused so far
     #[arg(long, default_value_t = 1, value_name = "COUNT")]
     pub nnodes: u16,
     /// Which of them this is
@@ -186,13 +193,33 @@ pub enum ExecutorPlace {
     Process,
 }
 
+/// `DRIVER[,COMPILER[,BLAS[,WAVE]]]`; an empty place means that there is none, `WAVE` that the libraries
+/// emulate a GPU with waves of so many lanes.
+fn libraries(text: &str) -> Result<DeviceLibraries, String> {
+    let places: Vec<&str> = text.split(',').collect();
+    let place = |at: usize| places.get(at).copied().filter(|place| !place.is_empty());
+    let path = |at: usize| place(at).map(PathBuf::from);
+    let wave = place(3).map(str::parse::<u32>).transpose();
+    match (path(0), wave, places.len()) {
+        (Some(driver), Ok(emulated_wave), 1..=4) => {
+            Ok(DeviceLibraries { driver, compiler: path(1), blas: path(2), emulated_wave })
+        }
+        _ => Err("not DRIVER[,COMPILER[,BLAS[,WAVE]]]".to_owned()),
+    }
+}
+
 /// Tokens of one step on the CPU: long enough for efficient GEMMs, short enough for decodes.
 const CPU_TOKENS_PER_STEP: u32 = 512;
+/// Tokens of one step on a GPU.
+const GPU_TOKENS_PER_STEP: u32 = 8192;
 
 impl EngineArgs {
     /// Tokens of one step, `--max-num-batched-tokens` or the device's default.
     pub fn tokens_per_step(&self) -> u32 {
-        self.max_num_batched_tokens.unwrap_or(CPU_TOKENS_PER_STEP)
+        self.max_num_batched_tokens.unwrap_or(match self.device {
+            DeviceKind::Auto | DeviceKind::Cpu => CPU_TOKENS_PER_STEP,
+            DeviceKind::Rocm | DeviceKind::Cuda => GPU_TOKENS_PER_STEP,
+        })
     }
 
     /// Longest prefill chunk; `None` = the step's budget.
@@ -214,9 +241,6 @@ impl EngineArgs {
 
     /// Refuses what this release cannot honour.
     pub(super) fn check(&self, dtype: Dtype) -> Result<(), ConfigError> {
-        if matches!(self.device, DeviceKind::Rocm | DeviceKind::Cuda) {
-            return refused("--device: this release computes on the CPU only");
-        }
         if self.kv_cache_dtype == CacheDtype::Fp8 {
             return refused("--kv-cache-dtype fp8: the CPU's KV cache has the activations' type");
         }
@@ -231,9 +255,6 @@ impl EngineArgs {
                 "--spec-method {}: this release does not speculate",
                 self.spec_method
             ));
-        }
-        if self.executor == ExecutorPlace::Process {
-            return refused("--executor process: this release embeds its one executor");
         }
         let positive = [
             ("--block-size", self.block_size),

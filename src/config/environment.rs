@@ -13,6 +13,8 @@ pub struct Environment {
     pub hub_token: Option<String>,
     /// `HF_HUB_OFFLINE`: use what the cache holds and ask nobody.
     pub hub_offline: bool,
+    /// Where compiled kernels are kept: `XDG_CACHE_HOME/hadron`, else `~/.cache/hadron`.
+    pub kernel_cache: Option<PathBuf>,
     /// `RUST_LOG`: filter of the log.
     pub log: Option<String>,
     /// `HADRON_API_KEY`, else `VLLM_API_KEY`: the key of clients and, without `--api-key`, of the
@@ -25,12 +27,10 @@ impl Environment {
     #[allow(clippy::disallowed_methods)] // The one place where the environment is read.
     pub fn from_process() -> Self {
         let text = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let home = text("HF_HOME").map(PathBuf::from).or_else(|| {
-            let cache = text("XDG_CACHE_HOME").map(PathBuf::from);
-            let cache =
-                cache.or_else(|| text("HOME").map(|home| PathBuf::from(home).join(".cache")));
-            cache.map(|cache| cache.join("huggingface"))
-        });
+        let cache = text("XDG_CACHE_HOME").map(PathBuf::from);
+        let cache = cache.or_else(|| text("HOME").map(|home| PathBuf::from(home).join(".cache")));
+        let home = text("HF_HOME").map(PathBuf::from);
+        let home = home.or_else(|| cache.as_ref().map(|cache| cache.join("huggingface")));
         let token = text("HF_TOKEN").or_else(|| {
             let file = home.as_ref()?.join("token");
             let token = std::fs::read_to_string(file).ok()?;
@@ -42,6 +42,7 @@ impl Environment {
             hub_endpoint: text("HF_ENDPOINT"),
             hub_token: token,
             hub_offline: text("HF_HUB_OFFLINE").is_some_and(|value| value != "0"),
+            kernel_cache: cache.map(|cache| cache.join("hadron")),
             log: text("RUST_LOG"),
             api_key: text("HADRON_API_KEY").or_else(|| text("VLLM_API_KEY")),
         }

@@ -42,9 +42,10 @@ pub struct TasksArgs {
     /// The server.
     #[command(flatten)]
     pub client: ClientArgs,
-    /// Questions, one JSON object a line: id, kind, messages or prompt, answer
-    #[arg(long, default_value = "tests/data/demo/questions.jsonl", value_name = "FILE")]
-    pub data: PathBuf,
+    /// Questions, one JSON object a line: id, kind, messages or prompt, answer [default: the 500 of the
+    /// demo model, which this binary carries]
+    #[arg(long, value_name = "FILE")]
+    pub data: Option<PathBuf>,
     /// Requests in flight
     #[arg(long, default_value_t = 8, value_name = "COUNT")]
     pub concurrency: usize,

@@ -18,13 +18,13 @@ pub struct HttpArgs {
     /// Port to listen on; 0 takes a free one and prints it
     #[arg(long, alias = "server-port", default_value_t = 8000)]
     pub port: u16,
-    /// A key that clients must send; repeatable
-    #[arg(long, num_args = 1.., value_name = "KEY")]
+    /// A key that clients must send; repeatable. Refused so far: this release checks no keys
+    #[arg(long, value_name = "KEY")]
     pub api_key: Vec<String>,
-    /// A file of keys, one a line
+    /// A file of keys, one a line. Refused so far: this release checks no keys
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
-    /// The key of the admin routes; without it they do not exist
+    /// The key of the admin routes. Refused so far: this release has none
     #[arg(long, value_name = "KEY")]
     pub admin_key: Option<String>,
     /// Comment on idle streams after this long; 0 = never
@@ -48,10 +48,10 @@ pub struct ReplyArgs {
     /// Sampling defaults: auto takes the model's generation_config.json, none the API's
     #[arg(long, default_value = "auto", value_name = "auto|none")]
     generation_config: String,
-    /// Tool-call syntax of the model
+    /// Tool-call syntax of the model; auto or none so far, and neither parses
     #[arg(long, default_value = "auto", value_name = "NAME")]
     tool_call_parser: String,
-    /// Reasoning syntax of the model
+    /// Reasoning syntax of the model; auto or none so far, and neither parses
     #[arg(long, default_value = "auto", value_name = "NAME")]
     reasoning_parser: String,
     /// Most logprobs a request may ask for; -1 = the vocabulary

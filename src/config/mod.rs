@@ -9,6 +9,7 @@ mod bench;
 mod engine;
 mod environment;
 mod eval;
+mod executor;
 mod file;
 mod foreign;
 mod http;
@@ -29,6 +30,7 @@ pub use engine::{
 };
 pub use environment::Environment;
 pub use eval::{ClientArgs, EqualArgs, EvalCommand, GoldenArgs, LogprobsArgs, TasksArgs};
+pub use executor::ExecutorArgs;
 pub use http::{HttpArgs, ReplyArgs};
 pub use model::{Dtype, LoadFormat, ModelArgs};
 pub use reference::{reference, reference_path};
@@ -60,6 +62,9 @@ pub enum Command {
     /// Check answers: task suites, golden fixtures, log-probabilities, two servers
     #[command(subcommand)]
     Eval(EvalCommand),
+    /// One executor of a server; started by it
+    #[command(hide = true)]
+    Executor(ExecutorArgs),
     /// Write a checkpoint of deterministic random weights, with a tokenizer
     Synth(SynthArgs),
 }
@@ -97,7 +102,7 @@ pub struct SynthArgs {
     /// Another seed is another set of weights
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Type of the weights; the values are the same
+    /// Type of the weights, bfloat16 or float32; the values are the same. float16 is refused
     #[arg(long, default_value = "auto")]
     pub dtype: Dtype,
 }

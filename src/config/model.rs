@@ -22,13 +22,13 @@ pub struct ModelArgs {
     /// Folder or hub id of the tokenizer, if it is not the model's own
     #[arg(long)]
     pub tokenizer: Option<String>,
-    /// Names the API answers to; the first is the one it reports
+    /// Names the API answers to; the first is the one it reports. Takes all that follow: MODEL goes first
     #[arg(long, num_args = 1.., value_name = "NAME")]
     pub served_model_name: Vec<String>,
     /// Members to replace in config.json
     #[arg(long, value_parser = json_object, value_name = "JSON")]
     pub hf_overrides: Option<Map<String, Value>>,
-    /// Type of the weights and activations; auto takes the checkpoint's
+    /// Type of the weights and activations; auto takes the checkpoint's, float16 is refused so far
     #[arg(long, default_value = "auto")]
     pub dtype: Dtype,
     /// Where weights come from; synth generates them in place from config.json
@@ -50,7 +50,7 @@ pub enum Dtype {
     /// The usual type of published weights
     #[value(alias = "bf16")]
     Bfloat16,
-    /// Half precision (GPUs only)
+    /// Half precision; refused, this release computes in the other two
     #[value(alias = "fp16", alias = "half")]
     Float16,
     /// The exact reference
@@ -81,6 +81,9 @@ impl ModelArgs {
                 _ => self.model = Some(flag),
             }
         }
+        if self.model.is_none() {
+            self.check_names_alone()?;
+        }
         if self.dtype == Dtype::Float16 {
             return refused("--dtype float16: the CPU computes in bfloat16 or float32");
         }
@@ -88,5 +91,24 @@ impl ModelArgs {
             return refused("--max-model-len 0: at least 1");
         }
         Ok(())
+    }
+
+    /// `--served-model-name` takes what follows it: a MODEL behind it would be a name, and the demo be
+    /// served under it.
+    fn check_names_alone(&self) -> Result<(), ConfigError> {
+        let names = &self.served_model_name;
+        let swallowed = match names.as_slice() {
+            [] => None,
+            [one] => Some(one).filter(|name| std::path::Path::new(name).exists()),
+            [.., last] => Some(last),
+        };
+        match swallowed {
+            Some(last) => refused(format!(
+                "--served-model-name {}: is {last} the model? No MODEL is named; put it in front of \
+                 the flag, or say --model {last}",
+                names.join(" ")
+            )),
+            None => Ok(()),
+        }
     }
 }

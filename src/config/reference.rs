@@ -23,7 +23,7 @@ pub fn reference() -> String {
     );
     let mut root = Cli::command();
     root.build();
-    for command in root.get_subcommands() {
+    for command in root.get_subcommands().filter(|command| !command.is_hide_set()) {
         section(&mut out, "hadron", command);
     }
     environment(&mut out);
@@ -92,6 +92,7 @@ fn environment(out: &mut String) {
          | `HF_TOKEN` | the hub's token (else the file `token` in `HF_HOME`) |\n\
          | `HF_HUB_OFFLINE` | 1: use what the cache holds and ask nobody |\n\
          | `HADRON_API_KEY`, `VLLM_API_KEY` | key of clients and, without `--api-key`, of the server |\n\
+         | `XDG_CACHE_HOME` | compiled kernels are kept in its folder `hadron` (default `~/.cache`) |\n\
          | `RUST_LOG` | filter of the log |\n",
     );
 }

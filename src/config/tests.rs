@@ -87,7 +87,6 @@ fn what_cannot_be_honoured_is_refused_with_the_reason() {
         ("M -pp 2", "--pipeline-parallel-size is not supported"),
         ("M --tensor-parallel-size 2", "one executor"),
         ("M -tp 2", "one executor"),
-        ("M --device cuda", "CPU only"),
         ("M --dtype half", "bfloat16 or float32"),
         ("M --kv-cache-dtype bf16", "--dtype bfloat16"),
         ("M --no_mmap", "always mapped"),
@@ -101,6 +100,48 @@ fn what_cannot_be_honoured_is_refused_with_the_reason() {
         assert_eq!(code, 1, "{line}: {text}");
         assert!(text.contains(reason), "{line}: {text}");
     }
+}
+
+#[test]
+fn a_model_is_never_taken_for_a_name() {
+    let dir = env!("CARGO_MANIFEST_DIR");
+    for line in [
+        format!("--served-model-name one {dir}"),
+        "--served-model-name one org/hub-id".to_owned(),
+        format!("--served-model-name {dir}"),
+        format!("--port 9 --served-model-name one two {dir} --seed 3"),
+    ] {
+        let (code, text) = error(&format!("serve {line}"));
+        assert!(code == 1 && text.contains("No MODEL is named"), "{line}: {text}");
+    }
+    let names = |line: &str| serve(line).model.served_model_name;
+    assert_eq!(names("M --served-model-name a b --port 1"), ["a", "b"]);
+    assert_eq!(names("--served-model-name a b --model M"), ["a", "b"]);
+    assert_eq!(names("--served-model-name tiny"), ["tiny"], "the demo may have another name");
+    let args = serve("--api-key k M --api-key l");
+    assert_eq!(args.model.model.as_deref(), Some("M"));
+    assert_eq!(args.http.api_key, ["k", "l"]);
+}
+
+#[test]
+fn a_device_may_be_named_with_its_libraries() {
+    let args = serve("M --device cuda --device-libraries /a/emu.so,,/b/blas.so,64").engine;
+    let libraries = args.device_libraries.unwrap();
+    assert_eq!(libraries.driver, std::path::Path::new("/a/emu.so"));
+    assert_eq!((libraries.compiler, libraries.blas), (None, Some("/b/blas.so".into())));
+    assert_eq!(libraries.emulated_wave, Some(64));
+    assert_eq!((args.device, args.executor), (DeviceKind::Cuda, ExecutorPlace::Embedded));
+    assert_eq!(
+        (args.max_num_batched_tokens, serve("M --device rocm").engine.tokens_per_step()),
+        (None, 8192)
+    );
+    assert_eq!(error("serve M --device-libraries ,x").0, 2);
+    assert_eq!(error("serve M --device-libraries a,b,c,wide").0, 2);
+    let Command::Executor(args) = run("executor --rank 1 --epoch 4").unwrap().command else {
+        panic!("not executor")
+    };
+    assert_eq!((args.rank, args.epoch), (1, 4));
+    assert!(!reference().contains("hadron executor"), "nobody types it");
 }
 
 #[test]

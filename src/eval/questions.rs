@@ -48,10 +48,25 @@ pub(super) fn text_of(reply: &Value) -> Result<&str> {
     text.with_context(|| format!("a reply without text: {reply}"))
 }
 
+/// The demo model's held-out questions.
+const DEMO: &str = include_str!("../../tests/data/demo/questions.jsonl");
+
+/// Reads a file of questions, at most `limit` of them; without a file those of the demo model.
+pub(super) fn read_or_demo(path: Option<&Path>, limit: Option<usize>) -> Result<Vec<Question>> {
+    match path {
+        Some(path) => read(path, limit),
+        None => questions(Path::new("the demo's questions"), DEMO, limit),
+    }
+}
+
 /// Reads a file of questions, at most `limit` of them.
 pub(super) fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Question>> {
+    questions(path, &text(path)?, limit)
+}
+
+fn questions(path: &Path, text: &str, limit: Option<usize>) -> Result<Vec<Question>> {
     let questions =
-        lines(path)?.into_iter().take(limit.unwrap_or(usize::MAX)).map(|(number, line)| {
+        lines(path, text)?.into_iter().take(limit.unwrap_or(usize::MAX)).map(|(number, line)| {
             let named = || format!("{} line {number}", path.display());
             // A bare list of ids is a prompt too.
             let line = if line.is_array() { json!({ "prompt": line }) } else { line };
@@ -70,7 +85,7 @@ pub(super) fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Question>> {
 
 /// Reads lines of token ids: `[1, 2]` or `{"tokens": [1, 2]}`.
 pub(super) fn read_ids(path: &Path) -> Result<Vec<Vec<Token>>> {
-    let ids = lines(path)?.into_iter().map(|(number, mut line)| {
+    let ids = lines(path, &text(path)?)?.into_iter().map(|(number, mut line)| {
         let list = if line.is_object() { line["tokens"].take() } else { line };
         let ids: Vec<Token> = serde_json::from_value(list)
             .with_context(|| format!("{} line {number}: not token ids", path.display()))?;
@@ -82,9 +97,12 @@ pub(super) fn read_ids(path: &Path) -> Result<Vec<Vec<Token>>> {
     ids.collect()
 }
 
+fn text(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).with_context(|| path.display().to_string())
+}
+
 /// The lines that are not blank, with their numbers.
-fn lines(path: &Path) -> Result<Vec<(usize, Value)>> {
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+fn lines(path: &Path, text: &str) -> Result<Vec<(usize, Value)>> {
     let numbered = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let parsed = numbered.map(|(index, line)| {
         let value = serde_json::from_str(line);
@@ -112,6 +130,8 @@ mod tests {
         assert_eq!(questions[0].request("m", 4).0, "/v1/chat/completions");
         assert_eq!(questions[1].request("m", 4).1["prompt"], json!([1, 2]));
         assert_eq!(read(file(text).path(), Some(1)).unwrap().len(), 1);
+        let demo = read_or_demo(None, None).unwrap();
+        assert!(demo.len() == 500 && demo.iter().all(|question| question.answer.is_some()));
         let ids = read_ids(file("[1,2,3]\n{\"tokens\":[4,5]}").path()).unwrap();
         assert_eq!(ids, [vec![1, 2, 3], vec![4, 5]]);
     }

@@ -6,7 +6,7 @@ use std::io::Write as _;
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
-use super::questions::{Question, read, text_of};
+use super::questions::{Question, read_or_demo, text_of};
 use crate::client::{Client, run_limited};
 use crate::config::{Environment, TasksArgs};
 use crate::progress::{Progress, Unit};
@@ -24,9 +24,9 @@ struct Answer {
 
 /// Asks all questions and prints the score; false if it is below the minimum.
 pub(super) async fn run(args: &TasksArgs, environment: &Environment) -> Result<bool> {
-    let questions = read(&args.data, args.limit)?;
+    let questions = read_or_demo(args.data.as_deref(), args.limit)?;
     if let Some(question) = questions.iter().find(|q| q.answer.is_none()) {
-        bail!("{}: question {} has no answer", args.data.display(), question.id);
+        bail!("question {} has no answer", question.id);
     }
     let client = Client::new(&args.client.base_url, &args.client, environment)?;
     let model = client.model(args.client.model.as_deref()).await.context("/v1/models")?;

@@ -5,12 +5,12 @@
 
 use crate::engine_client::{ENGINE_LOST, EngineClient, Inbox, Signal};
 use crate::server::health::Health;
-use protocol::{Batch, FromExecutor, Replica, StepId, ToExecutor};
+use protocol::{Batch, Epoch, Ready, Replica, StepId, ToExecutor};
 use scheduler::{Effect, Engine, Event, TokenEvent};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, SyncSender};
+use std::sync::mpsc::{Sender, SyncSender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -27,7 +27,14 @@ const LISTS_PER_TURN: usize = 8;
 pub enum Notice {
     /// The process got this signal.
     Signal(i32),
-    /// The executor failed; the engine has stopped.
+    /// The executor is lost. The engine has taken note and waits for one of the next generation.
+    ExecutorLost {
+        /// That generation.
+        epoch: Epoch,
+        /// What became of the former one.
+        cause: String,
+    },
+    /// There is no executor and will be none; the engine has stopped.
     EngineFailed(String),
 }
 
@@ -54,8 +61,10 @@ pub struct EngineThread {
     pub engine: Engine,
     /// Where submits and answers arrive.
     pub inbox: Arc<Inbox<Signal>>,
-    /// The executor.
-    pub executor: SyncSender<ToExecutor>,
+    /// The executor; `None` = it was lost, and the main thread starts another one.
+    pub executor: Option<SyncSender<ToExecutor>>,
+    /// Whether a lost executor can be replaced: it was a process.
+    pub recovers: bool,
     /// Where news of requests go.
     pub news: mpsc::Sender<Vec<TokenEvent>>,
     /// For the end of everything.
@@ -68,11 +77,44 @@ pub struct EngineThread {
     pub notices: Sender<Notice>,
 }
 
+/// The one replica there is.
+pub(super) const REPLICA: Replica = Replica(0);
+
 /// A step that has not been answered.
 struct Sent {
     step: StepId,
     at_ms: u64,
     tokens: u64,
+}
+
+/// Judges an executor that lives but does not answer. A step is lost only if it was late at two signs of
+/// life in a row: had this process been paused, its answer would have arrived in between.
+#[derive(Default)]
+struct Watch {
+    late: Option<StepId>,
+}
+
+impl Watch {
+    /// At a sign of life: why the executor is given up, if it is.
+    fn beat(
+        &mut self,
+        now_ms: u64,
+        sent: &VecDeque<Sent>,
+        deadline: &StepDeadline,
+    ) -> Option<String> {
+        let overdue = sent.front().filter(|first| {
+            u128::from(now_ms.saturating_sub(first.at_ms)) > deadline.of(first.tokens).as_millis()
+        });
+        let again = overdue.filter(|first| self.late == Some(first.step)).map(|first| {
+            let (step, after_ms) = (first.step.0, now_ms - first.at_ms);
+            let limit_ms = deadline.of(first.tokens).as_millis();
+            format!(
+                "step {step} is not answered after {after_ms} ms, its deadline is {limit_ms} ms"
+            )
+        });
+        self.late = overdue.map(|first| first.step);
+        again
+    }
 }
 
 impl EngineThread {
@@ -93,42 +135,73 @@ impl EngineThread {
         let mut events = Vec::new();
         let mut effects = Vec::new();
         let mut sent = VecDeque::new();
+        let mut watch = Watch::default();
         loop {
             self.inbox.take(&mut signals, HEARTBEAT);
             self.health.beat();
             let now_ms = self.health.now_ms();
+            let mut lost = None;
             for signal in signals.drain(..) {
                 match signal {
                     Signal::Event(event) => {
                         self.note_answer(&event, now_ms, &mut sent);
                         events.push(event);
                     }
-                    Signal::Fault(text) => return self.fail(text),
-                    Signal::Stop => return drop(self.executor.send(ToExecutor::Shutdown)),
+                    Signal::Lost { epoch, cause } if self.is_news(epoch) => {
+                        if !self.recovers {
+                            return self.fail(cause);
+                        }
+                        lost = Some(cause);
+                    }
+                    Signal::Lost { .. } => {}
+                    Signal::Back { executor, ready } => {
+                        self.executor = Some(executor);
+                        events.push(back(ready));
+                        self.health.set_restarted();
+                    }
+                    Signal::Beat => lost = lost.or(watch.beat(now_ms, &sent, &self.deadline)),
+                    Signal::GiveUp(cause) => return self.fail(cause),
+                    Signal::Stop => return self.stop(),
                 }
+            }
+            if lost.is_some() {
+                self.lose(&mut events, &mut sent);
             }
             self.engine.tick(now_ms, &mut events, &mut effects);
             for effect in effects.drain(..) {
-                if let Err(text) = self.act(effect, now_ms, &mut sent) {
-                    return self.fail(text);
-                }
+                self.act(effect, now_ms, &mut sent);
             }
             self.report_steps(&sent);
+            if let Some(cause) = lost {
+                let epoch = self.engine.epoch(REPLICA);
+                // The main thread may have left already, at shutdown.
+                let _ = self.notices.send(Notice::ExecutorLost { epoch, cause });
+            }
         }
     }
 
-    fn act(
-        &mut self,
-        effect: Effect,
-        now_ms: u64,
-        sent: &mut VecDeque<Sent>,
-    ) -> Result<(), String> {
+    /// Whether a loss is of the executor that works now.
+    fn is_news(&self, epoch: Epoch) -> bool {
+        self.executor.is_some() && epoch == self.engine.epoch(REPLICA)
+    }
+
+    /// Takes note that the executor is gone: what it had is computed again by the next one.
+    fn lose(&mut self, events: &mut Vec<Event>, sent: &mut VecDeque<Sent>) {
+        self.executor = None;
+        sent.clear();
+        self.health.set_restarting();
+        events.push(Event::Lost { replica: REPLICA });
+    }
+
+    fn act(&mut self, effect: Effect, now_ms: u64, sent: &mut VecDeque<Sent>) {
         match effect {
             Effect::Send { batch, .. } => {
                 let tokens = tokens_of(&batch);
                 sent.push_back(Sent { step: batch.step, at_ms: now_ms, tokens });
-                let gone = |_| "the executor is gone".to_owned();
-                self.executor.send(ToExecutor::Batch(batch)).map_err(gone)?;
+                if let Some(executor) = &self.executor {
+                    // One that is gone says so on its own road, with the reason.
+                    let _ = executor.send(ToExecutor::Batch(batch));
+                }
             }
             // A closed channel means that nobody is left to hear the news.
             Effect::Tokens(list) => drop(self.news.blocking_send(list)),
@@ -136,7 +209,6 @@ impl EngineThread {
             // Nobody subscribes to the index yet, and no operation was started.
             Effect::Kv { .. } | Effect::ControlDone { .. } => {}
         }
-        Ok(())
     }
 
     /// Measures the step an answer belongs to.
@@ -159,7 +231,14 @@ impl EngineThread {
         }
     }
 
-    /// The executor cannot be replaced here: every request ends, and the process will.
+    fn stop(self) {
+        if let Some(executor) = &self.executor {
+            // One that is gone needs no order to leave.
+            let _ = executor.send(ToExecutor::Shutdown);
+        }
+    }
+
+    /// There will be no executor any more: every request ends, and the process will.
     fn fail(self, text: String) {
         self.health.set_unavailable();
         self.client.end_all(&ENGINE_LOST);
@@ -168,35 +247,13 @@ impl EngineThread {
     }
 }
 
-fn tokens_of(batch: &Batch) -> u64 {
-    batch.rows.iter().map(|row| u64::from(row.len) + u64::from(row.drafts)).sum()
+fn back(ready: Ready) -> Event {
+    let Ready { blocks, graph_rows } = ready;
+    Event::Ready { replica: REPLICA, blocks, graph_rows }
 }
 
-/// Starts the thread that moves the executor's messages into the inbox.
-pub fn spawn_reader(
-    executor: Receiver<FromExecutor>,
-    inbox: Arc<Inbox<Signal>>,
-) -> std::io::Result<JoinHandle<()>> {
-    thread::Builder::new().name("executor-link".to_owned()).spawn(move || {
-        for message in executor {
-            match message {
-                FromExecutor::StepOutput(output) => {
-                    let event = Event::Output { replica: Replica(0), output };
-                    inbox.push(Signal::Event(event));
-                }
-                FromExecutor::Fault { step, text } => {
-                    let at = step.map_or_else(String::new, |s| format!(" in step {}", s.0));
-                    return inbox.push(Signal::Fault(format!("the executor failed{at}: {text}")));
-                }
-                FromExecutor::Hello(_)
-                | FromExecutor::Progress { .. }
-                | FromExecutor::Memory(_)
-                | FromExecutor::Ready(_)
-                | FromExecutor::Beat => {}
-            }
-        }
-        inbox.push(Signal::Fault("the executor exited".to_owned()));
-    })
+fn tokens_of(batch: &Batch) -> u64 {
+    batch.rows.iter().map(|row| u64::from(row.len) + u64::from(row.drafts)).sum()
 }
 
 /// Hands out lists of events for as long as the engine lives.

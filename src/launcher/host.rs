@@ -1,11 +1,10 @@
 //! Puts an engine behind a client: threads, link and fan-out in their places.
 
-use super::engine_thread::{
-    EngineThread, LISTS_WAITING_MAX, Notice, StepDeadline, fan_out, spawn_reader,
-};
-use super::start_up::ExecutorLink;
+use super::engine_thread::{EngineThread, LISTS_WAITING_MAX, Notice, StepDeadline, fan_out};
+use super::executor::{ExecutorLink, spawn_reader};
 use crate::engine_client::{Admission, AdmissionLimits, EngineClient, Inbox, Signal};
 use crate::server::health::Health;
+use protocol::Ready;
 use scheduler::Engine;
 use std::io;
 use std::sync::Arc;
@@ -38,11 +37,13 @@ impl Host {
         let client = EngineClient::new(Arc::clone(&inbox), engine.hasher(), admission);
         let (news, waiting) = mpsc::channel(LISTS_WAITING_MAX);
         runtime.spawn(fan_out(client.clone(), waiting));
+        let (executor, recovers) = (Some(link.to), link.from.process.is_some());
         spawn_reader(link.from, Arc::clone(&inbox))?;
         let thread = EngineThread {
             engine,
             inbox: Arc::clone(&inbox),
-            executor: link.to,
+            executor,
+            recovers,
             news,
             client: client.clone(),
             health,
@@ -50,6 +51,21 @@ impl Host {
             notices,
         };
         Ok(Self { client, inbox, scheduler: thread.spawn()? })
+    }
+
+    /// Goes on with another executor, which is ready and of the engine's present generation.
+    ///
+    /// Errors: no thread is left for its link.
+    pub fn resume(&self, link: ExecutorLink, ready: Ready) -> io::Result<()> {
+        let executor = link.to;
+        spawn_reader(link.from, Arc::clone(&self.inbox))?;
+        self.inbox.push(Signal::Back { executor, ready });
+        Ok(())
+    }
+
+    /// Ends every request: there will be no executor any more. Answered by `Notice::EngineFailed`.
+    pub fn give_up(&self, cause: String) {
+        self.inbox.push(Signal::GiveUp(cause));
     }
 
     /// Stops the engine after its current tick and waits for its thread.

@@ -2,6 +2,7 @@
 
 pub mod demo;
 pub mod engine_thread;
+pub mod executor;
 pub mod host;
 pub mod model_files;
 pub mod serve;
@@ -9,3 +10,4 @@ pub mod settings;
 pub mod shutdown;
 pub mod signals;
 pub mod start_up;
+pub mod supervisor;

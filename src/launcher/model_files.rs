@@ -105,7 +105,7 @@ impl ModelFiles {
 }
 
 /// Reads `config.json`, with some of its members replaced.
-fn read_config(dir: &Path, overrides: Option<&Map<String, Value>>) -> Result<Config> {
+pub(super) fn read_config(dir: &Path, overrides: Option<&Map<String, Value>>) -> Result<Config> {
     let config = Config::from_dir(dir)?;
     let Some(overrides) = overrides else { return Ok(config) };
     let path = dir.join("config.json");

@@ -1,14 +1,16 @@
-//! `hadron serve`: one process, one model, one embedded executor.
+//! `hadron serve`: one model, one executor: a thread of this process, or a process of its own.
 //!
 //! Order: the socket opens first (probes tell the truth from then on, a port in use ends it at
 //! once), then the model's files, then text and executor, then the engine. Whatever fails before
 //! ready ends the process with exit code 1 and its cause.
 
 use super::engine_thread::{Notice, StepDeadline};
+use super::executor::{ExecutorGroup, ExecutorLink};
 use super::host::Host;
 use super::model_files::ModelFiles;
-use super::start_up::{ExecutorLink, StartError, Up, bring_up};
-use super::{settings, shutdown, signals};
+use super::shutdown::Front;
+use super::start_up::{StartError, Up};
+use super::{settings, signals, supervisor};
 use crate::config::{Environment, ServeArgs};
 use crate::progress::{Progress, Unit};
 use crate::server::app::{App, ModelCard, Serving};
@@ -18,7 +20,7 @@ use crate::server::listen::{Connections, bind};
 use crate::server::openai::exchange::unix_time;
 use crate::server::routes::router;
 use anyhow::{Context, Result, anyhow, bail};
-use protocol::{Memory, Phase};
+use protocol::{Epoch, Memory, Phase};
 use scheduler::{Engine, EngineConfig, EngineError, KvConfig};
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
@@ -30,8 +32,8 @@ use tokio::runtime::{Builder, Runtime};
 
 /// Threads that serve sockets; the executor computes on the rest.
 const HTTP_THREADS: usize = 2;
-/// Messages in flight on the link to the executor.
-const LINK_CAPACITY: usize = 8;
+/// The engine counts its executors' generations from here.
+const FIRST_EPOCH: Epoch = Epoch(1);
 
 /// Serves until told to stop. Returns the process's exit code.
 pub fn run(args: &ServeArgs, environment: &Environment) -> Result<ExitCode> {
@@ -59,9 +61,13 @@ fn serve(args: &ServeArgs, environment: &Environment, runtime: &Runtime) -> Resu
         let _inside = runtime.enter();
         signals::forward(sender.clone()).context("cannot watch for signals")?;
     }
-    let link = start_executor(args, &files)?;
+    let config = settings::executor(args, &files, environment);
+    let overrides = args.model.hf_overrides.as_ref().map(serde_json::to_string).transpose()?;
+    let (apart, patience) = (settings::apart(args), settings::patience(args));
+    let mut group = ExecutorGroup::new(config, overrides, apart, patience);
+    let mut link = group.start(FIRST_EPOCH)?;
     let text = files.load_text(args)?;
-    let up = match wait_for(&link, &notices, args) {
+    let up = match wait_for(&mut group, &mut link, &notices) {
         Ok(up) => up,
         Err(StartError::Signal(_)) => return Ok(ExitCode::SUCCESS),
         Err(error) => return Err(anyhow!(error).context(files.name.clone())),
@@ -98,9 +104,12 @@ fn serve(args: &ServeArgs, environment: &Environment, runtime: &Runtime) -> Resu
     });
     let pool_tokens = u64::from(up.ready.blocks) * u64::from(block_tokens);
     greet(&files.served_names(args)[0], address, max_model_len, pool_tokens, has_template);
-    drop(files); // Weights are in memory: an unpacked demo needs no folder any more.
-    let timeout = args.http.shutdown_timeout.0;
-    Ok(shutdown::wait(&app, host, &connections, &notices, timeout, runtime.handle()))
+    // An executor in a thread has no second start, and needs no unpacked demo any more.
+    let files = apart.then_some(files);
+    let front = Front { app: &app, connections: &connections, runtime: runtime.handle() };
+    let code = supervisor::run(&front, host, group, &notices, args.http.shutdown_timeout.0);
+    drop(files);
+    Ok(code)
 }
 
 /// Opens the socket and answers on it from now on.
@@ -126,26 +135,14 @@ fn listen(
     Ok(address)
 }
 
-/// Starts the embedded executor on a thread of its own.
-fn start_executor(args: &ServeArgs, files: &ModelFiles) -> Result<ExecutorLink> {
-    let config = settings::executor(args, files);
-    let (ours, theirs) = protocol::link::pair(LINK_CAPACITY);
-    std::thread::Builder::new()
-        .name("executor".to_owned())
-        .spawn(move || executor::run(config, theirs))
-        .context("cannot start the executor's thread")?;
-    let (to, from) = (ours.sender, ours.receiver);
-    Ok(ExecutorLink { to, from })
-}
-
 /// Waits until the executor is ready and shows how far it is.
 fn wait_for(
-    link: &ExecutorLink,
+    group: &mut ExecutorGroup,
+    link: &mut ExecutorLink,
     notices: &Receiver<Notice>,
-    args: &ServeArgs,
 ) -> Result<Up, StartError> {
     let mut shown: Option<(Phase, Progress)> = None;
-    let show = |phase, done, total| {
+    let up = group.bring_up(link, notices, |phase, done, total| {
         if shown.as_ref().is_none_or(|(of, _)| *of != phase)
             && let Some((_, over)) = shown.replace((phase, new_progress(phase, total)))
         {
@@ -154,9 +151,7 @@ fn wait_for(
         if let Some((_, progress)) = &shown {
             progress.set(done, total);
         }
-    };
-    let timeout = args.engine.startup_timeout.0;
-    let up = bring_up(link, notices, timeout, |memory| memory.blocks, show);
+    });
     if let Some((_, progress)) = shown.filter(|_| up.is_ok()) {
         progress.finish();
     }

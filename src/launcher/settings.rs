@@ -1,9 +1,10 @@
 //! From the command line to the plain structs of their users.
 
 use super::model_files::ModelFiles;
+use super::start_up::Patience;
 use crate::config::{
-    Admission, DeviceKind, Dtype, EngineArgs, LoadFormat, Placement, ReplyArgs, SchedulingPolicy,
-    ServeArgs,
+    Admission, DeviceKind, Dtype, EngineArgs, Environment, ExecutorPlace, LoadFormat, Placement,
+    ReplyArgs, SchedulingPolicy, ServeArgs,
 };
 use crate::engine_client::AdmissionLimits;
 use crate::server::app::Options;
@@ -15,11 +16,16 @@ use models::config::GenerationConfig;
 use protocol::{Device, Epoch, Rank};
 use scheduler::{Limits, Routing};
 use std::fs;
+use std::time::Duration;
 
 /// Descriptors kept for everything but connections.
 const DESCRIPTORS_RESERVED: u32 = 256;
 /// Connections where the system does not say how many descriptors there are.
 const CONNECTIONS_DEFAULT: u32 = 768;
+/// Until an executor has said who it is.
+const HELLO_WAIT: Duration = Duration::from_secs(30);
+/// Without progress of a start on a GPU.
+const STALL_WAIT: Duration = Duration::from_mins(1);
 const BODY_BYTES_MIN: usize = 8 << 20;
 const BODY_BYTES_MAX: usize = 64 << 20;
 
@@ -151,8 +157,24 @@ fn device(kind: DeviceKind) -> Device {
     }
 }
 
+/// Whether the executor is a process of its own. A GPU's always is: its driver may take the process along.
+pub fn apart(args: &ServeArgs) -> bool {
+    let forced = device(args.engine.device) != Device::Cpu;
+    forced || args.engine.executor == ExecutorPlace::Process
+}
+
+/// How long a start may take. One pass of a large model may take a CPU minutes.
+pub fn patience(args: &ServeArgs) -> Patience {
+    let on_cpu = device(args.engine.device) == Device::Cpu;
+    Patience {
+        hello: HELLO_WAIT,
+        stall: (!on_cpu).then_some(STALL_WAIT),
+        total: args.engine.startup_timeout.0,
+    }
+}
+
 /// What the executor is told.
-pub fn executor(args: &ServeArgs, files: &ModelFiles) -> ExecutorConfig {
+pub fn executor(args: &ServeArgs, files: &ModelFiles, environment: &Environment) -> ExecutorConfig {
     let engine = &args.engine;
     ExecutorConfig {
         dir: files.dir.clone(),
@@ -160,8 +182,8 @@ pub fn executor(args: &ServeArgs, files: &ModelFiles) -> ExecutorConfig {
         manifest: files.manifest,
         source: files.source,
         device: device(engine.device),
-        libraries: None,
-        kernel_cache: None,
+        libraries: engine.device_libraries.clone(),
+        kernel_cache: environment.kernel_cache.clone(),
         dtype: match args.model.dtype {
             Dtype::Auto => executor::Dtype::Auto,
             // The command line has refused half precision.

@@ -1,6 +1,7 @@
 //! The end of a server: drain, second signal, failed engine.
 
 use super::engine_thread::Notice;
+use super::executor::ExecutorGroup;
 use super::host::Host;
 use crate::server::app::App;
 use crate::server::listen::Connections;
@@ -14,59 +15,76 @@ use tokio::runtime::Handle;
 const POLL: Duration = Duration::from_millis(10);
 /// Time for the last bytes of streams that were ended.
 const FLUSH: Duration = Duration::from_millis(1_500);
+/// Time for the executor's last step, and for what is left of it after a drain that took all of its time.
+const EXECUTOR_WAIT: Duration = Duration::from_secs(5);
+const EXECUTOR_WAIT_MIN: Duration = Duration::from_millis(300);
 /// Exit code after a failure at run time.
 pub const FATAL: u8 = 3;
 
-/// Waits for the first reason to stop, then stops. Returns the process's exit code.
-pub fn wait(
-    app: &App,
-    host: Host,
-    connections: &Connections,
-    notices: &Receiver<Notice>,
-    timeout: Duration,
-    runtime: &Handle,
-) -> ExitCode {
-    match notices.recv() {
-        Ok(Notice::Signal(number)) => {
-            tracing::info!(signal = number, "draining");
-            drain(app, host, connections, notices, timeout, runtime)
-        }
-        Ok(Notice::EngineFailed(text)) => fail(&text, connections, runtime),
-        Err(_) => fail("nobody watches this process any more", connections, runtime),
-    }
+/// What faces clients.
+pub struct Front<'a> {
+    /// Handlers and health.
+    pub app: &'a App,
+    /// Open sockets.
+    pub connections: &'a Connections,
+    /// Where they live.
+    pub runtime: &'a Handle,
 }
 
-/// Lets streams run out, ends the rest at the deadline.
-fn drain(
-    app: &App,
-    host: Host,
-    connections: &Connections,
-    notices: &Receiver<Notice>,
-    timeout: Duration,
-    runtime: &Handle,
-) -> ExitCode {
-    app.health.set_draining();
-    let deadline = Instant::now() + timeout;
-    let busy = || host.client.requests_in_flight() > 0 || host.client.admission().requests() > 0;
-    while busy() && Instant::now() < deadline {
-        match notices.recv_timeout(POLL) {
-            Ok(Notice::Signal(number)) => return at_once(number),
-            Ok(Notice::EngineFailed(text)) => return fail(&text, connections, runtime),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
+impl Front<'_> {
+    /// Lets streams run out, ends the rest after `timeout`, stops the engine and its executor.
+    pub fn drain(
+        &self,
+        signal: i32,
+        timeout: Duration,
+        host: Host,
+        mut group: ExecutorGroup,
+        notices: &Receiver<Notice>,
+    ) -> ExitCode {
+        tracing::info!(signal, "draining");
+        self.app.health.set_draining();
+        let deadline = Instant::now() + timeout;
+        let busy =
+            || host.client.requests_in_flight() > 0 || host.client.admission().requests() > 0;
+        while busy() && Instant::now() < deadline {
+            match notices.recv_timeout(POLL) {
+                Ok(Notice::Signal(number)) => return at_once(number),
+                Ok(Notice::EngineFailed(text)) => return self.fail(&text),
+                // Nobody starts it again: what is left cannot go on.
+                Ok(Notice::ExecutorLost { cause, .. }) => {
+                    tracing::error!(cause, "the executor was lost during the drain");
+                    break;
+                }
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
+            }
         }
+        host.client.end_all(&Finish::Abort(AbortCause::Drain));
+        if !self.close() {
+            tracing::warn!("some connections did not take their last bytes");
+        }
+        if let Ok(Notice::Signal(number)) = notices.try_recv() {
+            return at_once(number);
+        }
+        report(&host.client.stats());
+        host.stop();
+        // A drain that took its whole time leaves the executor little.
+        let left = deadline.saturating_duration_since(Instant::now());
+        group.shut_down(left.clamp(EXECUTOR_WAIT_MIN, EXECUTOR_WAIT));
+        ExitCode::SUCCESS
     }
-    host.client.end_all(&Finish::Abort(AbortCause::Drain));
-    let closing =
-        runtime.block_on(async { tokio::time::timeout(FLUSH, connections.close()).await });
-    if closing.is_err() {
-        tracing::warn!("some connections did not take their last bytes");
+
+    /// Every request has been ended already; their last bytes get a moment.
+    pub fn fail(&self, text: &str) -> ExitCode {
+        tracing::error!(text, "fatal");
+        self.close();
+        ExitCode::from(FATAL)
     }
-    if let Ok(Notice::Signal(number)) = notices.try_recv() {
-        return at_once(number);
+
+    /// Closes the connections; whether all took their last bytes in time.
+    fn close(&self) -> bool {
+        let closing = async { tokio::time::timeout(FLUSH, self.connections.close()).await };
+        self.runtime.block_on(closing).is_ok()
     }
-    report(&host.client.stats());
-    host.stop();
-    ExitCode::SUCCESS
 }
 
 /// What was done over the life of the process, in one line.
@@ -84,11 +102,4 @@ fn report(stats: &StepStats) {
 fn at_once(number: i32) -> ExitCode {
     tracing::warn!(signal = number, "second signal: stopping at once");
     ExitCode::from(128_u8.saturating_add(number as u8))
-}
-
-/// Every request has been ended already; their last bytes get a moment.
-fn fail(text: &str, connections: &Connections, runtime: &Handle) -> ExitCode {
-    tracing::error!(text, "fatal");
-    let _ = runtime.block_on(async { tokio::time::timeout(FLUSH, connections.close()).await });
-    ExitCode::from(FATAL)
 }

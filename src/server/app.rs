@@ -109,7 +109,7 @@ impl App {
     /// The model is up. Only the first call counts.
     pub fn set_serving(&self, serving: Serving) {
         if self.serving.set(Arc::new(serving)).is_ok() {
-            self.health.set_serving();
+            self.health.set_started();
         }
     }
 
@@ -129,7 +129,8 @@ impl App {
             State::Unavailable | State::Stalled => {
                 Err(ApiError::unavailable("engine_unavailable", "the engine is not available", 10))
             }
-            State::Starting | State::Serving => self.serving(),
+            // What is accepted during a restart waits for its end.
+            State::Starting | State::Serving | State::Restarting => self.serving(),
         }
     }
 }

@@ -28,7 +28,9 @@ pub enum State {
     Starting,
     /// Requests are served.
     Serving,
-    /// Alive, but no replica serves.
+    /// The executor was lost and is being started again; requests wait.
+    Restarting,
+    /// Alive, but no replica serves, and none will.
     Unavailable,
     /// A step is past its deadline, or the scheduler's thread is stalled.
     Stalled,
@@ -39,6 +41,7 @@ pub enum State {
 const STARTING: u8 = 0;
 const SERVING: u8 = 1;
 const UNAVAILABLE: u8 = 2;
+const RESTARTING: u8 = 3;
 
 impl Default for Health {
     fn default() -> Self {
@@ -64,9 +67,20 @@ impl Health {
         self.beat_ms.store(self.now_ms(), Ordering::Relaxed);
     }
 
-    /// Requests are served from now on.
-    pub fn set_serving(&self) {
+    /// The model is up. A loss that came first is not forgotten.
+    pub fn set_started(&self) {
         self.beat();
+        let (old, new) = (STARTING, SERVING);
+        let _ = self.phase.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// The executor is lost; another one is on its way.
+    pub fn set_restarting(&self) {
+        self.phase.store(RESTARTING, Ordering::Release);
+    }
+
+    /// The executor is back.
+    pub fn set_restarted(&self) {
         self.phase.store(SERVING, Ordering::Release);
     }
 
@@ -99,6 +113,7 @@ impl Health {
         match self.phase.load(Ordering::Acquire) {
             STARTING => State::Starting,
             UNAVAILABLE => State::Unavailable,
+            RESTARTING => State::Restarting,
             _ if self.is_stalled() => State::Stalled,
             _ => State::Serving,
         }
@@ -121,8 +136,13 @@ mod tests {
     fn states_follow_the_table() {
         let health = Health::default();
         assert_eq!(health.state(), State::Starting);
-        health.set_serving();
+        health.set_started();
         assert_eq!(health.state(), State::Serving);
+        health.set_restarting();
+        assert_eq!(health.state(), State::Restarting);
+        health.set_started(); // Comes too late to matter.
+        assert_eq!(health.state(), State::Restarting);
+        health.set_restarted();
         health.step_sent(0, 0);
         std::thread::sleep(std::time::Duration::from_millis(5));
         assert_eq!(health.state(), State::Stalled);

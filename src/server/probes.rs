@@ -26,6 +26,9 @@ pub async fn ready(State(app): State<Arc<App>>) -> Result<(), ApiError> {
         Health::Starting => Err(ApiError::unavailable("starting", "the model is being loaded", 10)),
         Health::Draining => Err(draining()),
         Health::Stalled => Err(stalled()),
+        Health::Restarting => {
+            Err(ApiError::unavailable("engine_unavailable", "the executor is restarting", 10))
+        }
         Health::Unavailable => {
             Err(ApiError::unavailable("engine_unavailable", "no replica serves", 10))
         }

@@ -7,8 +7,9 @@ use super::hash_model::{HashModel, Reading, Shape};
 use super::small_tokenizer::{self, Alphabet};
 use hadron::engine_client::{AdmissionLimits, EngineClient};
 use hadron::launcher::engine_thread::{Notice, StepDeadline};
+use hadron::launcher::executor::{ExecutorLink, Incoming};
 use hadron::launcher::host::Host;
-use hadron::launcher::start_up::{ExecutorLink, bring_up};
+use hadron::launcher::start_up::{Expected, Patience, bring_up};
 use hadron::server::app::{App, ModelCard, Options, Serving};
 use hadron::server::connection::Deadlines;
 use hadron::server::health::Health;
@@ -120,11 +121,15 @@ impl Server {
         let (ours, theirs) = pair(8);
         let device = setup.clone();
         std::thread::spawn(move || executor(&device, theirs));
-        let (to, from) = (ours.sender, ours.receiver);
-        let link = ExecutorLink { to, from };
+        let (to, epoch) = (ours.sender, Epoch(1));
+        let from = Incoming { messages: Box::new(ours.receiver), epoch, process: None };
+        let mut link = ExecutorLink { to, from };
         let (notices, notices_out) = channel();
         let wait = Duration::from_secs(10);
-        let up = bring_up(&link, &notices_out, wait, |m| m.blocks, |_, _, _| {}).unwrap();
+        let patience = Patience { hello: wait, stall: None, total: wait };
+        let expected = Expected { epoch, manifest: 0 };
+        let shown = |_, _, _| {};
+        let up = bring_up(&mut link, &notices_out, patience, expected, |b| b, shown).unwrap();
         self.notices = notices_out;
 
         let limits = Limits {
@@ -200,8 +205,8 @@ fn executor(setup: &Setup, mut link: InProcess<FromExecutor, ToExecutor>) {
     let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
     let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
     let device = "hash model".to_owned();
-    let (build, manifest) = (String::new(), 0);
-    let hello = Hello { version: 1, rank: Rank(0), epoch: Epoch(0), device, build, manifest };
+    let (build, manifest) = (env!("CARGO_PKG_VERSION").to_owned(), 0);
+    let hello = Hello { version: 1, rank: Rank(0), epoch: Epoch(1), device, build, manifest };
     let blocks = setup.blocks;
     let memory = Memory { spec, blocks, ns_per_token: 1 };
     let ready = Ready { blocks, graph_rows: Vec::new() };

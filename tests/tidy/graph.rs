@@ -35,6 +35,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("safetensors", &["hadron"]),
     ("rmp-serde", &["protocol"]),
     ("crc32c", &["protocol"]),
+    ("rustix", &["hadron"]),
     ("memmap2", &["kernels"]),
     ("libloading", &["hip-runtime-sys"]),
     ("xxhash-rust", &["kernels", "kvcache"]),

@@ -1,5 +1,6 @@
 //! Completions, chat, probes, limits, faults.
 
+mod executor_process;
 mod faults;
 mod limits;
 mod malformed;

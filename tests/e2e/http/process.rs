@@ -8,13 +8,13 @@ use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// `hadron serve` of the demo model on a free port.
-struct Process {
+pub(super) struct Process {
     child: Child,
     stderr: BufReader<ChildStderr>,
-    address: SocketAddr,
+    pub(super) address: SocketAddr,
 }
 
-fn command(args: &[&str]) -> Command {
+pub(super) fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hadron"));
     command.arg("serve").args(args).current_dir("/");
     command.env("RUST_LOG", "warn").stdin(Stdio::null()).stdout(Stdio::null());
@@ -24,7 +24,7 @@ fn command(args: &[&str]) -> Command {
 
 impl Process {
     /// Starts it and reads the ready line.
-    fn start(args: &[&str]) -> Self {
+    pub(super) fn start(args: &[&str]) -> Self {
         let mut child = command(&[&["--port", "0"], args].concat()).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut said = String::new();
@@ -39,13 +39,17 @@ impl Process {
         Self { child, stderr, address }
     }
 
-    fn signal(&self, name: &str) {
+    pub(super) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(super) fn signal(&self, name: &str) {
         let pid = self.child.id().to_string();
         let sent = Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap();
         assert!(sent.success());
     }
 
-    fn exits_within(&mut self, limit: Duration) -> ExitStatus {
+    pub(super) fn exits_within(&mut self, limit: Duration) -> ExitStatus {
         let start = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {

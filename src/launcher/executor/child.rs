@@ -1,0 +1,190 @@
+//! `hadron executor`: the other side, an executor in a process of its own.
+//!
+//! The link is its standard input. It computes on one thread; another writes, gives a sign of life every
+//! second and a third watches for the end of the link. It never decides to stop by itself: the server
+//! says so, or is gone.
+
+use crate::config::ExecutorArgs;
+use crate::launcher::model_files::read_config;
+use crate::launcher::shutdown::FATAL;
+use anyhow::{Context, Result, bail};
+use executor::ExecutorConfig;
+use protocol::link::{
+    Beat, FrameReader, FrameWriter, Halves, LinkError, Receiving, Sending, drain,
+};
+use protocol::{Epoch, FromExecutor, Settings, ToExecutor};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Signal, set_parent_process_death_signal};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::time::{Instant, sleep_until};
+
+/// The server sends settings as soon as the process is there.
+const SETTINGS_WAIT: Duration = Duration::from_secs(30);
+/// Longest silence towards the server.
+const BEAT_INTERVAL: Duration = Duration::from_secs(1);
+/// A step may take this long to notice that the server is gone.
+const GRACE: Duration = Duration::from_millis(1_500);
+/// Messages that may wait for the writer.
+const OUTBOX_MESSAGES: usize = 8;
+
+/// Why this process ends.
+enum Ending {
+    /// The executor stopped: told to, or failed.
+    Stopped(ExitCode),
+    /// The server closed the link, or is gone.
+    LinkClosed,
+}
+
+/// Becomes the executor that the server asks for. Returns the process's exit code.
+pub fn run(args: &ExecutorArgs) -> Result<ExitCode> {
+    set_parent_process_death_signal(Some(Signal::KILL)).context("cannot bind to the server")?;
+    let stream = link_on_stdin().context("hadron executor is started by hadron serve")?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (endings, ended) = unbounded_channel();
+    runtime.block_on(async {
+        // Signals that a terminal or a supervisor sends to the whole family are the server's to answer.
+        let signals = [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?];
+        let told = Arc::new(AtomicBool::new(false));
+        start(stream, Epoch(args.epoch), endings, Arc::clone(&told))?;
+        Ok(wait(ended, signals, &told).await)
+    })
+}
+
+/// The socket that is standard input, which becomes empty: children of this process must not hold it.
+fn link_on_stdin() -> io::Result<UnixStream> {
+    let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    stream.peer_addr()?; // Nothing but a socket has one.
+    rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
+    Ok(stream)
+}
+
+/// Reads the settings and starts the threads.
+///
+/// `told` becomes true once the server has said `Shutdown`.
+fn start(
+    stream: UnixStream,
+    epoch: Epoch,
+    endings: UnboundedSender<Ending>,
+    told: Arc<AtomicBool>,
+) -> Result<()> {
+    let watched = stream.try_clone()?;
+    let writer = FrameWriter::new(stream.try_clone()?, epoch);
+    let mut reader = FrameReader::<_, Settings>::new(stream, epoch);
+    let Some(settings) = reader.recv(SETTINGS_WAIT)? else {
+        bail!("no settings from the server within {} s", SETTINGS_WAIT.as_secs());
+    };
+    let config = config(settings)?;
+    let closed = endings.clone();
+    thread::Builder::new().name("link-watch".to_owned()).spawn(move || {
+        wait_for_the_end(&watched);
+        let _ = closed.send(Ending::LinkClosed); // The process may be ending already.
+    })?;
+    let (to_server, outbox) = sync_channel(OUTBOX_MESSAGES);
+    let out = thread::Builder::new().name("link-out".to_owned()).spawn(move || {
+        drain(outbox, writer, Some(&Beat { every: BEAT_INTERVAL, message: || FromExecutor::Beat }))
+    })?;
+    thread::Builder::new().name("executor".to_owned()).spawn(move || {
+        let failed = Arc::new(AtomicBool::new(false));
+        let sender = Witness { link: to_server, seen: Arc::clone(&failed) };
+        let receiver = Witness { link: reader.retyped(), seen: told };
+        executor::run(config, Halves { sender, receiver });
+        if let Ok(Err(error)) = out.join() {
+            tracing::error!(%error, "cannot write to the server");
+        }
+        let code = if failed.load(Ordering::Relaxed) { FATAL } else { 0 };
+        let _ = endings.send(Ending::Stopped(ExitCode::from(code)));
+    })?;
+    Ok(())
+}
+
+/// What the settings mean, with the folder read by this process.
+fn config(settings: Settings) -> Result<ExecutorConfig> {
+    let overrides = settings.overrides.as_deref().map(serde_json::from_str).transpose();
+    let overrides = overrides.context("the replaced members of config.json")?;
+    let model = read_config(&settings.dir, overrides.as_ref())?;
+    let manifest = models::manifest(&settings.dir, executor::source(&settings))?;
+    Ok(ExecutorConfig::from_settings(settings, model, manifest))
+}
+
+/// Returns once nobody is at the other end.
+fn wait_for_the_end(link: &UnixStream) {
+    loop {
+        let mut watched = [PollFd::new(link, PollFlags::RDHUP)];
+        match poll(&mut watched, None) {
+            Err(rustix::io::Errno::INTR) => {}
+            Ok(_) | Err(_) => return,
+        }
+    }
+}
+
+/// Waits for the end of the executor, or gives it a moment once the server is gone.
+async fn wait(
+    mut ended: UnboundedReceiver<Ending>,
+    [mut interrupt, mut terminate]: [tokio::signal::unix::Signal; 2],
+    told: &AtomicBool,
+) -> ExitCode {
+    let mut deadline = None;
+    loop {
+        let overdue = async {
+            match deadline {
+                Some(at) => sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            ending = ended.recv() => match ending {
+                Some(Ending::Stopped(code)) => return code,
+                Some(Ending::LinkClosed) => deadline = Some(Instant::now() + GRACE),
+                None => return ExitCode::from(FATAL),
+            },
+            () = overdue => return ExitCode::from(FATAL),
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {
+                if told.load(Ordering::Relaxed) {
+                    return ExitCode::from(FATAL);
+                }
+                tracing::info!("SIGTERM: the server decides when to stop");
+            }
+        }
+    }
+}
+
+/// A direction of the link, and whether the message that matters went along.
+struct Witness<L> {
+    link: L,
+    seen: Arc<AtomicBool>,
+}
+
+impl Sending for Witness<SyncSender<FromExecutor>> {
+    type Message = FromExecutor;
+
+    fn send(&mut self, message: FromExecutor) -> Result<(), LinkError> {
+        if matches!(message, FromExecutor::Fault { .. }) {
+            self.seen.store(true, Ordering::Relaxed);
+        }
+        Sending::send(&mut self.link, message)
+    }
+}
+
+impl Receiving for Witness<FrameReader<UnixStream, ToExecutor>> {
+    type Message = ToExecutor;
+
+    fn recv(&mut self, timeout: Duration) -> Result<Option<ToExecutor>, LinkError> {
+        let message = self.link.recv(timeout)?;
+        if matches!(message, Some(ToExecutor::Shutdown)) {
+            self.seen.store(true, Ordering::Relaxed);
+        }
+        Ok(message)
+    }
+}

@@ -1,0 +1,160 @@
+//! One executor process: started, watched, ended.
+
+use protocol::link::{FrameReader, FrameWriter, Sending, drain};
+use protocol::{FromExecutor, Rank, Settings, ToExecutor};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::fmt;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// The running binary, even if the file has been replaced since: both ends are the same build.
+const OWN_BINARY: &str = "/proc/self/exe";
+/// Messages that may wait for the writer; more than steps can be in flight.
+const OUTBOX_MESSAGES: usize = 8;
+/// Longest piece of a log line passed on at a time.
+const LOG_LINE_BYTES: u64 = 64 << 10;
+/// A process whose link is closed has ended, or is about to.
+const ENDING: Duration = Duration::from_secs(1);
+
+/// A child of this process that computes. Dropping it kills it.
+pub struct ExecutorProcess {
+    rank: Rank,
+    pid: u32,
+    pidfd: OwnedFd,
+    end: Arc<End>,
+}
+
+#[derive(Default)]
+struct End {
+    status: Mutex<Option<ExitStatus>>,
+    seen: Condvar,
+}
+
+/// A process, and the two directions of its link.
+pub(super) struct Started {
+    pub(super) process: ExecutorProcess,
+    pub(super) to: SyncSender<ToExecutor>,
+    pub(super) from: FrameReader<UnixStream, FromExecutor>,
+}
+
+impl ExecutorProcess {
+    /// Starts the process and tells it what to become. Call it on the main thread: the child dies with
+    /// the thread that started it.
+    ///
+    /// Errors: no process, thread or descriptor is left.
+    pub(super) fn start(settings: Settings) -> io::Result<Started> {
+        let (rank, epoch) = (settings.rank, settings.epoch);
+        let (ours, theirs) = UnixStream::pair()?;
+        let mut child = Command::new(OWN_BINARY)
+            .arg0("hadron")
+            .args(["executor", "--rank", &rank.0.to_string(), "--epoch", &epoch.0.to_string()])
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let pid = child.id();
+        let stderr = child.stderr.take();
+        // Should anything below fail, the link closes and the child leaves.
+        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
+        let end = Arc::new(End::default());
+        watch(child, Arc::clone(&end), ours.try_clone()?)?;
+        let process = Self { rank, pid, pidfd, end };
+        if let Some(stderr) = stderr {
+            pass_on(stderr, rank)?;
+        }
+        let mut writer = FrameWriter::new(ours.try_clone()?, epoch);
+        writer.send(settings).map_err(io::Error::other)?;
+        let (to, outbox) = sync_channel(OUTBOX_MESSAGES);
+        write(outbox, writer.retyped(), ours.try_clone()?)?;
+        Ok(Started { process, to, from: FrameReader::new(ours, epoch) })
+    }
+
+    /// Waits up to `timeout` for the end of the process.
+    pub fn wait(&self, timeout: Duration) -> Option<ExitStatus> {
+        let status = self.end.status.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.end.seen.wait_timeout_while(status, timeout, |s| s.is_none());
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Sends a signal; one that has ended gets none.
+    pub fn signal(&self, signal: Signal) {
+        // It may have ended by now, which is what was wanted.
+        let _ = pidfd_send_signal(&self.pidfd, signal);
+    }
+
+    /// What became of a process that closed its link.
+    pub fn ending(&self) -> String {
+        match self.wait(ENDING) {
+            Some(status) => format!("{self} ended: {status}"),
+            None => format!("{self} closed its link"),
+        }
+    }
+}
+
+impl fmt::Display for ExecutorProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "executor rank {} (process {})", self.rank.0, self.pid)
+    }
+}
+
+impl Drop for ExecutorProcess {
+    fn drop(&mut self) {
+        self.signal(Signal::KILL);
+    }
+}
+
+/// Starts the thread that waits for the child, so that it leaves no zombie and its end is an event.
+fn watch(mut child: Child, end: Arc<End>, link: UnixStream) -> io::Result<()> {
+    let waiter = thread::Builder::new().name("executor-wait".to_owned());
+    let started = waiter.spawn(move || {
+        let status = child.wait();
+        *end.status.lock().unwrap_or_else(PoisonError::into_inner) = status.ok();
+        end.seen.notify_all();
+        // Whoever still holds the other end, nobody is behind it: what has arrived is read, then the end.
+        let _ = link.shutdown(Shutdown::Both);
+    });
+    started.map(drop)
+}
+
+/// Starts the one thread that writes to the link.
+fn write(
+    outbox: Receiver<ToExecutor>,
+    writer: FrameWriter<UnixStream, ToExecutor>,
+    link: UnixStream,
+) -> io::Result<()> {
+    let started = thread::Builder::new().name("executor-out".to_owned()).spawn(move || {
+        if let Err(error) = drain(outbox, writer, None) {
+            tracing::error!(%error, "cannot write to the executor");
+            // The reader shall see that the link is of no more use.
+            let _ = link.shutdown(Shutdown::Both);
+        }
+    });
+    started.map(drop)
+}
+
+/// Starts the thread that passes the child's log on, each line with its rank in front.
+fn pass_on(stderr: ChildStderr, rank: Rank) -> io::Result<()> {
+    let started = thread::Builder::new().name("executor-log".to_owned()).spawn(move || {
+        let mut reader = BufReader::new(stderr);
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            match reader.by_ref().take(LOG_LINE_BYTES).read_until(b'\n', &mut line) {
+                Ok(0) | Err(_) => return,
+                Ok(_) => {}
+            }
+            let text = String::from_utf8_lossy(&line);
+            // A closed stderr is no reason to stop the child.
+            let _ = writeln!(io::stderr(), "executor {}: {}", rank.0, text.trim_end());
+        }
+    });
+    started.map(drop)
+}

@@ -1,0 +1,190 @@
+//! `--executor process`: the same answers, and an executor that may die.
+
+use super::process::{Process, command};
+use crate::http_client::{Client, get, post};
+use serde_json::{Value, json};
+use std::fs;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+const APART: &[&str] = &["--executor", "process", "--threads", "1", "--dtype", "float32"];
+
+/// Process ids of the children of `parent`.
+fn children(parent: u32) -> Vec<u32> {
+    let id = |entry: fs::DirEntry| entry.file_name().to_str()?.parse::<u32>().ok();
+    let of = |pid: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // The name may hold spaces and brackets; what follows it does not.
+        let mut rest = stat.rsplit(") ").next().unwrap_or_default().split(' ');
+        let state = rest.next().map(str::to_owned);
+        (state, rest.next().and_then(|parent| parent.parse::<u32>().ok()))
+    };
+    let all = fs::read_dir("/proc").unwrap().flatten().filter_map(id);
+    all.filter(|pid| matches!(of(pid), (Some(state), Some(p)) if p == parent && state != "Z"))
+        .collect()
+}
+
+/// The one executor of a server.
+fn executor(process: &Process) -> u32 {
+    let found = children(process.id());
+    let [only] = found[..] else { panic!("children: {found:?}") };
+    only
+}
+
+fn send(pid: u32, signal: &str) {
+    let sent = std::process::Command::new("kill").args([signal, &pid.to_string()]).status();
+    assert!(sent.unwrap().success());
+}
+
+fn within(limit: Duration, what: &str, mut done: impl FnMut() -> bool) -> Duration {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    start.elapsed()
+}
+
+fn is_ready(address: SocketAddr) -> bool {
+    get(address, "/readyz").status == 200
+}
+
+/// Sampled, so that a token more or less changes all that follows.
+fn body(tokens: u32, streamed: bool) -> Value {
+    json!({"prompt": "The quick brown fox", "max_tokens": tokens, "seed": 7, "temperature": 1,
+           "ignore_eos": true, "stream": streamed})
+}
+
+/// The text of so many tokens, in one piece.
+fn answer(address: SocketAddr, tokens: u32) -> String {
+    let reply = post(address, "/v1/completions", &body(tokens, false)).json();
+    reply["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{reply}")).to_owned()
+}
+
+/// The same as a stream whose first tokens have arrived.
+fn stream(address: SocketAddr, tokens: u32) -> (Client, String) {
+    let mut client = Client::connect(address);
+    client.send("POST", "/v1/completions", "", body(tokens, true).to_string().as_bytes());
+    assert_eq!(client.read_head().unwrap().status, 200);
+    let first = client.read_chunk().unwrap();
+    (client, String::from_utf8(first).unwrap())
+}
+
+/// The rest of a stream: its text and how it ended.
+fn finish((mut client, mut events): (Client, String)) -> (String, Value) {
+    while let Some(chunk) = client.read_chunk().filter(|chunk| !chunk.is_empty()) {
+        events += std::str::from_utf8(&chunk).unwrap();
+    }
+    let (mut text, mut end) = (String::new(), Value::Null);
+    for event in events.split("\n\n").filter_map(|event| event.strip_prefix("data: {")) {
+        let event: Value = serde_json::from_str(&format!("{{{event}")).unwrap();
+        text += event["choices"][0]["text"].as_str().unwrap_or_default();
+        end = match event.get("error") {
+            Some(error) => error["reason"].clone(),
+            None => event["choices"][0]["finish_reason"].clone(),
+        };
+    }
+    assert!(events.ends_with("data: [DONE]\n\n"), "{events}");
+    (text, end)
+}
+
+#[test]
+fn a_killed_executor_is_a_stall_and_no_token_is_lost_or_repeated() {
+    const TOKENS: u32 = 1_500;
+    let mut process = Process::start(APART);
+    let at = process.address;
+    let (expected, short) = (answer(at, TOKENS), answer(at, 20));
+    let streams: Vec<_> = (0..3).map(|_| stream(at, TOKENS)).collect();
+    let former = executor(&process);
+    send(former, "-KILL");
+    let seen = within(Duration::from_secs(1), "the loss", || !is_ready(at));
+    assert!(seen < Duration::from_millis(250), "seen after {seen:?}"); // 100 ms, and two busy cores.
+    assert_eq!(get(at, "/livez").status, 200, "a restart is no reason to kill the server");
+    assert_eq!(answer(at, 20), short, "a request that comes during the restart waits for its end");
+    assert!(is_ready(at));
+    assert_ne!(executor(&process), former);
+    for stream in streams {
+        let (text, end) = finish(stream);
+        assert_eq!(end, "length");
+        assert!(text == expected, "differs from an undisturbed run:\n{text}\n{expected}");
+    }
+    process.signal("TERM");
+    assert_eq!(process.exits_within(Duration::from_secs(8)).code(), Some(0));
+}
+
+#[test]
+fn an_executor_that_dies_again_and_again_ends_the_server() {
+    let mut process = Process::start(APART);
+    let at = process.address;
+    for _ in 0..3 {
+        send(executor(&process), "-KILL");
+        within(Duration::from_secs(1), "the loss", || !is_ready(at));
+        within(Duration::from_secs(20), "the restart", || is_ready(at));
+    }
+    let stream = stream(at, 1_900);
+    send(executor(&process), "-KILL");
+    assert_eq!(finish(stream).1, "engine_unavailable");
+    assert_eq!(process.exits_within(Duration::from_secs(5)).code(), Some(3));
+}
+
+#[test]
+fn an_executor_that_hangs_is_replaced() {
+    let process = Process::start(APART);
+    let at = process.address;
+    let short = answer(at, 20);
+    let former = executor(&process);
+    send(former, "-STOP");
+    let stream = std::thread::spawn(move || answer(at, 20));
+    within(Duration::from_secs(12), "the loss", || !is_ready(at));
+    assert_eq!(stream.join().unwrap(), short);
+    assert_ne!(executor(&process), former);
+}
+
+#[test]
+fn signals_to_the_family_are_the_servers_to_answer() {
+    let process = Process::start(APART);
+    let former = executor(&process);
+    for signal in ["-INT", "-TERM"] {
+        send(former, signal);
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!answer(process.address, 5).is_empty());
+    assert_eq!(executor(&process), former);
+}
+
+#[test]
+fn no_executor_outlives_its_server() {
+    let process = Process::start(APART);
+    let left = executor(&process);
+    let _stream = stream(process.address, 1_900);
+    process.signal("KILL");
+    let gone = || !fs::exists(format!("/proc/{left}")).unwrap() || is_zombie(left);
+    within(Duration::from_secs(2), "the executor's end", gone);
+}
+
+/// Dead, though nobody has asked yet.
+fn is_zombie(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.contains(") Z ")
+}
+
+#[test]
+fn an_executor_that_cannot_start_is_named_and_exits_1() {
+    let cases: &[(&[&str], &str)] = &[
+        (&["--device", "cuda"], "--device cuda: this build has no backend for it"),
+        (
+            &["--executor", "process", "--max-model-len", "2048", "--num-gpu-blocks-override", "9"],
+            "9 KV blocks",
+        ),
+    ];
+    for (args, cause) in cases {
+        let output = command(&[&["--port", "0"], *args].concat()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
+        assert!(said.contains(cause) && said.contains("(while: "), "{args:?}: {said}");
+    }
+    let mut by_hand = std::process::Command::new(env!("CARGO_BIN_EXE_hadron"));
+    let output = by_hand.args(["executor", "--rank", "0", "--epoch", "1"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("hadron serve"), "{said}");
+}
