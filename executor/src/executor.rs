@@ -3,11 +3,11 @@
 use crate::graph::{self, Graphs};
 use crate::inputs::StepLimits;
 use crate::step::{Engine, Pending, State, StateSize};
-use crate::{ExecutorConfig, ExecutorError, device, kv_pool, sampler, warm_up};
+use crate::{ExecutorConfig, ExecutorError, device, kv_pool, rehearsal, sampler, warm_up};
 use collectives::Group;
 use kernels::KvLayout;
 use models::{LoadOptions, kv_spec, load_model};
-use ops::Ops;
+use ops::{Ops, StepShape};
 use protocol::{Batch, KvSpec, Memory, Phase, Ready, StepOutput};
 
 /// How far a phase of the start-up has come.
@@ -60,6 +60,10 @@ impl Executor {
         let mut state = self.state(warm_up::blocks(&passes, block_tokens))?;
         let (phase, total) = (Phase::WarmUp, passes.len() as u64);
         progress(Progress { phase, done: 0, total });
+        if whole_budget {
+            let shapes = self.shapes_to_come(&passes);
+            rehearsal::rehearse(&self.engine, &mut state.device, shapes)?;
+        }
         let ns_per_token = warm_up::measure(
             &passes,
             block_tokens,
@@ -138,6 +142,15 @@ impl Executor {
     fn questions(&self) -> usize {
         let gpu = self.engine.ops.device().captures_graphs();
         sampler::questions_per_slice(self.config.model.vocab, self.top(), gpu)
+    }
+
+    /// Shapes of the first passes and of the steps to record.
+    fn shapes_to_come(&self, passes: &[Vec<u32>]) -> Vec<StepShape> {
+        let questions = self.questions();
+        let pass = |lens: &Vec<u32>| rehearsal::shape(lens, questions);
+        let longest = self.config.max_model_len as usize;
+        let graph = |rows| graph::shape(rows as usize, longest);
+        passes.iter().map(pass).chain(self.graph_rows().into_iter().map(graph)).collect()
     }
 
     /// Rows of the steps to record.

@@ -55,6 +55,12 @@ impl Graphs {
     }
 }
 
+/// A step of `rows` rows of one token each, with up to `longest` keys.
+pub(crate) fn shape(rows: usize, longest: usize) -> StepShape {
+    let bounds = RowBounds { decode_rows: rows, longest_q: 0, longest_context: longest };
+    StepShape { tokens: rows, rows, questions: rows, bounds }
+}
+
 /// Runs a step of padding once, so that all its memory exists, then records it.
 fn record(
     engine: &Engine,
@@ -62,8 +68,7 @@ fn record(
     rows: usize,
     longest: usize,
 ) -> Result<Graph, ExecutorError> {
-    let bounds = RowBounds { decode_rows: rows, longest_q: 0, longest_context: longest };
-    let shape = StepShape { tokens: rows, rows, questions: rows, bounds };
+    let shape = shape(rows, longest);
     let mut timing = StepTiming::default();
     let (driver, stream) = (engine.ops.device(), engine.ops.stream());
     device.launch(engine, shape, &mut timing)?;

@@ -12,6 +12,7 @@ mod executor;
 mod graph;
 mod inputs;
 mod kv_pool;
+mod rehearsal;
 mod run;
 mod sampler;
 mod seats;

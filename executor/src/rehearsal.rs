@@ -1,0 +1,35 @@
+//! A rehearsal of the steps to come: what they need is compiled side by side, before the first one runs and
+//! would have it compiled piece by piece.
+
+use crate::ExecutorError;
+use crate::step::{DeviceState, Engine};
+use ops::{RowBounds, StepShape};
+use protocol::StepTiming;
+
+/// Goes through a step of each shape without running it.
+pub(crate) fn rehearse(
+    engine: &Engine,
+    device: &mut DeviceState,
+    shapes: impl IntoIterator<Item = StepShape>,
+) -> Result<(), ExecutorError> {
+    let driver = engine.ops.device();
+    driver.begin_rehearsal();
+    let launch = |shape| device.launch(engine, shape, &mut StepTiming::default()).map(drop);
+    let launched = shapes.into_iter().try_for_each(launch);
+    driver.end_rehearsal()?;
+    launched
+}
+
+/// The shape of a step with rows of these lengths, which asks at most `questions`.
+pub(crate) fn shape(lens: &[u32], questions: usize) -> StepShape {
+    let rows = lens.len();
+    let decode_rows = lens.iter().take_while(|&&len| len == 1).count();
+    let longest = |lens: &[u32]| lens.iter().max().map_or(0, |&len| len as usize);
+    let bounds = RowBounds {
+        decode_rows,
+        longest_q: longest(&lens[decode_rows..]),
+        longest_context: longest(lens),
+    };
+    let tokens = lens.iter().sum::<u32>() as usize;
+    StepShape { tokens, rows, questions: rows.min(questions), bounds }
+}
