@@ -59,7 +59,9 @@ DEV u32 gather(Search& search, const Row& row, u64 limit, u64 end) {
         if (slot < LIST) search.list[slot] = place;
     });
     sync();
-    return search.found;
+    const u32 found = search.found;
+    sync();  // The next search begins at 0.
+    return found;
 }
 
 // Sorts the first `n` <= LIST places of the list: each counts those before it. All places differ.
