@@ -73,7 +73,7 @@ DEV void put(const Running& r, float* records) {
             UNROLL for (u32 j = 0; j < PART; ++j) records[query * RECORD + part_channel(p) + j] = PART_VALUE(r.out, p, j);
     }
     UNROLL for (u32 i = 0; i < SLOTS; ++i) {
-        if (query_of(i) >= HEAD_GROUP) continue;
+        if (query_of(i) >= HEAD_GROUP || strip_k() != 0) continue;  // One lane a query.
         records[query_of(i) * RECORD + D] = r.max[i];
         records[query_of(i) * RECORD + D + 1] = r.sum[i];
     }
