@@ -3,7 +3,9 @@
 
 use crate::fixture::Fixture;
 use collectives::Group;
+use kernels::Kernels;
 use kernels::cpu::{CpuConfig, CpuDevice};
+use kernels::hip::{HipConfig, HipDevice, Libraries};
 use models::synth::{self, SynthDType, SynthOptions};
 use models::{Config, Forward, LoadFormat, LoadOptions, Model, Probe, load_model};
 use ops::{BatchInputs, BatchView, DType, KvLayout, KvPool, OpError, Ops, Routing, Tensor};
@@ -70,8 +72,7 @@ impl Replay {
     }
 
     fn new(dir: &Path, config: &Config, dtype: DType, format: LoadFormat) -> Self {
-        let device = CpuDevice::new(CpuConfig { threads: 2, ..CpuConfig::default() }).unwrap();
-        let ops = Ops::new(Arc::new(device), dtype).unwrap();
+        let ops = Ops::new(device(), dtype).unwrap();
         let progress = RefCell::new((0, 0));
         let mut tell = |done, total| *progress.borrow_mut() = (done, total);
         let options = LoadOptions {
@@ -131,6 +132,20 @@ impl Replay {
         assert!(self.blocks_used <= BLOCKS);
         (first..first + count).map(|i| i * 89 % BLOCKS).collect()
     }
+}
+
+/// The CPU, or the GPU that `HADRON_GPU` names (`cuda` or `rocm`): the fixtures are the same.
+fn device() -> Arc<dyn Kernels> {
+    let libraries = match std::env::var("HADRON_GPU").as_deref() {
+        Ok("cuda") => Libraries::Cuda,
+        Ok("rocm") => Libraries::Rocm,
+        Ok(other) => panic!("HADRON_GPU={other} is neither cuda nor rocm"),
+        Err(_) => {
+            let config = CpuConfig { threads: 2, ..CpuConfig::default() };
+            return Arc::new(CpuDevice::new(config).unwrap());
+        }
+    };
+    Arc::new(HipDevice::open(&HipConfig { libraries, ..HipConfig::default() }).unwrap())
 }
 
 impl Row {
