@@ -122,8 +122,9 @@ impl Hasher {
     /// Appends the keys of the full blocks of `tokens` that `keys` lacks.
     pub fn extend(&self, keys: &mut Vec<BlockKey>, tokens: &[Token], extra: Option<&ExtraKeys>) {
         let bs = self.block_tokens as usize;
-        let mut scratch = Vec::new();
-        for index in keys.len()..tokens.len() / bs {
+        let missing = keys.len()..tokens.len() / bs;
+        let mut scratch = Vec::with_capacity(missing.len().min(1) * bs * size_of::<u64>());
+        for index in missing {
             let ids = &tokens[index * bs..(index + 1) * bs];
             let key = self.key(keys.last().copied(), index as u32, ids, extra, &mut scratch);
             keys.push(key);

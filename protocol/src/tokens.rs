@@ -37,6 +37,7 @@ impl Tokens {
     }
 
     /// Appends one id.
+    #[inline]
     pub fn push(&mut self, id: Token) {
         match &mut self.0 {
             Repr::Inline { len, ids } if usize::from(*len) < INLINE => {

@@ -9,7 +9,8 @@ use crate::slab::Slot;
 use crate::state::{FlightRow, State};
 use crate::{ErrorCode, Finish, Limits, TokenEvent};
 use kvcache::{Bug, KvCache};
-use protocol::{RowOutput, StepOutput, ThinVec, TokenLogprobs, Tokens};
+use protocol::{RowOutput, StepOutput, ThinVec, Token, TokenLogprobs};
+use std::mem::take;
 
 /// Applies the answer to the oldest step in flight; events of its requests are appended to `events`,
 /// requests that ended to `ended`.
@@ -17,7 +18,7 @@ pub(crate) fn apply(
     state: &mut State,
     kv: &mut KvCache,
     limits: &Limits,
-    output: StepOutput,
+    mut output: StepOutput,
     events: &mut Vec<TokenEvent>,
     ended: &mut Vec<Slot>,
 ) {
@@ -31,7 +32,7 @@ pub(crate) fn apply(
     let Some(flight) = state.flights.pop_front() else { return };
     state.totals.steps += 1;
     let first_ended = ended.len();
-    for (row, result) in flight.rows.iter().zip(output.rows) {
+    for (row, result) in flight.rows.iter().zip(&mut output.rows) {
         let stale = state.planted.has(Bug::StaleEpochAccepted);
         let live = |r: &&mut Request| r.id == row.request && (r.epoch == row.epoch || stale);
         let Some(request) = state.requests.get_mut(row.slot).filter(live) else {
@@ -51,14 +52,14 @@ pub(crate) fn apply(
     }
 }
 
-/// Applies one row; whether its request ended.
+/// Applies one row, and takes out of it what goes to the user; whether its request ended.
 fn apply_row(
     request: &mut Request,
     kv: &mut KvCache,
     hasher: &kvcache::Hasher,
     limits: &Limits,
     row: &FlightRow,
-    mut result: RowOutput,
+    result: &mut RowOutput,
     events: &mut Vec<TokenEvent>,
 ) -> bool {
     request.rows_in_flight -= 1;
@@ -66,29 +67,32 @@ fn apply_row(
         request.promised -= 1;
         request.slack -= u16::from(row.drafts);
     }
-    if let Some(code) = fault(row, &result, limits.vocab_size) {
+    if let Some(code) = fault(row, result, limits.vocab_size) {
         if kv.planted().has(Bug::ErrorRowPublished) {
             publish(request, kv, hasher, request.settled + row.len);
         }
-        events.push(request.event(Tokens::new(), Some(Finish::Error(code))));
+        request.tell(events).finish = Some(Finish::Error(code));
         return true;
     }
     // Drafts accepted earlier have moved the row: its true start is what was settled before it.
     let start = request.settled;
     request.computed += u32::from(result.accepted);
     request.settled += row.len + u32::from(result.accepted);
-    let finish = append(request, &mut result.emitted);
+    let (taken, finish) = append(request, &result.emitted);
     publish(request, kv, hasher, request.settled);
-    let prompt_logprobs = unseen_prompt_logprobs(request, start, result.prompt_logprobs);
-    if result.emitted.is_empty() && prompt_logprobs.is_empty() && finish.is_none() {
+    let prompt_logprobs = unseen_prompt_logprobs(request, start, take(&mut result.prompt_logprobs));
+    if taken == 0 && prompt_logprobs.is_empty() && finish.is_none() {
         return false;
     }
-    result.logprobs.truncate(result.emitted.len());
-    let ended = finish.is_some();
-    let mut event = request.event(result.emitted, finish);
-    event.logprobs = result.logprobs;
+    result.logprobs.truncate(taken);
+    let event = request.tell(events);
+    event.tokens.extend(result.emitted[..taken].iter().copied());
+    event.logprobs = take(&mut result.logprobs);
     event.prompt_logprobs = prompt_logprobs;
-    events.push(event);
+    let ended = finish.is_some();
+    if ended {
+        event.finish = finish;
+    }
     ended
 }
 
@@ -104,20 +108,19 @@ fn fault(row: &FlightRow, result: &RowOutput, vocab_size: u32) -> Option<ErrorCo
     (!right).then_some(ErrorCode::BadOutput)
 }
 
-/// Commits emitted tokens up to the one that ends the request; cuts the rest off `emitted` too.
-fn append(request: &mut Request, emitted: &mut Tokens) -> Option<Finish> {
+/// Commits emitted tokens up to the one that ends the request; how many these are.
+fn append(request: &mut Request, emitted: &[Token]) -> (usize, Option<Finish>) {
     for (i, &token) in emitted.iter().enumerate() {
         request.commit(token);
         let stop = request.stop(token).map(Finish::Stop);
         let full = || (request.len >= request.limit).then_some(Finish::Length);
         let finish = stop.or_else(full);
         if finish.is_some() {
-            emitted.truncate(i + 1);
-            return finish;
+            return (i + 1, finish);
         }
     }
     let scored = request.settled >= request.limit && request.only_scores();
-    scored.then_some(Finish::Length)
+    (emitted.len(), scored.then_some(Finish::Length))
 }
 
 /// The part of a row's prompt log-probabilities that was not delivered before a preemption. The row

@@ -8,8 +8,8 @@ use crate::plan::{Admission, Plan, PlannedRow};
 use crate::publish::publish;
 use crate::request::{PREEMPTIONS_MAX, Request};
 use crate::state::{Flight, FlightRow, State};
-use kvcache::{Bug, KvCache};
-use protocol::{BlockId, Input, Row, SeatInit, TableUpdate, ThinVec, Tokens};
+use kvcache::{Bug, KvCache, Planted};
+use protocol::{BlockId, Input, Row, SeatInit, StepId, TableUpdate, ThinVec, Tokens};
 
 /// Carries out `plan` but for its rows, which `launch` writes.
 pub(crate) fn commit(state: &mut State, kv: &mut KvCache, plan: &Plan, now_ms: u64) {
@@ -112,43 +112,61 @@ fn admit(state: &mut State, kv: &KvCache, plan: &Plan, now_ms: u64) {
 pub(crate) fn launch(state: &mut State, kv: &mut KvCache, planned: &[PlannedRow]) -> Vec<Row> {
     let step = state.step.next();
     let mut flying = state.spare_rows();
-    let mut rows = Vec::with_capacity(planned.len());
-    for plan in planned {
+    flying.reserve(planned.len());
+    let rows = planned.iter().map(|plan| {
         let request = &mut state.requests[plan.slot];
-        let row = write_row(request, plan, state.planted.has(Bug::SampleAtPromptEnd));
         let covered = u64::from(request.blocks) * u64::from(kv.block_tokens());
-        let end =
-            u64::from(plan.start + u32::from(request.slack) + plan.len) + u64::from(plan.drafts);
+        let end = u64::from(plan.start + plan.len) + u64::from(request.slack);
+        let end = end + u64::from(plan.drafts);
         assert!(end <= covered, "{:?} writes up to {end}, its table covers {covered}", request.id);
-        request.rows_in_flight += 1;
-        request.computed += plan.len;
-        request.drafted = row.samples;
-        if row.samples {
-            request.promised += 1;
-            request.slack += u16::from(plan.drafts);
-            request.sampled_at = step;
-        }
+        let samples = samples(request, plan, state.planted);
         flying.push(FlightRow {
             slot: plan.slot,
             request: request.id,
             epoch: request.epoch,
             len: plan.len,
             drafts: plan.drafts,
-            samples: row.samples,
+            samples,
         });
-        rows.push(row);
         if state.planted.has(Bug::PublishBeforeCompute) {
             publish(request, kv, &state.hasher, request.len);
         }
-    }
+        write_row(request, plan, samples, step)
+    });
+    let rows = rows.collect();
     state.step = step;
     state.flights.push_back(Flight { step, rows: flying });
     rows
 }
 
-fn write_row(request: &mut Request, plan: &PlannedRow, sample_at_prompt_end: bool) -> Row {
+/// Whether the row samples.
+fn samples(request: &Request, plan: &PlannedRow, planted: Planted) -> bool {
     let end = plan.start + plan.len;
+    let at_prompt_end = planted.has(Bug::SampleAtPromptEnd) && request.preemptions > 0;
+    request.samples_at(end) || (at_prompt_end && end == request.cold.prompt_len)
+}
+
+/// Writes one row of `step` and moves its request's cursors behind it.
+///
+/// The input comes last: nothing that may fail lies between it and its place in the batch, so it is
+/// written straight there.
+#[inline]
+fn write_row(request: &mut Request, plan: &PlannedRow, samples: bool, step: StepId) -> Row {
     assert_eq!(plan.start, request.computed, "{:?} was planned from elsewhere", request.id);
+    let end = plan.start + plan.len;
+    let sampled_at = request.sampled_at;
+    request.rows_in_flight += 1;
+    request.computed = end;
+    request.drafted = samples;
+    if samples {
+        request.promised += 1;
+        request.slack += u16::from(plan.drafts);
+        request.sampled_at = step;
+    }
+    let init = std::mem::take(&mut request.fresh).then(|| Box::new(seat_init(request)));
+    let tables = table_updates(request);
+    let seat = request.seat.expect("a running request has a seat");
+    let next = (end < request.len).then(|| request.tokens()[end as usize]);
     let input = if plan.start + 1 == request.len {
         Input::Tokens(Tokens::one(request.last()))
     } else if end <= request.len {
@@ -156,24 +174,18 @@ fn write_row(request: &mut Request, plan: &PlannedRow, sample_at_prompt_end: boo
         Input::Tokens(request.tokens()[plan.start as usize..end as usize].into())
     } else {
         assert_eq!(plan.len, 1, "only the last known token can still be on the device");
-        Input::SampledAt(request.sampled_at)
+        Input::SampledAt(sampled_at)
     };
-    let mut samples = request.samples_at(end);
-    if sample_at_prompt_end && request.preemptions > 0 {
-        samples |= end == request.cold.prompt_len;
-    }
-    let init = std::mem::take(&mut request.fresh).then(|| Box::new(seat_init(request)));
-    let next = (end < request.len).then(|| request.tokens()[end as usize]);
     Row {
         request: request.id,
         epoch: request.epoch,
-        seat: request.seat.expect("a running request has a seat"),
+        seat,
         start: plan.start,
         len: plan.len,
         drafts: plan.drafts,
         samples,
         input,
-        tables: table_updates(request),
+        tables,
         next,
         init,
     }

@@ -15,7 +15,7 @@ use crate::{
     PromptHasher, Refusal, StopReason, Submit, TokenEvent,
 };
 use kvcache::{Bug, KvCache};
-use protocol::{Batch, Epoch, Replica, RequestId, StepOutput, Tokens};
+use protocol::{Batch, Epoch, Replica, RequestId, StepOutput};
 use std::ops::Range;
 
 /// Schedules every replica and owns every KV block.
@@ -206,7 +206,7 @@ impl Engine {
         load.release(request.cold.asked.charge);
         *changed = true;
         self.owners.remove(&id);
-        self.news.push(request.event(Tokens::new(), Some(finish)));
+        request.tell(&mut self.news).finish = Some(finish);
     }
 
     fn output(&mut self, replica: Replica, output: StepOutput) {

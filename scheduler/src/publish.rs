@@ -12,7 +12,7 @@ pub(crate) fn publish(request: &mut Request, kv: &mut KvCache, hasher: &Hasher, 
     if !request.publishing || full <= request.published {
         return;
     }
-    request.gather();
+    request.gather_below(full * kv.block_tokens());
     request.extend_keys(hasher);
     while request.published < full {
         let index = request.published;

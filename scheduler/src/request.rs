@@ -5,9 +5,9 @@
 //! preemption and decode are this one rule with different `want`.
 
 use crate::line::Key;
-use crate::{EngineConfig, Finish, FirstRun, StopReason, Submit, TokenEvent};
+use crate::{EngineConfig, FirstRun, StopReason, Submit, TokenEvent};
 use kvcache::{BlockKey, Bug, Content, ExtraKeys, Hasher, KvCache, Table};
-use protocol::{BlockId, RequestId, Sampling, Seat, StepId, ThinVec, Token, Tokens};
+use protocol::{BlockId, RequestId, Sampling, Seat, StepId, Token, Tokens};
 use std::sync::Arc;
 
 /// Preemptions after which a request becomes guarded and is never a victim again.
@@ -17,14 +17,14 @@ pub(crate) const PREEMPTIONS_MAX: u8 = 4;
 const TOKENS_AHEAD: u32 = 1_024;
 
 /// Newest committed tokens that lie beside the cursors.
-const TAIL: usize = 8;
+const TAIL: usize = 16;
 
-/// A request of one replica, waiting or running: what every step reads, in two cache lines.
+/// A request of one replica, waiting or running: what every step reads, in two and a half cache lines.
 ///
 /// With thousands of requests running, a step takes as long as fetching them does. What most rows
 /// do not need is one pointer further, in `cold`.
 #[derive(Debug)]
-#[repr(align(64))]
+#[repr(align(32))]
 pub(crate) struct Request {
     pub(crate) id: RequestId,
     pub(crate) cold: Box<Cold>,
@@ -70,15 +70,19 @@ pub(crate) struct Request {
     announced: bool,
 }
 
-const _: () = assert!(size_of::<Option<Request>>() == 128, "two cache lines");
+const _: () = assert!(size_of::<Option<Request>>() == 160, "two and a half cache lines");
 
-/// The part of a request that most steps leave alone.
+/// The part of a request that most steps leave alone. In this order: filling a block needs the first
+/// four fields, thus two cache lines.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Cold {
     /// Committed tokens, but for the newest ones, which may so far lie in `Request::tail` only.
     tokens: Vec<Token>,
     pub(crate) table: Table,
     pub(crate) keys: Vec<BlockKey>,
+    /// What else the request's blocks depend on.
+    pub(crate) extra: Option<Arc<ExtraKeys>>,
     pub(crate) key: Key,
     pub(crate) prompt_len: u32,
     /// Prompt position whose log-probability is delivered next.
@@ -94,7 +98,6 @@ pub(crate) struct Asked {
     pub(crate) sampling: Sampling,
     /// Key of the request's random numbers.
     pub(crate) key: u64,
-    pub(crate) extra: Option<Arc<ExtraKeys>>,
     /// The replica was chosen by the user: the request moves to no other.
     pub(crate) pinned: bool,
     /// Tokens this request adds to its replica's outstanding load.
@@ -110,7 +113,6 @@ impl Cold {
         let asked = Asked {
             sampling: submit.sampling,
             key: submit.key,
-            extra: submit.extra,
             pinned: submit.replica.is_some(),
             charge: tokens.len() as u64,
             submitted_ms: now_ms,
@@ -121,6 +123,7 @@ impl Cold {
             tokens,
             table: Table::default(),
             keys: submit.keys,
+            extra: submit.extra,
             key: Key { priority: submit.priority, arrival },
             scored: 1,
             eos: submit.eos_ids.len() as u32,
@@ -130,8 +133,8 @@ impl Cold {
 
     /// The table, and what its full blocks hold.
     pub(crate) fn table_and_content(&mut self) -> (&mut Table, Content<'_>) {
-        let Self { tokens, table, keys, asked, .. } = self;
-        (table, Content { tokens, keys, extra: asked.extra.as_ref() })
+        let Self { tokens, table, keys, extra, .. } = self;
+        (table, Content { tokens, keys, extra: extra.as_ref() })
     }
 }
 
@@ -186,9 +189,16 @@ impl Request {
     /// Brings the newest tokens to the others. Whoever reads `tokens` calls it first; those of
     /// waiting requests are gathered.
     pub(crate) fn gather(&mut self) {
+        self.gather_below(self.len);
+    }
+
+    /// The same unless the tokens below `position` are gathered already.
+    pub(crate) fn gather_below(&mut self, position: u32) {
         let tail = &self.tail;
         let gathered = self.cold.tokens.len();
-        self.cold.tokens.extend((gathered..self.len as usize).map(|p| tail[p % TAIL]));
+        if gathered < position as usize {
+            self.cold.tokens.extend((gathered..self.len as usize).map(|p| tail[p % TAIL]));
+        }
     }
 
     /// The committed tokens, all gathered.
@@ -246,8 +256,8 @@ impl Request {
 
     /// Computes the keys of full blocks that have none yet.
     pub(crate) fn extend_keys(&mut self, hasher: &Hasher) {
-        let Cold { keys, tokens, asked, .. } = &mut *self.cold;
-        hasher.extend(keys, tokens, asked.extra.as_deref());
+        let Cold { keys, tokens, extra, .. } = &mut *self.cold;
+        hasher.extend(keys, tokens, extra.as_deref());
     }
 
     /// Committed tokens plus those promised by rows in flight.
@@ -293,24 +303,23 @@ impl Request {
     }
 
     pub(crate) fn content(&self) -> Content<'_> {
-        let Cold { keys, asked, .. } = &*self.cold;
-        Content { tokens: self.tokens(), keys, extra: asked.extra.as_ref() }
+        let Cold { keys, extra, .. } = &*self.cold;
+        Content { tokens: self.tokens(), keys, extra: extra.as_ref() }
     }
 
-    /// News of this request. The first event carries figures about its admission.
+    /// Appends news of this request, to be filled in. The first event carries figures about its admission.
+    ///
+    /// Filled in where it lies: events built elsewhere and moved were the slowest part of a step.
     #[inline]
-    pub(crate) fn event(&mut self, tokens: Tokens, finish: Option<Finish>) -> TokenEvent {
-        let first_run = if self.announced { None } else { self.cold.asked.first_run };
-        self.announced = true;
-        TokenEvent {
-            request: self.id,
-            tokens,
-            logprobs: ThinVec::new(),
-            prompt_logprobs: ThinVec::new(),
-            first_run,
-            preemptions: u32::from(self.preemptions),
-            finish,
+    pub(crate) fn tell<'a>(&mut self, events: &'a mut Vec<TokenEvent>) -> &'a mut TokenEvent {
+        let event = events.push_mut(TokenEvent::EMPTY);
+        event.request = self.id;
+        event.preemptions = u32::from(self.preemptions);
+        if !self.announced {
+            self.announced = true;
+            event.first_run = self.cold.asked.first_run;
         }
+        event
     }
 
     /// Panics unless the hot part repeats what the cold part says.

@@ -23,17 +23,19 @@ pub struct TokenEvent {
 }
 
 impl TokenEvent {
+    pub(crate) const EMPTY: Self = Self {
+        request: RequestId(0),
+        tokens: Tokens::new(),
+        logprobs: ThinVec::new(),
+        prompt_logprobs: ThinVec::new(),
+        first_run: None,
+        preemptions: 0,
+        finish: None,
+    };
+
     /// The end of a request, and nothing else.
     pub fn end(request: RequestId, finish: Finish) -> Self {
-        Self {
-            request,
-            tokens: Tokens::new(),
-            logprobs: ThinVec::new(),
-            prompt_logprobs: ThinVec::new(),
-            first_run: None,
-            preemptions: 0,
-            finish: Some(finish),
-        }
+        Self { request, finish: Some(finish), ..Self::EMPTY }
     }
 }
 
