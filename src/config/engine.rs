@@ -12,7 +12,7 @@ use super::{ConfigError, Dtype, refused};
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
-    /// What to compute on; auto takes the CPU. This build has no backend for a GPU: rocm and cuda fail
+    /// What to compute on; auto takes a GPU if there is one that can be opened, else the CPU
     #[arg(long, default_value = "auto")]
     pub device: DeviceKind,
     /// Device libraries by path, in place of the system's: driver, run-time compiler, BLAS, lanes of a wave

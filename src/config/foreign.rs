@@ -70,8 +70,11 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign("master-port", ONE_EXECUTOR),
     foreign("dist-init-addr", ONE_EXECUTOR),
     foreign("cluster-secret-file", ONE_EXECUTOR),
-    foreign("device-ids", "this release computes on the CPU only"),
-    foreign("cudagraph-capture-sizes", "this release computes on the CPU only"),
+    foreign(
+        "device-ids",
+        "the first visible GPU is used; CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES choose",
+    ),
+    foreign("cudagraph-capture-sizes", "row counts to capture follow from --max-num-seqs"),
     foreign("state-checkpoint-interval-tokens", "no served model has recurrent state"),
     foreign("admin-listen", "admin routes share the listener, behind --admin-key"),
     foreign("trace-requests", "requests are not traced to a file"),

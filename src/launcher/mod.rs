@@ -1,6 +1,7 @@
 //! Starts and stops a server: model, executor, engine, sockets, signals.
 
 pub mod demo;
+pub mod device;
 pub mod engine_thread;
 pub mod executor;
 pub mod host;

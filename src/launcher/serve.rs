@@ -10,8 +10,8 @@ use super::host::Host;
 use super::model_files::ModelFiles;
 use super::shutdown::Front;
 use super::start_up::{StartError, Up};
-use super::{settings, signals, supervisor};
-use crate::config::{Environment, ServeArgs};
+use super::{device, settings, signals, supervisor};
+use crate::config::{DeviceKind, Environment, ServeArgs};
 use crate::progress::{Progress, Unit};
 use crate::server::app::{App, ModelCard, Serving};
 use crate::server::connection::Deadlines;
@@ -20,7 +20,7 @@ use crate::server::listen::{Connections, bind};
 use crate::server::openai::exchange::unix_time;
 use crate::server::routes::router;
 use anyhow::{Context, Result, anyhow, bail};
-use protocol::{Epoch, Memory, Phase};
+use protocol::{Epoch, Phase};
 use scheduler::{Engine, EngineConfig, EngineError, KvConfig};
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
@@ -61,18 +61,31 @@ fn serve(args: &ServeArgs, environment: &Environment, runtime: &Runtime) -> Resu
         let _inside = runtime.enter();
         signals::forward(sender.clone()).context("cannot watch for signals")?;
     }
-    let config = settings::executor(args, &files, environment);
-    let overrides = args.model.hf_overrides.as_ref().map(serde_json::to_string).transpose()?;
-    let (apart, patience) = (settings::apart(args), settings::patience(args));
-    let mut group = ExecutorGroup::new(config, overrides, apart, patience);
-    let mut link = group.start(FIRST_EPOCH)?;
-    let text = files.load_text(args)?;
-    let up = match wait_for(&mut group, &mut link, &notices) {
+    let mut args = args.clone();
+    let auto = args.engine.device == DeviceKind::Auto;
+    if auto {
+        args.engine.device = device::found();
+    }
+    let (mut group, mut link) = start_executor(&args, &files, environment)?;
+    let text = files.load_text(&args)?;
+    let mut up = wait_for(&mut group, &mut link, &notices);
+    if let Err(error) = &up
+        && auto
+        && args.engine.device != DeviceKind::Cpu
+        && error.is_of_the_device()
+    {
+        tracing::warn!(%error, "the GPU cannot be used: computing on the CPU");
+        args.engine.device = DeviceKind::Cpu;
+        (group, link) = start_executor(&args, &files, environment)?;
+        up = wait_for(&mut group, &mut link, &notices);
+    }
+    let args = &args;
+    let up = match up {
         Ok(up) => up,
         Err(StartError::Signal(_)) => return Ok(ExitCode::SUCCESS),
         Err(error) => return Err(anyhow!(error).context(files.name.clone())),
     };
-    let (engine, max_model_len) = engine(args, &files, &up.memory, up.ready.blocks)?;
+    let (engine, max_model_len) = engine(args, &files, &up)?;
     let deadline = StepDeadline {
         fixed: args.engine.step_deadline.map(|seconds| seconds.0),
         ns_per_token: up.memory.ns_per_token,
@@ -105,7 +118,7 @@ fn serve(args: &ServeArgs, environment: &Environment, runtime: &Runtime) -> Resu
     let pool_tokens = u64::from(up.ready.blocks) * u64::from(block_tokens);
     greet(&files.served_names(args)[0], address, max_model_len, pool_tokens, has_template);
     // An executor in a thread has no second start, and needs no unpacked demo any more.
-    let files = apart.then_some(files);
+    let files = settings::apart(args).then_some(files);
     let front = Front { app: &app, connections: &connections, runtime: runtime.handle() };
     let code = supervisor::run(&front, host, group, &notices, args.http.shutdown_timeout.0);
     drop(files);
@@ -133,6 +146,20 @@ fn listen(
     let (accepting, routes) = (connections.clone(), router(Arc::clone(app)));
     runtime.spawn(async move { accepting.accept(listener, routes, Deadlines::default()).await });
     Ok(address)
+}
+
+/// Starts the executor that the arguments ask for.
+fn start_executor(
+    args: &ServeArgs,
+    files: &ModelFiles,
+    environment: &Environment,
+) -> Result<(ExecutorGroup, ExecutorLink)> {
+    let config = settings::executor(args, files, environment);
+    let overrides = args.model.hf_overrides.as_ref().map(serde_json::to_string).transpose()?;
+    let (apart, patience) = (settings::apart(args), settings::patience(args));
+    let mut group = ExecutorGroup::new(config, overrides, apart, patience);
+    let link = group.start(FIRST_EPOCH)?;
+    Ok((group, link))
 }
 
 /// Waits until the executor is ready and shows how far it is.
@@ -168,20 +195,16 @@ fn new_progress(phase: Phase, total: u64) -> Progress {
 }
 
 /// The scheduler, and the longest request it takes: what was asked for, or what the cache holds.
-fn engine(
-    args: &ServeArgs,
-    files: &ModelFiles,
-    memory: &Memory,
-    blocks: u32,
-) -> Result<(Engine, u32)> {
+fn engine(args: &ServeArgs, files: &ModelFiles, up: &Up) -> Result<(Engine, u32)> {
     let random = RandomState::new();
-    let mut kv =
-        KvConfig::new(memory.spec.clone(), blocks, [random.hash_one(0), random.hash_one(1)]);
+    let keys = [random.hash_one(0), random.hash_one(1)];
+    let mut kv = KvConfig::new(up.memory.spec.clone(), up.ready.blocks, keys);
     kv.caching = args.engine.enable_prefix_caching;
     kv.events = false; // Nobody subscribes.
     let build = |max_model_len: u32| {
         let limits = settings::limits(&args.engine, max_model_len, files.config.vocab as u32);
         let mut config = EngineConfig::new(limits, kv.clone());
+        config.graph_rows.clone_from(&up.ready.graph_rows);
         config.routing = settings::routing(args.parallel.dp_load_balance);
         Engine::new(config)
     };

@@ -90,6 +90,8 @@ pub fn limits(engine: &EngineArgs, max_model_len: u32, vocab_size: u32) -> Limit
         // Admission counts running requests too, so the queue itself never refuses.
         requests_waiting: engine.requests_in_flight_max(1),
         mixed: engine.mixed,
+        // A GPU shall never wait for the host; on the CPU both are the same cores.
+        steps_in_flight: if device(engine.device) == Device::Cpu { 1 } else { 2 },
         ..Limits::cpu(max_model_len, vocab_size)
     }
 }
@@ -148,7 +150,7 @@ pub fn source(args: &ServeArgs) -> models::LoadFormat {
     }
 }
 
-/// What to compute on. Whether a GPU is worth looking for is decided here, once.
+/// What to compute on, once `auto` has been resolved.
 fn device(kind: DeviceKind) -> Device {
     match kind {
         DeviceKind::Auto | DeviceKind::Cpu => Device::Cpu,

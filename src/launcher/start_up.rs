@@ -59,6 +59,14 @@ pub enum StartError {
     Signal(i32),
 }
 
+impl StartError {
+    /// Whether the executor could not even open its device.
+    pub fn is_of_the_device(&self) -> bool {
+        let opening = Phase::Device.name();
+        matches!(self, Self::Fault { phase, .. } | Self::Gone { phase, .. } if *phase == opening)
+    }
+}
+
 /// How long a start may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
@@ -114,7 +122,7 @@ pub fn bring_up(
         match message {
             FromExecutor::Hello(hello) => {
                 greet(&hello, expected)?;
-                clock.phase = "load the model";
+                clock.phase = Phase::Device.name();
             }
             FromExecutor::Progress { phase, done, total } => {
                 clock.phase = phase.name();
@@ -243,7 +251,7 @@ mod tests {
                 }
             }
         };
-        assert_eq!(start(greets(|_| {})), "no progress for 0 s (while: load the model)");
+        assert_eq!(start(greets(|_| {})), "no progress for 0 s (while: open device)");
         let text = start(greets(|hello| hello.version = 9));
         assert_eq!(text, "the executor has protocol 9, this process 1");
         let text = start(greets(|hello| hello.build = "0.0.1".to_owned()));

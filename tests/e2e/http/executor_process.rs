@@ -171,7 +171,7 @@ fn is_zombie(pid: u32) -> bool {
 #[test]
 fn an_executor_that_cannot_start_is_named_and_exits_1() {
     let cases: &[(&[&str], &str)] = &[
-        (&["--device", "cuda"], "--device cuda: this build has no backend for it"),
+        (&["--device", "cuda", "--device-libraries", "/no/such/libcuda.so"], "/no/such/libcuda.so"),
         (
             &["--executor", "process", "--max-model-len", "2048", "--num-gpu-blocks-override", "9"],
             "9 KV blocks",
