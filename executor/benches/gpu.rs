@@ -11,7 +11,7 @@ use executor::{Dtype, Executor, ExecutorConfig, KvSize, Submitted};
 use models::{Config, LoadFormat};
 use protocol::{
     Batch, BlockId, Bucket, Device, Epoch, Input, Rank, RequestId, Row, Sampling, Seat, SeatInit,
-    StepId, TableUpdate,
+    StepId, TableUpdate, ThinVec,
 };
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -235,7 +235,7 @@ fn first_row(seat: u32) -> Row {
         drafts: 0,
         samples: true,
         input: Input::Tokens((0..PROMPT).map(|i| (seat * 977 + i * 131) % 151_936).collect()),
-        tables: vec![TableUpdate { group: 0, from: 0, blocks }],
+        tables: vec![TableUpdate { group: 0, from: 0, blocks }].into(),
         next: None,
         init: Some(Box::new(init)),
     }
@@ -244,6 +244,6 @@ fn first_row(seat: u32) -> Row {
 fn next_row(seat: u32, i: u32, sampled_at: Option<StepId>) -> Row {
     let input =
         sampled_at.map_or_else(|| Input::Tokens([1].into_iter().collect()), Input::SampledAt);
-    let (start, tables) = (PROMPT + i, Vec::new());
+    let (start, tables) = (PROMPT + i, ThinVec::new());
     Row { start, len: 1, input, tables, init: None, ..first_row(seat) }
 }
