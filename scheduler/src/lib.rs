@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod apply;
+mod cold;
 mod commit;
 mod config;
 mod domain;

@@ -4,17 +4,13 @@
 //! `computed` on and samples iff it reaches the last one; chunked prefill, recompute after a
 //! preemption and decode are this one rule with different `want`.
 
-use crate::line::Key;
-use crate::{EngineConfig, FirstRun, StopReason, Submit, TokenEvent};
-use kvcache::{BlockKey, Bug, Content, ExtraKeys, Hasher, KvCache, Table};
-use protocol::{BlockId, RequestId, Sampling, Seat, StepId, Token, Tokens};
-use std::sync::Arc;
+use crate::cold::Cold;
+use crate::{EngineConfig, StopReason, Submit, TokenEvent};
+use kvcache::{Bug, Content, Hasher, KvCache, Table};
+use protocol::{BlockId, RequestId, Seat, StepId, Token, Tokens};
 
 /// Preemptions after which a request becomes guarded and is never a victim again.
 pub(crate) const PREEMPTIONS_MAX: u8 = 4;
-
-/// Output tokens that a request has room for from the start; longer outputs grow by doubling.
-const TOKENS_AHEAD: u32 = 1_024;
 
 /// Newest committed tokens that lie beside the cursors.
 const TAIL: usize = 16;
@@ -71,72 +67,6 @@ pub(crate) struct Request {
 }
 
 const _: () = assert!(size_of::<Option<Request>>() == 160, "two and a half cache lines");
-
-/// The part of a request that most steps leave alone. In this order: filling a block needs the first
-/// four fields, thus two cache lines.
-#[derive(Debug)]
-#[repr(C)]
-pub(crate) struct Cold {
-    /// Committed tokens, but for the newest ones, which may so far lie in `Request::tail` only.
-    tokens: Vec<Token>,
-    pub(crate) table: Table,
-    pub(crate) keys: Vec<BlockKey>,
-    /// What else the request's blocks depend on.
-    pub(crate) extra: Option<Arc<ExtraKeys>>,
-    pub(crate) key: Key,
-    pub(crate) prompt_len: u32,
-    /// Prompt position whose log-probability is delivered next.
-    pub(crate) scored: u32,
-    /// Ids of `Request::stops` that mean end of text.
-    eos: u32,
-    pub(crate) asked: Asked,
-}
-
-/// What the user asked and what became of it.
-#[derive(Debug)]
-pub(crate) struct Asked {
-    pub(crate) sampling: Sampling,
-    /// Key of the request's random numbers.
-    pub(crate) key: u64,
-    /// The replica was chosen by the user: the request moves to no other.
-    pub(crate) pinned: bool,
-    /// Tokens this request adds to its replica's outstanding load.
-    pub(crate) charge: u64,
-    pub(crate) submitted_ms: u64,
-    pub(crate) first_run: Option<FirstRun>,
-}
-
-impl Cold {
-    fn new(submit: Submit, arrival: u64, now_ms: u64) -> Self {
-        let mut tokens = submit.tokens;
-        tokens.reserve_exact(submit.max_tokens.min(TOKENS_AHEAD) as usize);
-        let asked = Asked {
-            sampling: submit.sampling,
-            key: submit.key,
-            pinned: submit.replica.is_some(),
-            charge: tokens.len() as u64,
-            submitted_ms: now_ms,
-            first_run: None,
-        };
-        Self {
-            prompt_len: tokens.len() as u32,
-            tokens,
-            table: Table::default(),
-            keys: submit.keys,
-            extra: submit.extra,
-            key: Key { priority: submit.priority, arrival },
-            scored: 1,
-            eos: submit.eos_ids.len() as u32,
-            asked,
-        }
-    }
-
-    /// The table, and what its full blocks hold.
-    pub(crate) fn table_and_content(&mut self) -> (&mut Table, Content<'_>) {
-        let Self { tokens, table, keys, extra, .. } = self;
-        (table, Content { tokens, keys, extra: extra.as_ref() })
-    }
-}
 
 impl Request {
     pub(crate) fn new(submit: Submit, arrival: u64, now_ms: u64, config: &EngineConfig) -> Self {
