@@ -54,6 +54,11 @@ impl Detokenizer {
         self.machine.push(&self.tokenizer, token, out);
     }
 
+    /// Whether the bytes of an unfinished character are held back.
+    pub fn is_holding(&self) -> bool {
+        !self.machine.pending.is_empty()
+    }
+
     /// The ids have ended: appends a replacement for an unfinished character, if any.
     pub fn finish(&mut self, out: &mut String) {
         self.machine.finish(&self.tokenizer, out);

@@ -6,6 +6,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::print_stdout, reason = "differences are shown even where they pass")]
+#![allow(clippy::disallowed_methods, reason = "a variable names the GPU to replay on")]
 
 mod fixture;
 mod replay;

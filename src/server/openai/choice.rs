@@ -61,6 +61,8 @@ pub struct Delta {
     pub tokens: Vec<Token>,
     /// One entry per new token, if asked for.
     pub logprobs: Vec<TokenLogprobs>,
+    /// A token came that has no text, and none is held back: a sign of life for who counts events.
+    pub textless: bool,
     /// Set on the last delta.
     pub end: Option<End>,
 }
@@ -69,6 +71,7 @@ impl Delta {
     /// Forgets everything but the memory.
     pub fn clear(&mut self) {
         self.text.clear();
+        self.textless = false;
         self.tokens.clear();
         self.logprobs.clear();
         self.end = None;
@@ -152,6 +155,7 @@ impl Choice {
         self.scratch.clear();
         self.detokenizer.push(token, &mut self.scratch);
         if self.scratch.is_empty() {
+            delta.textless |= !self.detokenizer.is_holding() && !self.matcher.is_holding();
             return false;
         }
         if self.tokens <= self.rules.min_tokens {

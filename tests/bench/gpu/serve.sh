@@ -18,13 +18,13 @@ for model in "$@"; do
     XDG_CACHE_HOME=${KERNELS:-/tmp/hadron-kernels} "$hadron" serve "$models/$model" --served-model-name "$model" \
         --load-format synth --device "${DEVICE:-cuda}" --port $port --max-num-seqs 256 --no-enable-prefix-caching ${FLAGS:-} 2>"$out/$model.log" &
     server=$!
-    started=$(date +%s.%N)
+    started=$(date +%s%N)
     until curl -sf "http://127.0.0.1:$port/readyz" >/dev/null; do
         kill -0 $server 2>/dev/null || { echo "$model: the server ended"; tail -5 "$out/$model.log"; break; }
         sleep 0.05
     done
     kill -0 $server 2>/dev/null || continue
-    echo "$model: ready after $(echo "$(date +%s.%N) - $started" | bc) s"
+    echo "$model: ready after $((($(date +%s%N) - started) / 1000000)) ms"
     $load --url "http://127.0.0.1:$port" --model "$model" --isl 1024 --osl 256 --rounds 2 --conc "${CONC:-1,64,256}" \
         --vocab 150000 | tee "$out/$model.jsonl"
     kill -TERM $server

@@ -157,7 +157,8 @@ impl ChunkWriter for Chunks {
         let reply = &self.reply;
         let ids = reply.prompt_ids.is_some() && !delta.tokens.is_empty();
         let with_logprobs = reply.logprobs && !delta.logprobs.is_empty();
-        if delta.text.is_empty() && delta.end.is_none() && !ids && !with_logprobs {
+        let says = !delta.text.is_empty() || delta.textless || delta.end.is_some();
+        if !says && !ids && !with_logprobs {
             return;
         }
         out.put_slice(&self.head);

@@ -168,7 +168,8 @@ impl ChunkWriter for Chunks {
         let ids = reply.return_token_ids && (!delta.tokens.is_empty() || echo.is_some());
         let with_echo = echo.is_some_and(|_| reply.echo);
         let with_logprobs = reply.logprobs && (with_echo || !delta.logprobs.is_empty());
-        let says = !delta.text.is_empty() || !echoed.is_empty() || delta.end.is_some();
+        let ends = delta.textless || delta.end.is_some();
+        let says = !delta.text.is_empty() || !echoed.is_empty() || ends;
         if !says && !ids && !with_logprobs {
             return;
         }
