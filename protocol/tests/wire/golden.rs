@@ -13,7 +13,7 @@ use protocol::{
 fn check(message: &impl Message, expected: &Expect) {
     let mut bytes = Vec::new();
     encode(message, Epoch(2), &mut bytes).unwrap();
-    let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
+    let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<Vec<_>>().concat();
     let mut lines = vec![hex(&bytes[..HEADER_BYTES])];
     lines.extend(bytes[HEADER_BYTES..].chunks(32).map(hex));
     expected.assert_eq(&lines.join("\n"));

@@ -167,13 +167,11 @@ impl Read for Pieces {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         self.turn += 1;
         let length = self.lengths[self.turn % self.lengths.len()];
-        match length {
-            0 => Err(std::io::ErrorKind::WouldBlock.into()),
-            _ => {
-                let most = length.min(buffer.len());
-                self.bytes.read(&mut buffer[..most])
-            }
+        if length == 0 {
+            return Err(std::io::ErrorKind::WouldBlock.into());
         }
+        let most = length.min(buffer.len());
+        self.bytes.read(&mut buffer[..most])
     }
 }
 
