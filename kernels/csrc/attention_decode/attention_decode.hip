@@ -1,152 +1,200 @@
 // attention_decode: o [T, N D] = softmax(scale q Kᵀ) V for rows of one query, over the paged pool.
 // CPU twin: `paged_attention`. Rows with context 0 write zeros.
 //
-// The queries of a KV head share every key they load. A context is cut into splits of split_keys(context) keys; a
-// block takes the splits bid_x, bid_x + gdim_x, ... of one row and KV head. Its waves take tiles of 16 keys in turn and
-// merge in shared memory, waves ascending; splits merge in the last block to arrive, splits ascending. The cuts depend
-// on the row's own context and on nothing else, and the grid decides only who computes what: a row gives the same bits
-// in any batch, in any grid, captured or not.
+// The queries of a KV head share every key they load. A context is cut into splits of split_keys(context) keys, and a
+// block takes an equal run of the list of all splits (walk.h). Its waves take tiles of 16 keys in turn, fetched ahead
+// across splits, heads and rows (ring.h), and merge in shared memory, waves ascending; splits merge in the last block to
+// arrive, in an order that their number fixes (merge.h). The cuts depend on the row's own context and on nothing else,
+// and the grid decides only who computes what: a row gives the same bits in any batch, in any grid, captured or not.
+//
+// Contexts, tables and all keys but the row's last tile are older than the kernel before this one, which must not release
+// its successor before its own grid_wait(): they are fetched while it still runs.
 //
 //   pool     [block][KV head][K tile | V tile] of this layer, tiles [BLOCK_TOKENS][D]
 //   tables   i32 [S, table_width]; row r reads table table_rows[r], or table r without table_rows
-//   partial  f32 [rows, KV heads, max_splits, HEAD_GROUP, D + 2]: outputs, then maximum and sum; any contents
+//   partial  f32 [rows, KV heads, max_splits, HEAD_GROUP, RECORD]: outputs, then maximum and sum; any contents
 //   arrived  u32 [rows, KV heads], zero; zero again afterwards
 //   max_splits at least the splits of any row
 //
-//   -DHEAD_DIM=64|128  -DBLOCK_TOKENS=n (a multiple of 16)  -DGROUP=1..16 query heads per KV head  -DKV_FP8=0|1
-// Grid: (any, KV heads, rows). Block: a multiple of WAVE, at most 256.
-// Dynamic shared memory: waves * HEAD_GROUP * (D + 2) * 4 bytes.
+//   -DHEAD_DIM=64|128  -DBLOCK_TOKENS=n (a multiple of 16)  -DHEAD_GROUP=1..16 query heads per KV head  -DKV_FP8=0|1
+//   -DSTAGES=n tiles in a wave's ring; waves of 64 lanes have none
+// Grid: any number of blocks, best as many as run at once. Block: WAVES waves.
+// Dynamic shared memory: RING_BYTES + SETS * SET * 4 bytes.
 //
 // Rounding: probabilities to bf16, the output once. Roofline: 2 context D bytes a row and KV head, twice with bf16.
 #include "dev.h"
-#include "attention/wave.h"
 
-enum : u32 { RECORD = D + 2 };  // Outputs, maximum, sum of one query.
-
-// Keys of a split. Short contexts are cut finely, to fill the device; long ones coarsely, to keep merging cheap.
-// The twin of `split_keys` in kernels/src/hip/attention.rs.
-DEV u32 split_keys(u32 context) {
-    return context <= 2048 ? 128 : context <= 8192 ? 256 : context <= 32768 ? 512 : 1024;
+#ifndef KV_FP8
+#  define KV_FP8 0
+#endif
+// Few queries on narrow waves: the keys make the rows of the products.
+#define KEYS_FIRST (WAVE == 32 && HEAD_GROUP <= 8 && !KV_FP8)
+#if KEYS_FIRST
+#  include "attention_decode/keys_first.h"
+#else
+#  include "attention/wave.h"
+// One lane of those that share a query.
+DEV bool speaks_for_query() { return strip_k() == 0; }
+// Calls put(query, channel, value) for each output of the lane.
+template <class Put> DEV void each_output(const Running& r, const Put& put) {
+    UNROLL for (u32 p = 0; p < PARTS; ++p)
+        UNROLL for (u32 j = 0; j < PART; ++j) put(query_of(part_slot(p)), part_channel(p) + j, PART_VALUE(r.out, p, j));
 }
+DEV void weigh(Running& r, Scores& s, u32 seen, float factor) {
+    const u32 all[2] = {seen, seen};
+    weigh(r, s, all, factor);
+}
+#endif
 
-struct Head {
-    const KV* pool;
-    const i32* table;
-    u32 kv_heads, head;
+#ifndef STAGES
+#  define STAGES 3
+#endif
+enum : u32 { WAVES = 4, TILES_AHEAD = WAVE == 64 ? 1 : STAGES };
+
+#include "attention_decode/walk.h"
+#include "attention_decode/ring.h"
+#include "attention_decode/merge.h"
+
+// The wave's next tile to fetch: it runs ahead of the one that is multiplied.
+struct Ahead {
+    Place place;
+    u32 at, end;  // keys of the split
+    u32 block;    // of the tile, loaded one tile early
 };
 
-DEV const KV* key_tile(const Head& h, u32 position) {
-    const u64 block = (u64)(u32)h.table[position / BLOCK_TOKENS] * h.kv_heads + h.head;
-    return h.pool + block * 2 * BLOCK_TOKENS * D + position % BLOCK_TOKENS * D;
+DEV void enter_split(Ahead& a) {
+    a.at = first_key(a.place) + wave() * TILE_KEYS;
+    a.end = end_key(a.place);
 }
 
-DEV Running attend(const Queries& q, const Head& h, u32 from, u32 to, float factor) {
-    Running r;
-    start(r);
-    const u32 step = bdim() / WAVE * TILE_KEYS;
-    u32 at = from + wave() * TILE_KEYS;
-    if (at < to) {
-        const KV* tile = key_tile(h, at);
-        Keys k = load_keys(tile, D);
-        for (; at < to; at += step) {
-            const u32 present = to - at;
-            const Values v = load_values(tile + BLOCK_TOKENS * D, D, present);
-            Scores s = score(q, k);
-            if (at + step < to) {
-                tile = key_tile(h, at + step);
-                k = load_keys(tile, D);
-            }
-            const u32 seen[2] = {present, present};
-            weigh(r, s, seen, factor);
+DEV void settle(Ahead& a, const Rows& rows) {
+    while (a.place.left != 0 && a.at >= a.end) {
+        next_split(a.place, rows);
+        if (a.place.left != 0) enter_split(a);
+    }
+    if (a.place.left != 0) a.block = (u32)rows.tables[(u64)a.place.table * rows.table_width + a.at / BLOCK_TOKENS];
+}
+
+// Whether the kernel before this one may still be writing into the tile.
+DEV bool is_fresh(const Ahead& a) { return a.at + TILE_KEYS >= a.place.context; }
+
+DEV void fetch_next(Ring& ring, Ahead& a, const Rows& rows, const KV* pool) {
+    if (a.place.left == 0) return fetch(ring, nullptr);
+    const u64 tile = (u64)a.block * rows.kv_heads + a.place.head;
+    fetch(ring, pool + tile * 2 * BLOCK_TOKENS * D + a.at % BLOCK_TOKENS * D);
+    a.at += WAVES * TILE_KEYS;
+    settle(a, rows);
+}
+
+DEV void store_output(bf16* o, const Merged& m) {
+    bf16x4 y;
+    UNROLL for (u32 i = 0; i < 4; ++i) y.v[i] = to_bf16(m.value.v[i] / m.sum);
+    *(bf16x4*)o = y;
+}
+
+// The records of the block's waves as one per query: the output itself if the context has no other split.
+DEV void merge_waves(bf16* out, float* part, const float* records, bool only) {
+    for (u32 i = tid(); i < HEAD_GROUP * QUADS; i += bdim()) {
+        const u32 query = i / QUADS, d = i % QUADS * 4;
+        const Merged m = merge<WAVES>(records + query * RECORD, d, HEAD_GROUP * RECORD);
+        if (only) {
+            store_output(out + i * 4, m);
+            continue;
+        }
+        *(f32x4*)(part + query * RECORD + d) = m.value;
+        if (d == 0) *(f32x2*)(part + query * RECORD + D) = f32x2{{m.max, m.sum}};
+    }
+}
+
+// All splits of a head. Nobody uses `records`.
+DEV void merge_splits(bf16* out, float* records, const float* parts, u32 splits) {
+    for (u32 query = wave() / SPREAD; query < HEAD_GROUP; query += WAVES / SPREAD) {
+        const u32 share = wave() % SPREAD;
+        fold(records + (share * HEAD_GROUP + query) * RECORD, parts + query * RECORD, share, splits, HEAD_GROUP * RECORD);
+    }
+    sync();
+    for (u32 i = tid(); i < HEAD_GROUP * QUADS; i += bdim())
+        store_output(out + i * 4, merge<SPREAD>(records + i / QUADS * RECORD, i % QUADS * 4, HEAD_GROUP * RECORD));
+    if (SETS == 1) sync();  // The next split writes the records again.
+}
+
+// Whether this block, which brings `done` splits of a head, is the last to bring some. Every thread must come.
+DEV bool is_last(u32* arrived, u32 done, u32 splits) {
+    SHARED(u32, last, 1);
+#if !DEV_NV  // There, what a barrier has ordered before an atomic operation of one thread, that operation publishes.
+    fence();
+#endif
+    sync();
+    if (done == splits) return true;
+    if (tid() == 0) {
+        last[0] = atomic_add_acq_rel(arrived, done) + done == splits;
+        if (last[0]) arrived[0] = 0;
+    }
+    sync();
+#if !DEV_NV
+    fence();
+#endif
+    return last[0];
+}
+
+KERNEL(WAVES* WAVE)
+attention_decode(bf16* o, float* partial, u32* arrived, const bf16* q, const KV* pool, const i32* cu_q,
+                 const i32* context_lens, const i32* tables, const i32* table_rows, u32 row_count, u32 kv_heads,
+                 u32 table_width, u32 max_splits, u32 q_stride, u32 o_stride, float factor) {
+    DYN_SHARED(u8, shared);
+    float* first_records = (float*)(shared + RING_BYTES);
+    float* records = first_records;
+    const Rows rows{context_lens, cu_q, tables, table_rows, row_count, kv_heads, table_width};
+    Place p = start_of_block(rows);
+    Ahead ahead{p, 0, 0, 0};
+    Ring ring = ring_of_wave((KV*)shared);
+    u32 fetched = 0;
+    if (p.left != 0) {
+        enter_split(ahead);
+        settle(ahead, rows);
+    }
+    for (; fetched < TILES_AHEAD && ahead.place.left != 0 && !is_fresh(ahead); ++fetched) fetch_next(ring, ahead, rows, pool);
+    grid_wait();
+    grid_release();
+    for (; fetched < TILES_AHEAD; ++fetched) fetch_next(ring, ahead, rows, pool);
+
+    Queries mine{};
+    bf16* out = o;
+    u32 done = 0;  // splits of this head
+    while (p.left != 0) {
+        if (done == 0) {
+            const bf16* queries = q + (u64)p.token * q_stride + p.head * HEAD_GROUP * D;
+            mine = load_queries([&](u32 query) { return query < HEAD_GROUP ? queries + query * D : nullptr; });
+            out = o + (u64)p.token * o_stride + p.head * HEAD_GROUP * D;
+        }
+        Running r;
+        start(r);
+        for (u32 at = first_key(p) + wave() * TILE_KEYS, end = end_key(p); at < end; at += WAVES * TILE_KEYS) {
+            Keys k;
+            Values v;
+            take(ring, end - at, k, v);
+            fetch_next(ring, ahead, rows, pool);
+            Scores s = score(mine, k);
+            weigh(r, s, end - at, factor);
             add_values(r, s, v);
         }
-    }
-    finish(r);
-    return r;
-}
-
-// The wave's queries as records in shared memory.
-DEV void put(const Running& r, float* records) {
-    UNROLL for (u32 p = 0; p < PARTS; ++p) {
-        const u32 query = query_of(part_slot(p));
-        if (query < HEAD_GROUP)
-            UNROLL for (u32 j = 0; j < PART; ++j) records[query * RECORD + part_channel(p) + j] = PART_VALUE(r.out, p, j);
-    }
-    UNROLL for (u32 i = 0; i < SLOTS; ++i) {
-        if (query_of(i) >= HEAD_GROUP || strip_k() != 0) continue;  // One lane a query.
-        records[query_of(i) * RECORD + D] = r.max[i];
-        records[query_of(i) * RECORD + D + 1] = r.sum[i];
-    }
-}
-
-struct Merged { float value, max, sum; };
-
-// Channel d of one query over `count` records, `stride` apart.
-DEV Merged merge(const float* records, u32 d, u32 count, u32 stride) {
-    Merged m{0.f, NO_SCORE, 0.f};
-    for (u32 i = 0; i < count; ++i) m.max = fmax_(m.max, records[i * stride + D]);
-    for (u32 i = 0; i < count; ++i) {
-        const float weight = exp2_(records[i * stride + D] - m.max);
-        m.value = fma_(weight, records[i * stride + d], m.value);
-        m.sum = fma_(weight, records[i * stride + D + 1], m.sum);
-    }
-    return m;
-}
-
-DEV void store_head(bf16* o, u32 i, const Merged& m) { o[i] = to_bf16(m.value / m.sum); }
-
-KERNEL(256) attention_decode(bf16* o, float* partial, u32* arrived, const bf16* q, const KV* pool, const i32* cu_q,
-                             const i32* context_lens, const i32* tables, const i32* table_rows, u32 kv_heads,
-                             u32 table_width, u32 max_splits, u32 q_stride, u32 o_stride, float factor) {
-    DYN_SHARED(float, records);
-    SHARED(u32, last, 1);
-    grid_wait();
-    const u32 head = bid_y(), row = bid_z(), waves = bdim() / WAVE;
-    const u32 context = (u32)context_lens[row], token = (u32)cu_q[row], table = table_rows ? (u32)table_rows[row] : row;
-    const u32 span = split_keys(context), splits = (context + span - 1) / span;
-    bf16* out = o + (u64)token * o_stride + head * HEAD_GROUP * D;
-    if (context == 0) {
-        if (bid_x() == 0)
-            for (u32 i = tid(); i < HEAD_GROUP * D; i += bdim()) out[i] = to_bf16(0.f);
-        return;
-    }
-    if (bid_x() >= splits) return;
-
-    const bf16* queries = q + (u64)token * q_stride + head * HEAD_GROUP * D;
-    const Queries mine = load_queries([&](u32 query) { return query < HEAD_GROUP ? queries + query * D : nullptr; });
-    const Head keys{pool, tables + (u64)table * table_width, kv_heads, head};
-    float* parts = partial + (u64)(row * kv_heads + head) * max_splits * HEAD_GROUP * RECORD;
-    for (u32 split = bid_x(); split < splits; split += gdim_x()) {
-        const u32 from = split * span, to = from + span < context ? from + span : context;
-        put(attend(mine, keys, from, to, factor), records + wave() * HEAD_GROUP * RECORD);
+        finish(r);
+        put(r, records + wave() * HEAD_GROUP * RECORD);
         sync();
-        for (u32 i = tid(); i < HEAD_GROUP * D; i += bdim()) {
-            const u32 query = i / D, d = i % D;
-            const Merged m = merge(records + query * RECORD, d, waves, HEAD_GROUP * RECORD);
-            if (splits == 1) {
-                store_head(out, i, m);
-                continue;
-            }
-            float* part = parts + (split * HEAD_GROUP + query) * RECORD;
-            part[d] = m.value;
-            if (d == 0) {
-                part[D] = m.max;
-                part[D + 1] = m.sum;
-            }
+        const u64 unit = (u64)p.row * kv_heads + p.head;
+        float* parts = partial + unit * max_splits * HEAD_GROUP * RECORD;
+        if (p.context == 0) {
+            for (u32 i = tid(); i < HEAD_GROUP * D; i += bdim()) out[i] = to_bf16(0.f);
+        } else {
+            merge_waves(out, parts + p.split * HEAD_GROUP * RECORD, records, p.splits == 1);
         }
-        sync();  // The next split writes the records again.
+        if (SETS == 1) sync();  // The next split writes the records again.
+        ++done;
+        const bool leaving = p.left == 1 || p.split + 1 == p.splits;
+        if (leaving && p.splits > 1 && is_last(arrived + unit, done, p.splits)) merge_splits(out, records, parts, p.splits);
+        if (SETS == 2) records = records == first_records ? records + SET : first_records;
+        if (leaving) done = 0;
+        next_split(p, rows);
     }
-    if (splits == 1) return;
-
-    fence();
-    sync();
-    const u32 blocks = splits < gdim_x() ? splits : gdim_x();
-    if (tid() == 0) last[0] = atomic_add_acq_rel(arrived + row * kv_heads + head, 1) == blocks - 1;
-    sync();
-    if (!last[0]) return;
-    fence();
-    for (u32 i = tid(); i < HEAD_GROUP * D; i += bdim())
-        store_head(out, i, merge(parts + i / D * RECORD, i % D, splits, HEAD_GROUP * RECORD));
-    if (tid() == 0) arrived[row * kv_heads + head] = 0;
 }
 EXPORT(attention_decode)

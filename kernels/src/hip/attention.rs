@@ -22,8 +22,20 @@ static PLAIN: Source = Source {
 };
 
 const KERNEL: &str = "paged_attention";
-/// Threads of a block.
+/// Threads of a block of prefill.
 const THREADS: u32 = 256;
+/// Waves of a block of decode.
+const DECODE_WAVES: usize = 4;
+/// Tiles of keys and values that such a wave has on their way, where they pass through shared memory.
+const RING_TILES: usize = 3;
+/// Blocks of decode that share a multiprocessor: as many as their registers allow.
+const BLOCKS_WITH_RING: usize = 2;
+const BLOCKS_WITHOUT_RING: usize = 4;
+/// Shared memory of a block beside what the launch asks for: the driver's own and the kernel's static arrays.
+const DRIVER_BYTES: usize = 1024;
+const STATIC_BYTES: usize = 256;
+/// Floats of a record behind its outputs.
+const RECORD_FACTS: usize = 4;
 /// Keys that a wave multiplies at a time, and queries.
 const TILE: usize = 16;
 /// Keys of a step of prefill.
@@ -49,6 +61,13 @@ fn most_splits(longest: usize) -> usize {
         from = to;
     }
     most
+}
+
+/// Shared memory of decode, and how many blocks run at once on a multiprocessor.
+struct DecodeFit {
+    stages: usize,
+    shared_bytes: usize,
+    blocks: usize,
 }
 
 /// Sizes that all kernels share.
@@ -95,26 +114,43 @@ impl HipDevice {
         }
         let (kv_heads, dim, group) = (shape.layout.kv_heads, shape.layout.head_dim, shape.group);
         let splits = most_splits(shape.args.rows.bounds.longest_context);
-        let record_bytes = group * (dim + 2) * 4;
+        let record_bytes = group * (dim + RECORD_FACTS) * 4;
         let partial = self.scratch(rows * kv_heads * splits * record_bytes)?;
         let arrived = self.counters(rows * kv_heads)?;
-        let kernel = self.kernel(&DECODE, "attention_decode", &shape.defines())?;
-        // As many blocks as fill the device; a block takes what is left of its row's splits.
-        let blocks =
-            (4 * self.multiprocessors() as usize).div_ceil(rows * kv_heads).clamp(1, splits);
-        let waves = (THREADS / self.wave()) as usize;
-        let grid = (blocks as u32, kv_heads as u32, rows as u32);
+        let fit = self.decode_fit(dim * shape.layout.dtype.bytes(), group, record_bytes);
+        let [dim, block, group, fp8] = shape.defines();
+        let defines = [dim, block, group, fp8, ("STAGES", fit.stages as u32)];
+        let kernel = self.kernel(&DECODE, "attention_decode", &defines)?;
+        // As many blocks as run at once: each takes an equal share of all splits.
+        let blocks = (fit.blocks * self.multiprocessors() as usize).min(rows * kv_heads * splits);
+        let threads = DECODE_WAVES as u32 * self.wave();
         let o_stride = o.stride() as u32;
-        let launch = Launch::new(kernel, grid, THREADS, (waves * record_bytes) as u32)
+        let launch = Launch::new(kernel, (blocks as u32, 1, 1), threads, fit.shared_bytes as u32)
             .out(o)
             .arg_ptr(partial)
             .arg_ptr(arrived);
         let launch = shape.rows(launch.arg(shape.args.q).arg_ptr(shape.pool));
-        let launch = launch.u32(kv_heads as u32).u32(shape.table_width()).u32(splits as u32);
+        let launch = launch.u32(rows as u32).u32(kv_heads as u32).u32(shape.table_width());
+        let launch = launch.u32(splits as u32);
         let launch = shape.strides(launch, o_stride).overlaps_predecessor();
         // SAFETY: `check` compared the shapes; lengths and tables are the caller's promise; scratch and
         // counters have the sizes of the grid.
         unsafe { launch.go(self, s) }
+    }
+
+    /// What decode finds room for, with keys of `row_bytes` and records of one wave of `record_bytes`.
+    fn decode_fit(&self, row_bytes: usize, group: usize, record_bytes: usize) -> DecodeFit {
+        let sets = if group <= DECODE_WAVES { 2 } else { 1 };
+        let records = sets * DECODE_WAVES * record_bytes;
+        if self.wave() != 32 {
+            return DecodeFit { stages: 1, shared_bytes: records, blocks: BLOCKS_WITHOUT_RING };
+        }
+        let stage_bytes = DECODE_WAVES * 2 * TILE * row_bytes;
+        let room = self.shared_bytes() as usize;
+        let stages = (room.saturating_sub(records) / stage_bytes).clamp(1, RING_TILES);
+        let shared_bytes = stages * stage_bytes + records;
+        let blocks = (room + DRIVER_BYTES) / (shared_bytes + DRIVER_BYTES + STATIC_BYTES);
+        DecodeFit { stages, shared_bytes, blocks: blocks.clamp(1, BLOCKS_WITH_RING) }
     }
 
     /// Rows from `first` on, of any number of queries.

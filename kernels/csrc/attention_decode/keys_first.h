@@ -1,0 +1,115 @@
+// attention_decode/keys_first.h - a wave's share of attention for up to 8 queries, on waves of 32: 16 keys as the rows of a
+// product, queries as its columns. The face of attention/wave.h, with half its products and half its registers.
+//
+//   scores = K Qᵀ,     a lane has keys lane / 4 and + 8 of queries lane % 4 * 2 and + 1
+//   out = Vᵀ Pᵀ,       a lane has channels lane / 4 and + 8 of every 16, of the same queries
+//
+// `max` follows the scores only once one of them is SLACK above it: probabilities may grow to 2^SLACK, which costs no
+// digit of a float, and the waves that would exchange a maximum at every tile hardly ever do.
+#pragma once
+#include "dev/strip.h"
+
+typedef bf16 KV;
+enum : u32 { TILE_KEYS = 16, D = HEAD_DIM, SLOTS = 2, KEY_ROWS = 2 };
+// Below every score, and a difference of two of them is still a number.
+#define NO_SCORE (-1e30f)
+#define SLACK 8.f
+
+struct Queries { bf16x8 v[D / 32]; };
+struct Keys { bf16x8 v[KEY_ROWS][D / 32]; };
+struct Values { u32x4 v[D / 16]; };          // 16 channels times 16 keys, two keys of a channel in a word
+struct Scores { float v[SLOTS][KEY_ROWS]; };
+struct Running {
+    float max[SLOTS], sum[SLOTS];  // sum: of this lane's keys only, until the end
+    f32x4 out[D / 16];
+};
+
+DEV u32 query_of(u32 slot) { return (lane() & 3) * 2 + slot; }
+DEV u32 key_row(u32 i) { return (lane() >> 2) + i * 8; }
+
+DEV void start(Running& r) {
+    UNROLL for (u32 i = 0; i < SLOTS; ++i) {
+        r.max[i] = NO_SCORE;
+        r.sum[i] = 0.f;
+    }
+    UNROLL for (u32 i = 0; i < D / 16; ++i) r.out[i] = f32x4{{0.f, 0.f, 0.f, 0.f}};
+}
+
+// Rows `at(query)` of q as an operand; null for queries that do not exist.
+template <class At> DEV Queries load_queries(const At& at) {
+    Queries q;
+    const bf16* row = at(strip_w_row());
+    UNROLL for (u32 i = 0; i < D / 32; ++i) q.v[i] = row ? *(const bf16x8*)(row + i * 32 + strip_k()) : zero8();
+    return q;
+}
+
+DEV Scores score(const Queries& q, const Keys& k) {
+    f32x4 c[2] = {{{0.f, 0.f, 0.f, 0.f}}, {{0.f, 0.f, 0.f, 0.f}}};
+    UNROLL for (u32 i = 0; i < D / 32; ++i) strip_mma(c[i & 1], StripX{{k.v[0][i], k.v[1][i]}}, q.v[i]);
+    Scores s;
+    UNROLL for (u32 i = 0; i < SLOTS; ++i)
+        UNROLL for (u32 j = 0; j < KEY_ROWS; ++j) s.v[i][j] = c[0].v[j * 2 + i] + c[1].v[j * 2 + i];
+    return s;
+}
+
+// Eight rows of eight 16-bit values, their words exchanged so that rows become columns.
+DEV u32 turn8(u32 v) {
+#if DEV_NV
+    u32 r;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
+    return r;
+#else
+    const u32 column = lane() >> 2, from = (lane() & 3) * 8 + column / 2;
+    const u32 a = shfl(v, from), b = shfl(v, from + 4), half = column % 2 * 16;
+    return (a >> half & 0xffff) | (b >> half & 0xffff) << 16;
+#endif
+}
+
+DEV void rescale(Running& r, const Scores& s) {
+    UNROLL for (u32 i = 0; i < SLOTS; ++i) {
+        float max = fmax_(s.v[i][0], s.v[i][1]);
+        for (u32 mask = 4; mask < 32; mask *= 2) max = fmax_(max, shfl_xor(max, mask));
+        max = fmax_(max, r.max[i]);
+        const float shrink = exp2_(r.max[i] - max);
+        r.max[i] = max;
+        r.sum[i] *= shrink;
+        UNROLL for (u32 j = 0; j < D / 16; ++j)
+            UNROLL for (u32 e = i; e < 4; e += 2) r.out[j].v[e] *= shrink;
+    }
+}
+
+// Makes probabilities of scores: keys [0, seen) of the tile exist, `factor` = scale * log2(e).
+DEV void weigh(Running& r, Scores& s, u32 seen, float factor) {
+    bool grows = false;
+    UNROLL for (u32 i = 0; i < SLOTS; ++i)
+        UNROLL for (u32 j = 0; j < KEY_ROWS; ++j) {
+            s.v[i][j] = key_row(j) < seen ? s.v[i][j] * factor : NO_SCORE;
+            grows |= s.v[i][j] > r.max[i] + SLACK;
+        }
+    if (wave_any(grows)) rescale(r, s);
+    UNROLL for (u32 i = 0; i < SLOTS; ++i) {
+        UNROLL for (u32 j = 0; j < KEY_ROWS; ++j) s.v[i][j] = exp2_(s.v[i][j] - r.max[i]);
+        r.sum[i] += s.v[i][0] + s.v[i][1];
+    }
+}
+
+// out += probabilities * values
+DEV void add_values(Running& r, const Scores& p, const Values& v) {
+    const u32 b0 = turn8(pack_bf16(p.v[0][0], p.v[1][0])), b1 = turn8(pack_bf16(p.v[0][1], p.v[1][1]));
+    UNROLL for (u32 j = 0; j < D / 16; ++j)
+        mma_half(r.out[j], v.v[j].v[0], v.v[j].v[1], v.v[j].v[2], v.v[j].v[3], b0, b1);
+}
+
+// The sums of all keys, on every lane of a query.
+DEV void finish(Running& r) {
+    UNROLL for (u32 i = 0; i < SLOTS; ++i)
+        for (u32 mask = 4; mask < 32; mask *= 2) r.sum[i] += shfl_xor(r.sum[i], mask);
+}
+
+// One lane of those that share a query.
+DEV bool speaks_for_query() { return lane() < 4; }
+// Calls put(query, channel, value) for each output of the lane.
+template <class Put> DEV void each_output(const Running& r, const Put& put) {
+    UNROLL for (u32 j = 0; j < D / 16; ++j)
+        UNROLL for (u32 e = 0; e < 4; ++e) put(query_of(e & 1), j * 16 + key_row(e >> 1), r.out[j].v[e]);
+}

@@ -1,0 +1,77 @@
+// attention_decode/merge.h - records: the outputs of one query over some keys, with the maximum and the sum of its
+// probabilities. Waves put theirs in shared memory, splits theirs in global memory; here they become one.
+#pragma once
+
+enum : u32 {
+    RECORD = D + 4,        // outputs, maximum, sum; aligned to 16 bytes
+    QUADS = D / 4,         // groups of 4 outputs of a record
+    SET = WAVES * HEAD_GROUP * RECORD,  // records of the block's waves
+    // Two sets spare a barrier where they fit: the next split writes one while the last one is read in the other.
+    SETS = HEAD_GROUP <= 4 ? 2 : 1,
+    CHANNELS = D / WAVE,   // of a lane that reads a record
+    // Waves that share the splits of a query, and how many splits a lane reads at once.
+    SPREAD = HEAD_GROUP >= WAVES ? 1 : WAVES / HEAD_GROUP,
+    AHEAD = 8
+};
+
+// The wave's queries as records.
+DEV void put(const Running& r, float* records) {
+    each_output(r, [&](u32 query, u32 channel, float value) {
+        if (query < HEAD_GROUP) records[query * RECORD + channel] = value;
+    });
+    if (!speaks_for_query()) return;
+    UNROLL for (u32 i = 0; i < SLOTS; ++i)
+        if (query_of(i) < HEAD_GROUP) *(f32x2*)(records + query_of(i) * RECORD + D) = f32x2{{r.max[i], r.sum[i]}};
+}
+
+struct Merged {
+    f32x4 value;
+    float max, sum;
+};
+
+// Outputs d..d + 4 of one query over COUNT records, `stride` apart.
+template <u32 COUNT> DEV Merged merge(const float* records, u32 d, u32 stride) {
+    Merged m{f32x4{{0.f, 0.f, 0.f, 0.f}}, NO_SCORE, 0.f};
+    f32x2 facts[COUNT];
+    UNROLL for (u32 i = 0; i < COUNT; ++i) facts[i] = *(const f32x2*)(records + i * stride + D);
+    UNROLL for (u32 i = 0; i < COUNT; ++i) m.max = fmax_(m.max, facts[i].v[0]);
+    UNROLL for (u32 i = 0; i < COUNT; ++i) {
+        const float weight = exp2_(facts[i].v[0] - m.max);
+        const f32x4 part = *(const f32x4*)(records + i * stride + d);
+        UNROLL for (u32 c = 0; c < 4; ++c) m.value.v[c] = fma_(weight, part.v[c], m.value.v[c]);
+        m.sum = fma_(weight, facts[i].v[1], m.sum);
+    }
+    return m;
+}
+
+struct alignas(CHANNELS * 4) Channels { float v[CHANNELS]; };
+
+// Records first, first + SPREAD, ... below `count` of a query as one, in `to`; `stride` apart. Every lane must come.
+DEV void fold(float* to, const float* records, u32 first, u32 count, u32 stride) {
+    Channels value{};
+    float max = NO_SCORE, sum = 0.f;
+    for (u32 from = first; from < count; from += AHEAD * SPREAD) {
+        Channels part[AHEAD];
+        f32x2 facts[AHEAD];
+        UNROLL for (u32 i = 0; i < AHEAD; ++i) {
+            const u32 at = from + i * SPREAD;
+            const float* record = records + (at < count ? at : first) * stride;
+            part[i] = *(const Channels*)(record + lane() * CHANNELS);
+            facts[i] = *(const f32x2*)(record + D);
+            if (at >= count) facts[i] = f32x2{{NO_SCORE, 0.f}};
+        }
+        float grown = max;
+        UNROLL for (u32 i = 0; i < AHEAD; ++i) grown = fmax_(grown, facts[i].v[0]);
+        const float shrink = exp2_(max - grown);
+        UNROLL for (u32 c = 0; c < CHANNELS; ++c) value.v[c] *= shrink;
+        sum *= shrink;
+        max = grown;
+        UNROLL for (u32 i = 0; i < AHEAD; ++i) {
+            const float weight = exp2_(facts[i].v[0] - max);
+            sum = fma_(weight, facts[i].v[1], sum);
+            UNROLL for (u32 c = 0; c < CHANNELS; ++c) value.v[c] = fma_(weight, part[i].v[c], value.v[c]);
+        }
+    }
+    *(Channels*)(to + lane() * CHANNELS) = value;
+    if (lane() == 0) *(f32x2*)(to + D) = f32x2{{max, sum}};
+}

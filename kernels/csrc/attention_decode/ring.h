@@ -1,0 +1,120 @@
+// attention_decode/ring.h - how tiles of 16 keys and values reach a wave: copies into a ring in shared memory that belongs
+// to the wave alone, TILES_AHEAD tiles ahead, or on waves of 64 lanes into registers, one tile ahead.
+#pragma once
+
+enum : u32 { TILE_VALUES = TILE_KEYS * D };  // elements of a tile of keys, or of values
+
+#if WAVE == 32
+enum : u32 {
+    RING_BYTES = WAVES * TILES_AHEAD * 2 * TILE_VALUES * sizeof(KV),
+    WIDTH = 16 / sizeof(KV),  // of a copy
+    PIECES = D / WIDTH        // of a row
+};
+
+struct Ring {
+    KV* tiles;
+    u32 stage;
+};
+
+DEV Ring ring_of_wave(KV* shared) { return Ring{shared + wave() * TILES_AHEAD * 2 * TILE_VALUES, 0}; }
+
+// Where a channel of a row lies: the pieces of a row change places, so that neither eight rows read at one piece nor two
+// rows at half of their pieces meet in a bank.
+DEV u32 place_of(u32 row, u32 channel) {
+    const u32 turn = ((row & 1) << 2 | (row & 2) | (row >> 2 & 1)) & (PIECES - 1);
+    return row * D + (channel / WIDTH ^ turn) * WIDTH + channel % WIDTH;
+}
+
+// Keys and values are read once a step: they must not drive the records of splits out of the cache.
+DEV void copy_once(KV* to, const KV* from) {
+#if DEV_NV
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;"
+                 : : "r"(shared_address(to)), "l"(from), "l"(policy) : "memory");
+#else
+    copy16(to, from);
+#endif
+}
+
+// Starts the copies of a tile into the current stage; of none without a tile. Every lane must come.
+DEV void fetch(Ring& ring, const KV* keys) {
+    KV* to = ring.tiles + ring.stage * 2 * TILE_VALUES;
+    if (keys != nullptr)
+        UNROLL for (u32 i = 0; i < TILE_KEYS * PIECES / WAVE; ++i) {
+            const u32 row = (i * WAVE + lane()) / PIECES, channel = lane() % PIECES * WIDTH;
+            const KV* from = keys + row * D + channel;
+            copy_once(to + place_of(row, channel), from);
+            copy_once(to + TILE_VALUES + place_of(row, channel), from + BLOCK_TOKENS * D);
+        }
+    copy_commit();
+    ring.stage = ring.stage + 1 == TILES_AHEAD ? 0 : ring.stage + 1;
+}
+
+#if KEYS_FIRST
+DEV bf16x8 load_kv8(const KV* p) { return *(const bf16x8*)p; }
+
+DEV Values values_of(const KV* tile, u32 present) {
+    Values v;
+    UNROLL for (u32 j = 0; j < D / 16; ++j) {
+#  if DEV_NV
+        v.v[j] = bits_as<u32x4>(ldmatrix_trans(tile + place_of((lane() & 7) + (lane() >> 4) * 8, j * 16 + (lane() & 8))));
+#  else
+        for (u32 i = 0; i < 4; ++i) {
+            const u32 key = (lane() & 3) * 2 + i / 2 * 8, channel = j * 16 + (lane() >> 2) + i % 2 * 8;
+            v.v[j].v[i] = tile[place_of(key, channel)].bits | (u32)tile[place_of(key + 1, channel)].bits << 16;
+        }
+#  endif
+    }
+    if (present >= TILE_KEYS) return v;
+    UNROLL for (u32 i = 0; i < 4; ++i) {
+        const u32 key = (lane() & 3) * 2 + i / 2 * 8;
+        const u32 mask = (key < present ? 0xffffu : 0) | (key + 1 < present ? 0xffff0000u : 0);
+        UNROLL for (u32 j = 0; j < D / 16; ++j) v.v[j].v[i] &= mask;
+    }
+    return v;
+}
+#else
+DEV Values values_of(const KV* tile, u32 present) {
+    Values v;
+    UNROLL for (u32 i = 0; i < KEYS; ++i) {
+        const u32 key = key_of(i);
+        UNROLL for (u32 h = 0; h < D / 64; ++h)
+            v.v[i][h] = key < present ? load_kv8(tile + place_of(key, h * 64 + (lane() >> 2) * 8)) : zero8();
+    }
+    return v;
+}
+#endif
+
+// The oldest tile, out of the ring, whose stage is free afterwards. Values of keys at or behind `present` count as
+// zero, whatever an earlier owner left there.
+DEV void take(const Ring& ring, u32 present, Keys& k, Values& v) {
+    copy_wait<TILES_AHEAD - 1>();
+    wave_sync();
+    const KV* keys = ring.tiles + ring.stage * 2 * TILE_VALUES;
+    UNROLL for (u32 j = 0; j < KEY_ROWS; ++j)
+        UNROLL for (u32 i = 0; i < D / 32; ++i) k.v[j][i] = load_kv8(keys + place_of(key_row(j), i * 32 + strip_k()));
+    v = values_of(keys + TILE_VALUES, present);
+    wave_sync();  // The next copy goes where these tiles lie.
+}
+#else
+enum : u32 { RING_BYTES = 0 };
+
+struct Ring {
+    Keys keys;
+    const KV* values;
+};
+
+DEV Ring ring_of_wave(KV*) { return Ring{}; }
+
+DEV void fetch(Ring& ring, const KV* keys) {
+    if (keys == nullptr) return;
+    ring.keys = load_keys(keys, D);
+    ring.values = keys + BLOCK_TOKENS * D;
+}
+
+DEV void take(const Ring& ring, u32 present, Keys& k, Values& v) {
+    k = ring.keys;
+    v = load_values(ring.values, D, present);
+}
+#endif

@@ -1,0 +1,104 @@
+// attention_decode/walk.h - which splits a block takes. The splits of all rows and KV heads form one list: rows in
+// turn, heads within a row, splits within a head. Blocks take runs of it of equal length, so that every multiprocessor
+// has the same to read whatever the contexts are; a captured grid adapts to contexts that only the device knows.
+#pragma once
+
+// Keys of a split. Short contexts are cut finely, to fill the device; long ones coarsely, to keep merging cheap.
+// The twin of `SPLITS` in kernels/src/hip/attention.rs.
+DEV u32 split_keys(u32 context) {
+    return context <= 2048 ? 128 : context <= 8192 ? 256 : context <= 32768 ? 512 : 1024;
+}
+
+// A row without keys has one empty split: somebody must write its zeros.
+DEV u32 splits_of(u32 context) {
+    const u32 keys = split_keys(context);
+    return context == 0 ? 1 : (context + keys - 1) / keys;
+}
+
+struct Rows {
+    const i32 *context_lens, *cu_q, *tables, *table_rows;
+    u32 rows, kv_heads, table_width;
+};
+
+// A place in the list.
+struct Place {
+    u32 row, head, split, left;  // left: splits from here to the end of the block's run
+    u32 context, table, token;   // of the row
+    u32 span, splits;
+};
+
+DEV u32 table_of(const Rows& rows, u32 row) { return rows.table_rows ? (u32)rows.table_rows[row] : row; }
+
+DEV void cut_row(Place& p) {
+    p.span = split_keys(p.context);
+    p.splits = splits_of(p.context);
+}
+
+DEV u32 first_key(const Place& p) { return p.split * p.span; }
+DEV u32 end_key(const Place& p) {
+    const u32 end = first_key(p) + p.span;
+    return end < p.context ? end : p.context;
+}
+
+DEV void next_split(Place& p, const Rows& rows) {
+    if (--p.left == 0 || ++p.split < p.splits) return;
+    p.split = 0;
+    if (++p.head < rows.kv_heads) return;
+    p.head = 0;
+    ++p.row;
+    p.context = (u32)rows.context_lens[p.row];
+    p.table = table_of(rows, p.row);
+    p.token = (u32)rows.cu_q[p.row];
+    cut_row(p);
+}
+
+// The block's first split. Every thread of the block must come.
+DEV Place start_of_block(const Rows& rows) {
+    SHARED(u32, sums, WAVES);
+    SHARED(u32, found, 5);
+    const u32 each = (rows.rows + bdim() - 1) / bdim();
+    const u32 first = tid() * each, end = first + each < rows.rows ? first + each : rows.rows;
+    // What the thread whose row it is will need, on its way with the contexts: loads that wait for one another are what
+    // a lone row spends its time on.
+    const u32 table = first < end ? table_of(rows, first) : 0, token = first < end ? (u32)rows.cu_q[first] : 0;
+    u32 mine = 0;
+    for (u32 row = first; row < end; ++row) mine += splits_of((u32)rows.context_lens[row]);
+    u32 before = mine;
+    for (u32 reach = 1; reach < WAVE; reach *= 2) {
+        const u32 below = shfl(before, lane() - reach);
+        if (lane() >= reach) before += below;
+    }
+    if (lane() == WAVE - 1) sums[wave()] = before;
+    sync();
+    u32 all = 0;
+    for (u32 i = 0; i < WAVES; ++i) {
+        if (i < wave()) before += sums[i];
+        all += sums[i];
+    }
+    before -= mine;
+
+    const u32 even = all * rows.kv_heads / gdim_x(), odd = all * rows.kv_heads % gdim_x();
+    const u32 begin = bid_x() * even + (bid_x() < odd ? bid_x() : odd);
+    for (u32 row = first; row < end; ++row) {
+        const u32 from = before * rows.kv_heads, context = (u32)rows.context_lens[row];
+        before += splits_of(context);
+        if (begin < from || begin >= before * rows.kv_heads) continue;
+        found[0] = row;
+        found[1] = begin - from;
+        found[2] = context;
+        found[3] = row == first ? table : table_of(rows, row);
+        found[4] = row == first ? token : (u32)rows.cu_q[row];
+    }
+    sync();
+    Place p{};
+    p.left = even + (bid_x() < odd ? 1 : 0);
+    if (p.left == 0) return p;
+    p.row = found[0];
+    p.context = found[2];
+    p.table = found[3];
+    p.token = found[4];
+    cut_row(p);
+    p.head = found[1] / p.splits;
+    p.split = found[1] % p.splits;
+    return p;
+}
