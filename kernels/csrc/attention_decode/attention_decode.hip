@@ -7,8 +7,9 @@
 // arrive, in an order that their number fixes (merge.h). The cuts depend on the row's own context and on nothing else,
 // and the grid decides only who computes what: a row gives the same bits in any batch, in any grid, captured or not.
 //
-// Contexts, tables and all keys but the row's last tile are older than the kernel before this one, which must not release
-// its successor before its own grid_wait(): they are fetched while it still runs.
+// Contexts, tables and all keys but the row's last tile are fetched before grid_wait(), while earlier kernels still run:
+// what wrote them must be followed, before this kernel, by one that releases its successor after its own grid_wait().
+// A step's embedding or first norm does, behind `prepare`; the keys are those of steps before.
 //
 //   pool     [block][KV head][K tile | V tile] of this layer, tiles [BLOCK_TOKENS][D]
 //   tables   i32 [S, table_width]; row r reads table table_rows[r], or table r without table_rows

@@ -11,7 +11,7 @@ enum : u32 {
     CHANNELS = D / WAVE,   // of a lane that reads a record
     // Waves that share the splits of a query, and how many splits a lane reads at once.
     SPREAD = HEAD_GROUP >= WAVES ? 1 : WAVES / HEAD_GROUP,
-    AHEAD = 8
+    AHEAD = 12
 };
 
 // The wave's queries as records.

@@ -24,8 +24,8 @@ KERNEL(128)
 qk_norm_rope_kv_write(ACT* q, KV* kv, const ACT* qkv, const ACT* q_norm, const ACT* k_norm, const float* cos,
                       const float* sin, const i32* positions, const i64* slots, u32 tokens, u32 heads, u32 kv_heads,
                       u32 q_stride, u32 qkv_stride, float eps, float key_factor, float value_factor) {
+    grid_release();  // Before the wait: decode fetches old keys while the projections still run.
     grid_wait();
-    grid_release();
     const u32 all = heads + 2 * kv_heads, member = tid() % GROUP;
     const u32 unit = bid_x() * (bdim() / GROUP) + tid() / GROUP;
     const bool real = unit < tokens * all;  // Others still take part in the sums of their wave.

@@ -48,7 +48,7 @@ const PLAIN_HEAD: usize = 256;
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
 
 /// Contexts up to which a split has so many keys. The twin of `split_keys` in attention_decode.hip.
-const SPLITS: [(usize, usize); 4] = [(2048, 128), (8192, 256), (32768, 512), (usize::MAX, 1024)];
+const SPLITS: [(usize, usize); 4] = [(2048, 192), (8192, 256), (32768, 512), (usize::MAX, 1024)];
 
 /// Most splits of any context up to `longest`.
 fn most_splits(longest: usize) -> usize {
@@ -290,7 +290,7 @@ mod tests {
             let (_, keys) = SPLITS.into_iter().find(|(to, _)| context <= *to).unwrap();
             context.div_ceil(keys)
         };
-        for longest in [1, 127, 128, 129, 2048, 2049, 8193, 9000, 32768, 40000, 131_072] {
+        for longest in [1, 191, 192, 193, 2048, 2049, 8193, 9000, 32768, 40000, 131_072] {
             let most = (1..=longest).map(splits).max().unwrap();
             assert_eq!(most_splits(longest), most, "{longest}");
         }
