@@ -17,8 +17,8 @@ DEV void norm_in_registers(ACT* y, ACT* x, const ACT* delta, const ACT* w, u32 c
         const u32 c = (p * bdim() + tid()) * 8;
         if (c < cols) weight[p] = load8(w + c);
     }
-    grid_wait();
     grid_release();
+    grid_wait();
     float squares = 0.f;
     for (u32 p = 0; p < PIECES; ++p) {
         const u32 c = (p * bdim() + tid()) * 8;
@@ -44,8 +44,8 @@ DEV void norm_in_registers(ACT* y, ACT* x, const ACT* delta, const ACT* w, u32 c
 }
 
 template <bool ADD> DEV void norm_from_memory(ACT* y, ACT* x, const ACT* delta, const ACT* w, u32 cols, float eps) {
-    grid_wait();
     grid_release();
+    grid_wait();
     float squares = 0.f;
     for (u32 c = tid(); c < cols; c += bdim()) {
         float v = f32(x[c]);

@@ -2,7 +2,7 @@
 // CPU twin: `linear`, preceded by `rms_norm` (NORM) and followed by `silu_mul` (GATED) or `add` (RESIDUAL).
 //
 // See strips.h for how weights stream, and for the order of a sum: a row gives the same bits whatever M is and
-// wherever it lies.
+// wherever it lies. With STREAM (NVIDIA from sm_90 on) see stream.h instead.
 //
 // Rounding: x after the norm, x / rms and its product with the weight, each once to bf16; the sum once to the type of
 // y. GATED rounds gate and up to bf16 and then their product; RESIDUAL rounds the sum to bf16, adds, rounds: what the
@@ -13,12 +13,26 @@
 //   -DGATED=1       N = 2 I, y [M, I] = silu(first half) * second half
 //   -DRESIDUAL=1    y += instead of y =
 //   -DTILES=1..8    strips per block
+//   -DSTREAM=1      the copy engine streams the weights
 // Block: a multiple of WAVE, at most 256. Grid: x = blocks over N. K a multiple of 8, rows of x and W on 16 bytes.
 // Dynamic shared memory: as strips.h says.
 //
 // Roofline: N K 2 bytes over memory bandwidth; see KERNELS.md for measured numbers.
 #include "dev.h"
-#include "skinny/strips.h"
+#ifndef NORM
+#  define NORM 0
+#endif
+#ifndef GATED
+#  define GATED 0
+#endif
+#ifndef RESIDUAL
+#  define RESIDUAL 0
+#endif
+#if STREAM
+#  include "skinny/stream.h"
+#else
+#  include "skinny/strips.h"
+#endif
 
 #if OUT_F32
 typedef float OUT;
@@ -26,7 +40,7 @@ typedef float OUT;
 typedef bf16 OUT;
 #endif
 
-#if NORM
+#if NORM && !STREAM
 // One wave per row, whatever M is: the sum of squares has one order.
 DEV void stage_normed(bf16* xs, const bf16* x, const bf16* norm, u32 m, u32 k, u32 stride, float eps) {
     const u32 padded = x_stride(k) - 32;
@@ -53,6 +67,46 @@ DEV void stage_normed(bf16* xs, const bf16* x, const bf16* norm, u32 m, u32 k, u
 }
 #endif
 
+#if STREAM
+KERNEL(MULTIPLIERS + WAVE) skinny(OUT* y, const bf16* x, const bf16* w, const float* bias, const bf16* norm, u32 m,
+                                  u32 n, u32 k, u32 y_stride, u32 x_stride, float eps) {
+    DYN_SHARED(u8, shared);
+    const Memory s = divide(shared, m, k);
+    if (tid() == 0) {
+#pragma unroll 1
+        for (u32 i = 0; i < s.stages; ++i) {
+            barrier_init(s.full + i, 1);
+            barrier_init(s.empty + i, COMPUTE);
+        }
+        barrier_init(s.rows, 1);
+        barriers_ready();
+    }
+    sync();
+    const Work work = even_share(w, n, k, m);
+    if (wave() == COMPUTE) return copy_all(work, s, x, x_stride);
+
+    grid_release();
+#if NORM
+#pragma unroll 1
+    for (u32 p = tid(); p < k / 8; p += MULTIPLIERS) *(bf16x8*)(s.norm + p * 8) = load_const((const bf16x8*)norm + p);
+#endif
+    grid_wait();
+#if NORM
+    keep_normed(work, s, x, x_stride, eps);
+#elif !X_SLABS
+    barrier_wait(s.rows, 0);
+#endif
+    const auto old = [&](u32 row, u32 out, bool really) {
+        return RESIDUAL && really ? y[(u64)row * y_stride + out] : OUT{};
+    };
+    multiply_all(work, s, old, [&](u32 row, u32 out, float sum, float up, OUT before) {
+        if (bias) sum += bias[out];
+        if (GATED) sum = gated(sum, up + (bias ? bias[n / 2 + out] : 0.f));
+        if (RESIDUAL) sum = f32(before) + f32(to<OUT>(sum));
+        y[(u64)row * y_stride + out] = to<OUT>(sum);
+    });
+}
+#else
 KERNEL(256) skinny(OUT* y, const bf16* x, const bf16* w, const float* bias, const bf16* norm, u32 m, u32 n, u32 k,
                    u32 y_stride, u32 x_stride_, float eps) {
     const Weights weights{w, bid_x() * TILES * WIDTH, n, k};
@@ -73,4 +127,5 @@ KERNEL(256) skinny(OUT* y, const bf16* x, const bf16* w, const float* bias, cons
         *dst = to<OUT>(s);
     });
 }
+#endif
 EXPORT(skinny)

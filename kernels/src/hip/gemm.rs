@@ -7,7 +7,7 @@ use super::launch::Launch;
 use super::source::Source;
 use crate::{Around, DType, DeviceError, Mat, MatMut, Packed, Stream};
 
-static SKINNY: Source =
+pub(super) static SKINNY: Source =
     Source { name: "skinny/skinny.hip", text: include_str!("../../csrc/skinny/skinny.hip") };
 static GEMM: Source =
     Source { name: "gemm/gemm.hip", text: include_str!("../../csrc/gemm/gemm.hip") };
@@ -51,11 +51,11 @@ impl HipDevice {
         if x.rows() == 0 {
             return Ok(());
         }
-        let Some(shape) = self.skinny_shape(x.rows(), w, x.dtype(), around.silu_mul) else {
+        if !self.fits_skinny(x.rows(), x.dtype(), w) {
             return check_most(KERNEL, "rows with their neighbours", x.rows(), SKINNY_ROWS);
-        };
+        }
         check_wide(x)?;
-        self.skinny(s, y, x, w, around, shape)
+        self.skinny(s, y, x, w, around)
     }
 
     /// `y = x Wᵀ + bias` for shapes that have been checked.
@@ -70,29 +70,16 @@ impl HipDevice {
         if !on_matrix_units(x.dtype(), w) || !wide(x) {
             return self.plain(s, y, x, w, bias);
         }
-        let around = Around { bias, ..Around::default() };
-        match self.skinny_shape(x.rows(), w, x.dtype(), false) {
-            Some(shape) => self.skinny(s, y, x, w, &around, shape),
-            None => self.tiles(s, y, x, w, bias),
+        if self.fits_skinny(x.rows(), x.dtype(), w) {
+            return self.skinny(s, y, x, w, &Around { bias, ..Around::default() });
         }
+        self.tiles(s, y, x, w, bias)
     }
 
     /// Whether `rows` rows of `dtype` go through the kernel for few rows, which takes all of `Around`.
     pub(super) fn fits_skinny(&self, rows: usize, dtype: DType, w: &Packed) -> bool {
-        self.skinny_shape(rows, w, dtype, true).is_some()
-    }
-
-    fn skinny_shape(
-        &self,
-        rows: usize,
-        w: &Packed,
-        dtype: DType,
-        gated: bool,
-    ) -> Option<SkinnyShape> {
-        if rows == 0 || rows > SKINNY_ROWS || !on_matrix_units(dtype, w) {
-            return None;
-        }
-        self.strips_of(rows, w.n(), w.k(), 1, gated)
+        let few = (1..=SKINNY_ROWS).contains(&rows) && on_matrix_units(dtype, w);
+        few && (self.streams(w.k()) || self.strips_of(rows, w.n(), w.k(), 1, true).is_some())
     }
 
     /// How `rows` rows meet matrices `[n, k]`, of which `matrices` are read at a time; `None` if the rows do
@@ -126,8 +113,13 @@ impl HipDevice {
         x: Mat<'_>,
         w: &Packed,
         around: &Around<'_>,
-        shape: SkinnyShape,
     ) -> Result<(), DeviceError> {
+        if self.streams(w.k()) {
+            return self.stream_skinny(s, y, x, w, around);
+        }
+        let Some(shape) = self.strips_of(x.rows(), w.n(), w.k(), 1, around.silu_mul) else {
+            return check_most(KERNEL, "rows with their neighbours", x.rows(), SKINNY_ROWS);
+        };
         let defines = [
             ("OUT_F32", u32::from(y.dtype() == DType::F32)),
             ("NORM", u32::from(around.norm.is_some())),
@@ -144,7 +136,8 @@ impl HipDevice {
                 .arg_ptr(w.as_ptr())
                 .arg_or_null(around.bias)
                 .arg_or_null(around.norm.map(|(norm, _)| norm));
-        let launch = sizes(launch, x, w, y_stride).f32(eps).overlaps_predecessor();
+        let launch =
+            sizes(launch, (x.rows(), x.stride()), w, y_stride).f32(eps).overlaps_predecessor();
         // SAFETY: `check` compared all shapes; rows are aligned to 16 bytes.
         unsafe { launch.go(self, s) }
     }
@@ -174,7 +167,9 @@ impl HipDevice {
             .arg_ptr(w.as_ptr())
             .arg_or_null(bias);
         // SAFETY: `check` compared all shapes; rows are aligned to 16 bytes.
-        unsafe { sizes(launch, x, w, y_stride).overlaps_predecessor().go(self, s) }
+        unsafe {
+            sizes(launch, (x.rows(), x.stride()), w, y_stride).overlaps_predecessor().go(self, s)
+        }
     }
 
     /// Shared memory of a tile kernel.
@@ -211,7 +206,9 @@ impl HipDevice {
             .arg_ptr(w.as_ptr())
             .arg_or_null(bias);
         // SAFETY: the caller compared all shapes.
-        unsafe { sizes(launch, x, w, y_stride).overlaps_predecessor().go(self, s) }
+        unsafe {
+            sizes(launch, (x.rows(), x.stride()), w, y_stride).overlaps_predecessor().go(self, s)
+        }
     }
 }
 
@@ -220,10 +217,15 @@ pub(super) const TILE_OUTPUTS: usize = 128;
 /// Bytes of a line of a tile in shared memory.
 const TILE_LINE_BYTES: usize = 80;
 
-/// The sizes that end the arguments of all kernels here.
-fn sizes(launch: Launch, x: Mat<'_>, w: &Packed, y_stride: u32) -> Launch {
-    let launch = launch.u32(x.rows() as u32).u32(w.n() as u32).u32(w.k() as u32);
-    launch.u32(y_stride).u32(x.stride() as u32)
+/// The sizes that end the arguments of all kernels here: rows of x and the values between them.
+pub(super) fn sizes(
+    launch: Launch,
+    (rows, x_stride): (usize, usize),
+    w: &Packed,
+    y_stride: u32,
+) -> Launch {
+    let launch = launch.u32(rows as u32).u32(w.n() as u32).u32(w.k() as u32);
+    launch.u32(y_stride).u32(x_stride as u32)
 }
 
 fn on_matrix_units(dtype: DType, w: &Packed) -> bool {

@@ -48,6 +48,7 @@ mod qk_rope;
 mod routes;
 mod runtime;
 mod sample;
+mod skinny;
 mod source;
 mod step;
 mod weights;

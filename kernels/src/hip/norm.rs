@@ -23,15 +23,28 @@ impl HipDevice {
         eps: f32,
     ) -> Result<(), DeviceError> {
         check_norm(&y, x, w)?;
+        let to = (y.as_mut_ptr(), y.stride());
+        self.norm_to(s, to, x, w, eps)
+    }
+
+    /// The same to an address, with the elements between rows there, for shapes that have been checked.
+    pub(super) fn norm_to(
+        &self,
+        s: &Stream,
+        (y, y_stride): (*mut u8, usize),
+        x: Mat<'_>,
+        w: Mat<'_>,
+        eps: f32,
+    ) -> Result<(), DeviceError> {
         let defines = [("ACT_F32", act_f32(KERNEL, x.dtype())?)];
         let kernel = self.kernel(&NORM, "rms_norm", &defines)?;
         let launch = Launch::new(kernel, (x.rows() as u32, 1, 1), self.norm_threads(x.cols()), 0)
             .overlaps_predecessor()
-            .out(&mut y)
+            .arg_ptr(y)
             .arg(x)
             .arg(w)
             .u32(x.cols() as u32)
-            .u32(y.stride() as u32)
+            .u32(y_stride as u32)
             .u32(x.stride() as u32)
             .f32(eps);
         // SAFETY: the shapes agree; the arguments are those of the kernel.

@@ -29,7 +29,15 @@ fn check_product(pair: &Pair, (m, n, k): (usize, usize, usize), types: [DType; 3
 fn products_agree_with_the_cpu() {
     use DType::{BF16, F32};
     for pair in &pairs() {
-        for shape in [(1, 40, 64), (3, 100, 1032), (16, 24, 2056), (17, 130, 40), (100, 72, 96)] {
+        for shape in [
+            (1, 40, 64),
+            (3, 100, 1032),
+            (16, 24, 2056),
+            (2, 1080, 96),
+            (9, 40, 2592),
+            (17, 130, 40),
+            (100, 72, 96),
+        ] {
             check_product(pair, shape, [BF16; 3], shape.0 == 3);
             check_product(pair, shape, [BF16, BF16, F32], shape.0 != 3);
         }
@@ -45,62 +53,76 @@ fn products_agree_with_the_cpu() {
 /// A norm in front, an activation or a sum behind: what the kernels give one by one.
 #[test]
 fn neighbours_in_one_launch_are_the_kernels_one_by_one() {
-    let (n, k, eps) = (72, 264, 1e-6);
     for pair in &pairs() {
-        let mut numbers = pair.numbers(1);
-        let [w, w_cpu] = pair.pack(&weights(&mut numbers, n, k), n, k, DType::BF16);
-        for m in [1, 5, 16] {
-            assert!(pair.gpu.fuses(m, DType::BF16, &w));
-            let x = pair.random(&mut numbers, DType::BF16, m, k);
-            let norm = pair.random(&mut numbers, DType::BF16, 1, k);
-            let bias = pair.random(&mut numbers, DType::F32, 1, n);
-            let mut normed = pair.poisoned(DType::BF16, m, k);
-            pair.cpu.rms_norm(&S, normed.cpu_mut(), x.cpu(), norm.cpu(), eps).unwrap();
-            let with_norm = Around { norm: Some((norm.gpu(), eps)), ..Around::default() };
-
-            let mut both = pair.poisoned(DType::BF16, m, n);
-            pair.cpu.linear(&S, both.cpu_mut(), normed.cpu(), &w_cpu, Some(bias.cpu())).unwrap();
-            let around = Around { bias: Some(bias.gpu()), ..with_norm };
-            pair.gpu.linear_around(&S, both.gpu_mut(), x.gpu(), &w, &around).unwrap();
-            pair.check("norm", &both, tolerance(DType::BF16));
-
-            let mut gated = pair.poisoned(DType::BF16, m, n / 2);
-            pair.cpu.silu_mul(&S, gated.cpu_mut(), both.cpu()).unwrap();
-            let around = Around { silu_mul: true, ..around };
-            pair.gpu.linear_around(&S, gated.gpu_mut(), x.gpu(), &w, &around).unwrap();
-            pair.check("silu_mul", &gated, 2.0 * tolerance(DType::BF16));
-
-            let mut stream = pair.random(&mut numbers, DType::BF16, m, n);
-            let mut sum = pair.poisoned(DType::BF16, m, n);
-            pair.cpu.linear(&S, both.cpu_mut(), x.cpu(), &w_cpu, None).unwrap();
-            pair.cpu.add(&S, sum.cpu_mut(), stream.cpu(), both.cpu()).unwrap();
-            let around = Around { add: true, ..Around::default() };
-            pair.gpu.linear_around(&S, stream.gpu_mut(), x.gpu(), &w, &around).unwrap();
-            std::mem::swap(&mut stream.gpu, &mut sum.gpu);
-            pair.check("add", &sum, tolerance(DType::BF16));
-        }
-        assert!(!pair.gpu.fuses(17, DType::BF16, &w));
-        assert!(!pair.gpu.fuses(1, DType::F32, &w));
+        check_neighbours(pair, 72, 264);
+        check_neighbours(pair, 72, 1312);
     }
 }
 
-/// Alone, among few and among many: the same bits.
+fn check_neighbours(pair: &Pair, n: usize, k: usize) {
+    let eps = 1e-6;
+    let mut numbers = pair.numbers(1);
+    let [w, w_cpu] = pair.pack(&weights(&mut numbers, n, k), n, k, DType::BF16);
+    for m in [1, 5, 16] {
+        assert!(pair.gpu.fuses(m, DType::BF16, &w));
+        let x = pair.random(&mut numbers, DType::BF16, m, k);
+        let norm = pair.random(&mut numbers, DType::BF16, 1, k);
+        let bias = pair.random(&mut numbers, DType::F32, 1, n);
+        let mut normed = pair.poisoned(DType::BF16, m, k);
+        pair.cpu.rms_norm(&S, normed.cpu_mut(), x.cpu(), norm.cpu(), eps).unwrap();
+        let with_norm = Around { norm: Some((norm.gpu(), eps)), ..Around::default() };
+
+        let mut both = pair.poisoned(DType::BF16, m, n);
+        pair.cpu.linear(&S, both.cpu_mut(), normed.cpu(), &w_cpu, Some(bias.cpu())).unwrap();
+        let around = Around { bias: Some(bias.gpu()), ..with_norm };
+        pair.gpu.linear_around(&S, both.gpu_mut(), x.gpu(), &w, &around).unwrap();
+        pair.check("norm", &both, tolerance(DType::BF16));
+
+        let mut gated = pair.poisoned(DType::BF16, m, n / 2);
+        pair.cpu.silu_mul(&S, gated.cpu_mut(), both.cpu()).unwrap();
+        let around = Around { silu_mul: true, ..around };
+        pair.gpu.linear_around(&S, gated.gpu_mut(), x.gpu(), &w, &around).unwrap();
+        pair.check("silu_mul", &gated, 2.0 * tolerance(DType::BF16));
+
+        let mut stream = pair.random(&mut numbers, DType::BF16, m, n);
+        let mut sum = pair.poisoned(DType::BF16, m, n);
+        pair.cpu.linear(&S, both.cpu_mut(), x.cpu(), &w_cpu, None).unwrap();
+        pair.cpu.add(&S, sum.cpu_mut(), stream.cpu(), both.cpu()).unwrap();
+        let around = Around { add: true, ..Around::default() };
+        pair.gpu.linear_around(&S, stream.gpu_mut(), x.gpu(), &w, &around).unwrap();
+        std::mem::swap(&mut stream.gpu, &mut sum.gpu);
+        pair.check("add", &sum, tolerance(DType::BF16));
+    }
+    assert!(!pair.gpu.fuses(17, DType::BF16, &w));
+    assert!(!pair.gpu.fuses(1, DType::F32, &w));
+}
+
+/// Alone, among few and among many: the same bits, with a norm in front or without.
 #[test]
 fn a_row_has_one_result_in_every_batch() {
-    let (rows, n, k) = (16, 48, 1160);
     for pair in &pairs() {
-        let mut numbers = pair.numbers(2);
-        let values = numbers.reals::<kernels::bf16>(rows * k);
-        let [w, _] = pair.pack(&weights(&mut numbers, n, k), n, k, DType::BF16);
-        let product = |from: usize, m: usize| {
-            let x = pair.put(&values[from * k..(from + m) * k], m, k);
-            let mut y = pair.poisoned(DType::F32, m, n);
-            pair.gpu.linear(&S, y.gpu_mut(), x.gpu(), &w, None).unwrap();
-            pair.read::<f32>(&y)[0].clone()
-        };
-        let all = product(0, rows);
-        for (from, m) in [(0, 1), (7, 1), (15, 1), (3, 2), (5, 9)] {
-            assert_eq!(product(from, m), all[from * n..(from + m) * n], "{m} rows from {from}");
-        }
+        check_rows(pair, (48, 1160), false);
+        check_rows(pair, (24, 2592), false);
+        check_rows(pair, (24, 2592), true);
+    }
+}
+
+fn check_rows(pair: &Pair, (n, k): (usize, usize), normed: bool) {
+    let (rows, eps) = (16, 1e-6);
+    let mut numbers = pair.numbers(2);
+    let values = numbers.reals::<kernels::bf16>(rows * k);
+    let norm = pair.random(&mut numbers, DType::BF16, 1, k);
+    let norm = normed.then(|| (norm.gpu(), eps));
+    let [w, _] = pair.pack(&weights(&mut numbers, n, k), n, k, DType::BF16);
+    let product = |from: usize, m: usize| {
+        let x = pair.put(&values[from * k..(from + m) * k], m, k);
+        let mut y = pair.poisoned(DType::F32, m, n);
+        let around = Around { norm, ..Around::default() };
+        pair.gpu.linear_around(&S, y.gpu_mut(), x.gpu(), &w, &around).unwrap();
+        pair.read::<f32>(&y)[0].clone()
+    };
+    let all = product(0, rows);
+    for (from, m) in [(0, 1), (7, 1), (15, 1), (3, 2), (5, 9)] {
+        assert_eq!(product(from, m), all[from * n..(from + m) * n], "{m} rows from {from}");
     }
 }

@@ -1,0 +1,54 @@
+// dev/bulk.h - whole rows copied to shared memory by the copy engine, and the barriers that say when they are there.
+// NVIDIA from sm_90 on.
+//
+//   Barrier                 in shared memory, 8 bytes; counts arrivals and bytes of copies
+//   barrier_init(b, n)      a phase takes n arrivals; by one thread, then barriers_ready(), then sync()
+//   barrier_expect(b, n)    arrives, and adds n bytes of copies that the phase waits for
+//   barrier_arrive(b)       arrives
+//   barrier_wait(b, odd)    until the phase of that parity is over; phases count from 0
+//   bulk_copy(to, from, n, b)  n bytes; addresses and n are multiples of 16. One costs the wave that starts it 40 ns,
+//                           whatever n is: below 2 KiB these starts are slower than memory
+//   bulk_copy_once          the same for what nobody else reads; policy: read_once(). It leaves the far cache first
+//   dynamic_shared_bytes()  the launch's dynamic shared memory
+//   some_sync<ID>(n)        barrier of n threads, whole waves; ID 1..15
+#pragma once
+
+typedef u64 Barrier;
+
+DEV void barrier_init(Barrier* b, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(shared_address(b)), "r"(arrivals) : "memory");
+}
+DEV void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory"); }
+DEV void barrier_expect(Barrier* b, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(shared_address(b)), "r"(bytes) : "memory");
+}
+DEV void barrier_arrive(Barrier* b) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(shared_address(b)) : "memory");
+}
+DEV void barrier_wait(Barrier* b, u32 odd) {
+    asm volatile(
+        "{\n\t.reg .pred over;\n\t"
+        "again: mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n\t"
+        "@over bra done;\n\tbra again;\n\tdone:\n\t}"
+        : : "r"(shared_address(b)), "r"(odd) : "memory");
+}
+DEV u64 read_once() {
+    u64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+DEV void bulk_copy_once(void* to, const void* from, u32 bytes, Barrier* b, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+        : : "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(b)), "l"(policy) : "memory");
+}
+DEV void bulk_copy(void* to, const void* from, u32 bytes, Barrier* b) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 : : "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(b)) : "memory");
+}
+DEV u32 dynamic_shared_bytes() {
+    u32 n; asm volatile("mov.u32 %0, %%dynamic_smem_size;" : "=r"(n)); return n;
+}
+template <u32 ID> DEV void some_sync(u32 threads) {
+    asm volatile("bar.sync %0, %1;" : : "n"(ID), "r"(threads) : "memory");
+}

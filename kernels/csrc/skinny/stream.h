@@ -1,0 +1,276 @@
+// skinny/stream.h - up to 16 rows of x against rows of W that the copy engine streams into shared memory.
+//
+// A block owns an even share of the strips of W (as many blocks as multiprocessors, all at work until the end), TILES
+// strips at a time. One wave copies slabs, SLAB k of these strips, into a ring that fills all shared memory there
+// is; it begins before the kernel in front has ended, because weights do not depend on it. The other waves each take
+// SLAB / COMPUTE k of every slab. Their sums meet in shared memory in ascending order.
+//
+// Order of a sum: the wave's slabs ascending, then waves ascending: it depends on K and SLAB alone, and SLAB on K.
+//
+// Instructions that run once cost as much as the data: a block of a small matrix lives for 3 us, and its code comes from
+// memory like its weights. So loops that are not about arithmetic stay rolled.
+//
+//   -DSLAB=256|512|1024  columns of a slab: rows of less than 2 KiB are started slower than they arrive
+//   -DTILES=1..8    strips at a time
+//   -DX_SLABS=1     x comes slab by slab with the weights, where it is read once; else all of it is kept
+// Block: 9 waves. Grid: at most a block a multiprocessor and strip. K a multiple of 32; with NORM at most 4096.
+// Dynamic shared memory: as `divide`; what is left over is the ring, of at least one stage.
+#pragma once
+#include "dev/bulk.h"
+#include "dev/strip.h"
+
+#ifndef X_SLABS
+#  define X_SLABS 0
+#endif
+
+enum : u32 {
+    COMPUTE = 8,              // waves that multiply; one more copies
+    MULTIPLIERS = COMPUTE * WAVE,
+    SPAN = SLAB / COMPUTE,    // k of one wave in a slab
+    LINE = SLAB * 2 + 64,     // bytes of a row of a slab: the odd half of the banks for every other row
+    LINES = TILES * STRIP_ROWS,
+    MOST_STAGES = 16,
+    MOST_ROWS = 16,
+    WIDTH = STRIP_ROWS / (GATED ? 2 : 1)  // outputs of a strip
+};
+
+struct Work {
+    const bf16* w;
+    u32 n, k, m;
+    u32 first, strips;  // of this block
+};
+DEV u32 outputs(const Work& w) { return GATED ? w.n / 2 : w.n; }
+DEV u32 slabs(const Work& w) { return (w.k + SLAB - 1) / SLAB; }
+DEV u32 passes(const Work& w) { return (w.strips + TILES - 1) / TILES; }
+DEV u32 strips_of(const Work& w, u32 pass) {
+    const u32 left = w.strips - pass * TILES;
+    return left < TILES ? left : (u32)TILES;
+}
+DEV u32 columns(const Work& w, u32 slab) {
+    const u32 left = w.k - slab * SLAB;
+    return left < SLAB ? left : (u32)SLAB;
+}
+// Lines of a stage: the outputs of the pass, then if GATED the up rows of the same outputs.
+DEV u32 line_of(u32 strips, u32 t, u32 r) { return t * WIDTH + r % WIDTH + (r < WIDTH ? 0 : strips * WIDTH); }
+DEV u32 first_output(const Work& w, u32 pass) { return (w.first + pass * TILES) * WIDTH; }
+// Row of W behind a line of a pass. Lines behind the last row repeat it; nothing is stored for them.
+DEV u64 weight_row(const Work& w, u32 pass, u32 line) {
+    const u32 half = strips_of(w, pass) * WIDTH, out = first_output(w, pass) + (line < half ? line : line - half);
+    return (out < outputs(w) ? out : outputs(w) - 1) + (line < half ? 0 : outputs(w));
+}
+
+DEV Work even_share(const bf16* w, u32 n, u32 k, u32 m) {
+    const u32 all = ((GATED ? n / 2 : n) + WIDTH - 1) / WIDTH, each = all / gdim_x(), more = all - each * gdim_x();
+    const u32 first = bid_x() * each + (bid_x() < more ? bid_x() : more);
+    return Work{w, n, k, m, first, each + (bid_x() < more)};
+}
+
+// Bytes from one row of x to the next where all of x is kept.
+DEV u32 x_line(u32 k) { return (k * 2 + 127) / 128 * 128 + 64; }
+
+// The launch's shared memory, in this order.
+struct Memory {
+    Barrier *full, *empty, *rows;
+    float *squares, *sums;
+    bf16* norm;
+    u8 *x, *ring;
+    u32 stages, stage_bytes;
+};
+DEV Memory divide(u8* shared, u32 m, u32 k) {
+    Memory s;
+    s.full = (Barrier*)shared;
+    s.empty = s.full + MOST_STAGES;
+    s.rows = s.empty + MOST_STAGES;
+    s.squares = (float*)(s.rows + 2);
+    u8* at = (u8*)(s.squares + COMPUTE * MOST_ROWS);
+    s.sums = (float*)at;
+    at += COMPUTE * LINES * m * 4;
+    s.norm = (bf16*)at;
+    at += NORM ? (k * 2 + 127) / 128 * 128 : 0;
+    s.x = at;
+    at += X_SLABS ? 0 : m * x_line(k);
+    s.ring = at;
+    s.stage_bytes = LINES * LINE + (X_SLABS ? m * LINE : 0);
+    const u32 fit = (dynamic_shared_bytes() - (u32)(at - shared)) / s.stage_bytes;
+    s.stages = fit < MOST_STAGES ? fit : (u32)MOST_STAGES;
+    return s;
+}
+
+// A place in the ring, and the parity of its phase.
+struct Turn { u32 stage, odd; };
+DEV void next(Turn& t, u32 stages) {
+    if (++t.stage < stages) return;
+    t.stage = 0;
+    t.odd ^= 1;
+}
+
+DEV void copy_weights(const Work& work, const Memory& s, u32 stage, u32 pass, u32 slab, u64 policy) {
+    const u32 bytes = columns(work, slab) * 2, lines = strips_of(work, pass) * STRIP_ROWS;
+    if (lane() == 0) barrier_expect(s.full + stage, (lines + (X_SLABS ? work.m : 0)) * bytes);
+    wave_sync();
+#pragma unroll 1
+    for (u32 line = lane(); line < lines; line += WAVE)
+        bulk_copy_once(s.ring + stage * s.stage_bytes + line * LINE,
+                       work.w + weight_row(work, pass, line) * work.k + slab * SLAB, bytes, s.full + stage, policy);
+}
+DEV void copy_rows(const Work& work, const Memory& s, u32 stage, u32 slab, const bf16* x, u32 x_stride) {
+    u8* to = s.ring + stage * s.stage_bytes + LINES * LINE;
+    if (lane() < work.m)
+        bulk_copy(to + lane() * LINE, x + (u64)lane() * x_stride + slab * SLAB, columns(work, slab) * 2, s.full + stage);
+}
+
+// Once the kernel in front has ended: the rows of x for the slabs that are on their way, or all of x.
+DEV void first_rows(const Work& work, const Memory& s, u32 ahead, const bf16* x, u32 x_stride) {
+    grid_release();
+    grid_wait();
+#if X_SLABS
+#pragma unroll 1
+    for (u32 i = 0; i < ahead; ++i) copy_rows(work, s, i, i % slabs(work), x, x_stride);
+#elif !NORM
+    if (lane() == 0) barrier_expect(s.rows, work.m * work.k * 2);
+    wave_sync();
+    if (lane() < work.m) bulk_copy(s.x + lane() * x_line(work.k), x + (u64)lane() * x_stride, work.k * 2, s.rows);
+#endif
+}
+
+// The copying wave.
+DEV void copy_all(const Work& work, const Memory& s, const bf16* x, u32 x_stride) {
+    const u32 per_pass = slabs(work), all = passes(work);
+    const u64 policy = read_once();
+    u32 i = 0;
+    Turn turn{0, 0};
+    bool waited = false;
+#pragma unroll 1
+    for (u32 pass = 0; pass < all; ++pass) {
+#pragma unroll 1
+        for (u32 slab = 0; slab < per_pass; ++slab, ++i) {
+            if (i == s.stages) {
+                first_rows(work, s, s.stages, x, x_stride);
+                waited = true;
+            }
+            if (waited) barrier_wait(s.empty + turn.stage, turn.odd ^ 1);
+            copy_weights(work, s, turn.stage, pass, slab, policy);
+            if (X_SLABS && waited) copy_rows(work, s, turn.stage, slab, x, x_stride);
+            next(turn, s.stages);
+        }
+    }
+    if (!waited) first_rows(work, s, i, x, x_stride);
+}
+
+#if NORM
+// Two values of x over their root mean square and times their weights, each once rounded.
+DEV u32 normed(u32 pair, float scale, u32 weights) {
+    u32 r;
+    const float low = as_f32(pair << 16) * scale, high = as_f32(pair & 0xffff0000u) * scale;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(r), "r"(weights));
+    return r;
+}
+
+// Rows of x, normalised, by as many waves a row as a block of rms_norm has, in the same order: the same bits.
+DEV void keep_normed(const Work& work, const Memory& s, const bf16* x, u32 x_stride, float eps) {
+    const u32 pieces = work.k / 8, waves = ((pieces <= 256 ? pieces : (pieces + 1) / 2) + WAVE - 1) / WAVE;
+    const u32 groups = COMPUTE / waves, line = x_line(work.k), first = wave() % waves * WAVE + lane();
+    const u32 group = wave() / waves < groups ? wave() / waves : work.m;  // Waves left over have no rows.
+#pragma unroll 1
+    for (u32 row = group; row < work.m; row += groups) {
+        float squares = 0.f;
+#pragma unroll 1
+        for (u32 p = first; p < pieces; p += waves * WAVE) {
+            const bf16x8 v = *(const bf16x8*)(x + (u64)row * x_stride + p * 8);
+            UNROLL for (u32 i = 0; i < 8; ++i) squares = fma_(f32(v.v[i]), f32(v.v[i]), squares);
+            *(bf16x8*)(s.x + row * line + p * 16) = v;
+        }
+        squares = wave_sum(squares);
+        if (lane() == 0) s.squares[wave() % waves * MOST_ROWS + row] = squares;
+    }
+    some_sync<1>(MULTIPLIERS);
+#pragma unroll 1
+    for (u32 row = group; row < work.m; row += groups) {
+        float sum = s.squares[row];
+#pragma unroll 1
+        for (u32 w = 1; w < waves; ++w) sum += s.squares[w * MOST_ROWS + row];
+        const float scale = rsqrt_(sum / (float)work.k + eps);
+#pragma unroll 1
+        for (u32 p = first; p < pieces; p += waves * WAVE) {
+            u32x4* at = (u32x4*)(s.x + row * line + p * 16);
+            const u32x4 w = *(const u32x4*)(s.norm + p * 8);
+            u32x4 v = *at;
+            UNROLL for (u32 i = 0; i < 4; ++i) v.v[i] = normed(v.v[i], scale, w.v[i]);
+            *at = v;
+        }
+    }
+    some_sync<1>(MULTIPLIERS);
+}
+#endif
+
+struct Sums { f32x4 c[TILES]; };
+
+// This wave's k of one slab.
+DEV void multiply_slab(Sums& sums, const Work& work, const u8* w, const u8* x, u32 line, u32 strips, u32 width) {
+    UNROLL for (u32 p = 0; p < SPAN / 32; ++p) {
+        const u32 at = wave() * SPAN + p * 32;
+        if (at >= width) break;
+        StripX rows;
+        UNROLL for (u32 j = 0; j < STRIP_X; ++j) {
+            const u32 row = strip_x_row(j);
+            rows.v[j] = row < work.m ? *(const bf16x8*)(x + row * line + (at + strip_k()) * 2) : zero8();
+        }
+        UNROLL for (u32 t = 0; t < TILES; ++t)
+            if (t < strips)
+                strip_mma(sums.c[t], rows,
+                          *(const bf16x8*)(w + line_of(strips, t, strip_w_row()) * LINE + (at + strip_k()) * 2));
+    }
+}
+
+DEV void put_pass(const Sums& sums, const Memory& s, u32 m) {
+    UNROLL for (u32 t = 0; t < TILES; ++t)
+        UNROLL for (u32 e = 0; e < 4; ++e) {
+            const u32 row = strip_c_x(e);
+            if (row < m) s.sums[((wave() * TILES + t) * m + row) * STRIP_ROWS + strip_c_w(e)] = sums.c[t].v[e];
+        }
+}
+DEV float gather_pass(const Memory& s, u32 m, u32 t, u32 row, u32 r) {
+    const u32 at = (t * m + row) * STRIP_ROWS + r, per_wave = TILES * m * STRIP_ROWS;
+    float sum = s.sums[at];
+    UNROLL for (u32 w = 1; w < COMPUTE; ++w) sum += s.sums[w * per_wave + at];
+    return sum;
+}
+
+// The multiplying waves. put(row, output, sum, sum of the up row, what before(row, output, true) gave) for every output;
+// before(.., false) is for no output.
+template <class Before, class Put>
+DEV void multiply_all(const Work& work, const Memory& s, const Before& before, const Put& put) {
+    const u32 all = passes(work), per_pass = slabs(work), r = tid() % WIDTH;
+    Turn turn{0, 0};
+#pragma unroll 1
+    for (u32 pass = 0; pass < all; ++pass) {
+        const u32 strips = strips_of(work, pass), left = outputs(work) - first_output(work, pass);
+        const auto is_output = [&](u32 t, u32 row) { return row < work.m && t < strips && t * WIDTH + r < left; };
+        const u32 t0 = tid() / WIDTH % TILES, row0 = tid() / WIDTH / TILES;
+        const auto loaded = before(row0, first_output(work, pass) + t0 * WIDTH + r, is_output(t0, row0));
+        Sums sums;
+        UNROLL for (u32 t = 0; t < TILES; ++t) sums.c[t] = f32x4{{0.f, 0.f, 0.f, 0.f}};
+#pragma unroll 1
+        for (u32 slab = 0; slab < per_pass; ++slab) {
+            const u8* w = s.ring + turn.stage * s.stage_bytes;
+            barrier_wait(s.full + turn.stage, turn.odd);
+            const u8* x = X_SLABS ? w + LINES * LINE : s.x + slab * SLAB * 2;
+            multiply_slab(sums, work, w, x, X_SLABS ? (u32)LINE : x_line(work.k), strips, columns(work, slab));
+            wave_sync();
+            if (lane() == 0) barrier_arrive(s.empty + turn.stage);
+            next(turn, s.stages);
+        }
+        if (pass > 0) some_sync<1>(MULTIPLIERS);
+        put_pass(sums, s, work.m);
+        some_sync<1>(MULTIPLIERS);
+#pragma unroll 1
+        for (u32 i = tid(); i < work.m * TILES * WIDTH; i += MULTIPLIERS) {
+            const u32 t = i / WIDTH % TILES, row = i / WIDTH / TILES, out = first_output(work, pass) + t * WIDTH + r;
+            if (!is_output(t, row)) continue;
+            const float sum = gather_pass(s, work.m, t, row, r);
+            const float up = GATED ? gather_pass(s, work.m, t, row, r + WIDTH) : 0.f;
+            put(row, out, sum, up, i == tid() ? loaded : before(row, out, true));
+        }
+    }
+}

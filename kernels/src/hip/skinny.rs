@@ -1,0 +1,161 @@
+//! Few rows against weights that the copy engine streams: shapes and launches of `skinny` with `STREAM`.
+
+use super::device::{HipDevice, act_f32};
+use super::gemm::{SKINNY, sizes};
+use super::launch::Launch;
+use crate::{Around, DeviceError, Mat, MatMut, Packed, Stream};
+
+/// Waves that multiply, as `COMPUTE` in skinny/stream.h.
+const COMPUTE: usize = 8;
+/// Threads of a block: these waves, and the one that copies.
+const THREADS: u32 = 32 * (COMPUTE as u32 + 1);
+/// Rows of `W` in a strip.
+const LINES: usize = 8;
+/// Strips that a block takes at a time.
+const MOST_STRIPS: usize = 8;
+/// Shared memory for barriers and sums of squares.
+const FIXED_BYTES: usize = 34 * 8 + COMPUTE * 16 * 4;
+/// All rows of x up to which they are kept from the start; more come slab by slab, where they are read once.
+const KEPT_BYTES: usize = 40 << 10;
+/// Rows up to which every block normalises them for itself; more are cheaper in a launch of their own.
+const NORMED_ROWS: usize = 4;
+/// Values of a row that a block normalises.
+const NORMED_COLUMNS: usize = 4096;
+
+/// A launch of the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Shape {
+    strips: usize,
+    slab: usize,
+    x_slabs: bool,
+    blocks: usize,
+    shared_bytes: usize,
+}
+
+/// Sizes of a product, with rows of `W` that meet the same output in one strip.
+#[derive(Debug, Clone, Copy)]
+struct Product {
+    rows: usize,
+    strips: usize,
+    k: usize,
+    normed: bool,
+}
+
+impl HipDevice {
+    /// Whether rows of `k` values are streamed by the copy engine.
+    pub(super) fn streams(&self, k: usize) -> bool {
+        let capability = self.arch().strip_prefix("sm_").map(|a| a.trim_end_matches('a'));
+        let engine = capability.and_then(|c| c.parse::<u32>().ok()).is_some_and(|c| c >= 90);
+        engine && k.is_multiple_of(32)
+    }
+
+    /// As `Kernels::linear_around`, for up to 16 rows of `k` that `streams`.
+    pub(super) fn stream_skinny(
+        &self,
+        s: &Stream,
+        y: MatMut<'_>,
+        x: Mat<'_>,
+        w: &Packed,
+        around: &Around<'_>,
+    ) -> Result<(), DeviceError> {
+        let apart = x.rows() > NORMED_ROWS || w.k() > NORMED_COLUMNS;
+        let Some((norm, eps)) = around.norm.filter(|_| apart) else {
+            return self.launch_stream(s, y, (x, x.as_ptr(), x.stride()), w, around);
+        };
+        let normed = self.scratch(x.rows() * x.cols() * x.dtype().bytes())?;
+        self.norm_to(s, (normed, x.cols()), x, norm, eps)?;
+        let around = Around { norm: None, ..*around };
+        self.launch_stream(s, y, (x, normed, x.cols()), w, &around)
+    }
+
+    /// `x`, with the address and the stride of the rows to read.
+    fn launch_stream(
+        &self,
+        s: &Stream,
+        mut y: MatMut<'_>,
+        (x, from, stride): (Mat<'_>, *const u8, usize),
+        w: &Packed,
+        around: &Around<'_>,
+    ) -> Result<(), DeviceError> {
+        let (outputs, width) =
+            if around.silu_mul { (w.n() / 2, LINES / 2) } else { (w.n(), LINES) };
+        let normed = around.norm.is_some();
+        let product = Product { rows: x.rows(), strips: outputs.div_ceil(width), k: w.k(), normed };
+        let limits = (self.multiprocessors() as usize, self.shared_bytes() as usize);
+        let shape = product.shape(limits).ok_or(DeviceError::Shape {
+            kernel: "linear",
+            what: "bytes of shared memory",
+            got: limits.1,
+            expected: product.bytes(1, product.slab(), true, 2),
+        })?;
+        let defines = [
+            ("OUT_F32", act_f32("linear", y.dtype())?),
+            ("NORM", u32::from(normed)),
+            ("GATED", u32::from(around.silu_mul)),
+            ("RESIDUAL", u32::from(around.add)),
+            ("STREAM", 1),
+            ("TILES", shape.strips as u32),
+            ("SLAB", shape.slab as u32),
+            ("X_SLABS", u32::from(shape.x_slabs)),
+        ];
+        let kernel = self.kernel(&SKINNY, "skinny", &defines)?;
+        let (y_stride, eps) = (y.stride() as u32, around.norm.map_or(0.0, |(_, eps)| eps));
+        let grid = (shape.blocks as u32, 1, 1);
+        let launch = Launch::new(kernel, grid, THREADS, shape.shared_bytes as u32)
+            .out(&mut y)
+            .arg_ptr(from)
+            .arg_ptr(w.as_ptr())
+            .arg_or_null(around.bias)
+            .arg_or_null(around.norm.map(|(norm, _)| norm));
+        let launch = sizes(launch, (x.rows(), stride), w, y_stride).f32(eps);
+        // SAFETY: the caller compared all shapes; rows are aligned to 16 bytes.
+        unsafe { launch.overlaps_predecessor().go(self, s) }
+    }
+}
+
+impl Product {
+    /// Columns of a slab, by `k` alone: the order of a sum depends on it.
+    fn slab(&self) -> usize {
+        self.k.next_power_of_two().clamp(256, 1024)
+    }
+
+    /// Bytes between rows of x where all are kept, as `x_line` in skinny/stream.h.
+    fn x_line(&self) -> usize {
+        (self.k * 2).next_multiple_of(128) + 64
+    }
+
+    /// Shared memory with `stages` slabs of `strips` strips.
+    fn bytes(&self, strips: usize, slab: usize, x_slabs: bool, stages: usize) -> usize {
+        let sums = COMPUTE * strips * LINES * self.rows * 4;
+        let norm = if self.normed { (self.k * 2).next_multiple_of(128) } else { 0 };
+        let kept = if x_slabs { 0 } else { self.rows * self.x_line() };
+        let lines = strips * LINES + if x_slabs { self.rows } else { 0 };
+        FIXED_BYTES + sums + norm + kept + stages * lines * (slab * 2 + 64)
+    }
+
+    /// As many strips at a time as leave room for slabs on their way.
+    fn shape(&self, limits: (usize, usize)) -> Option<Shape> {
+        let share = self.strips.div_ceil(self.strips.min(limits.0));
+        let most = share.min(MOST_STRIPS);
+        let large = !self.normed && self.rows * self.x_line() > KEPT_BYTES;
+        let once = |strips| large && strips >= share;
+        let kept = (1..=most).rev().find_map(|strips| self.with(strips, once(strips), limits));
+        kept.or_else(|| (1..=most).rev().find_map(|strips| self.with(strips, true, limits)))
+    }
+
+    fn with(&self, strips: usize, x_slabs: bool, limits: (usize, usize)) -> Option<Shape> {
+        let (blocks, slab) = (self.strips.min(limits.0), self.slab());
+        let items = self.strips.div_ceil(blocks).div_ceil(strips) * self.k.div_ceil(slab);
+        let fits = |stages: &usize| self.bytes(strips, slab, x_slabs, *stages) <= limits.1;
+        let stages = (1..=items.min(16)).rev().find(fits)?;
+        let shared_bytes = self.bytes(strips, slab, x_slabs, stages);
+        let enough = stages >= items.min(if x_slabs { 2 } else { 3 });
+        (enough && !(x_slabs && self.normed)).then_some(Shape {
+            strips,
+            slab,
+            x_slabs,
+            blocks,
+            shared_bytes,
+        })
+    }
+}
