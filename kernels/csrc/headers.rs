@@ -19,6 +19,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("attention_decode/ring.h", include_str!("attention_decode/ring.h")),
     ("attention_decode/walk.h", include_str!("attention_decode/walk.h")),
     ("gemm/tile.h", include_str!("gemm/tile.h")),
+    ("skinny/share.h", include_str!("skinny/share.h")),
     ("skinny/stream.h", include_str!("skinny/stream.h")),
     ("skinny/strips.h", include_str!("skinny/strips.h")),
     ("elementwise/elementwise.h", include_str!("elementwise/elementwise.h")),

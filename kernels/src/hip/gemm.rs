@@ -1,7 +1,7 @@
 //! `y = x Wᵀ` by own kernels: few rows with their neighbours in one launch, and any rows where no vendor
 //! library is.
 
-use super::check::{check_dtype, check_most, check_size};
+use super::check::{check_dtype, check_size};
 use super::device::{HipDevice, act_f32};
 use super::launch::Launch;
 use super::source::Source;
@@ -52,7 +52,7 @@ impl HipDevice {
             return Ok(());
         }
         if !self.fits_skinny(x.rows(), x.dtype(), w) {
-            return check_most(KERNEL, "rows with their neighbours", x.rows(), SKINNY_ROWS);
+            return Err(too_many(x.rows()));
         }
         check_wide(x)?;
         self.skinny(s, y, x, w, around)
@@ -118,7 +118,7 @@ impl HipDevice {
             return self.stream_skinny(s, y, x, w, around);
         }
         let Some(shape) = self.strips_of(x.rows(), w.n(), w.k(), 1, around.silu_mul) else {
-            return check_most(KERNEL, "rows with their neighbours", x.rows(), SKINNY_ROWS);
+            return Err(too_many(x.rows()));
         };
         let defines = [
             ("OUT_F32", u32::from(y.dtype() == DType::F32)),
@@ -226,6 +226,12 @@ pub(super) fn sizes(
 ) -> Launch {
     let launch = launch.u32(rows as u32).u32(w.n() as u32).u32(w.k() as u32);
     launch.u32(y_stride).u32(x_stride as u32)
+}
+
+/// For rows that do not fit beside each other in shared memory.
+fn too_many(rows: usize) -> DeviceError {
+    let what = "rows with their neighbours";
+    DeviceError::Shape { kernel: KERNEL, what, got: rows, expected: SKINNY_ROWS }
 }
 
 fn on_matrix_units(dtype: DType, w: &Packed) -> bool {
