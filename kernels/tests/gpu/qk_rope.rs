@@ -32,8 +32,9 @@ fn data<T: Real>(case: &Case) -> Data<T> {
     let mut numbers = Numbers::fresh((case.head_dim + case.rotary) as u64);
     let half = case.rotary / 2;
     let angle = |i: usize| ((i / half.max(1)) as f32) * 0.37 / ((i % half.max(1)) as f32 + 1.0);
+    // No two alike, in any of the pools: who would write last is nobody's promise.
     let slots = (0..TOKENS)
-        .map(|t| if t == 3 { -1 } else { ((t * 5 + 1) % (BLOCKS * case.block_tokens)) as i64 });
+        .map(|t| if t == 3 { -1 } else { ((t * 7 + 1) % (BLOCKS * case.block_tokens)) as i64 });
     Data {
         qkv: numbers.reals(TOKENS * (case.heads + 2 * case.kv_heads) * case.head_dim),
         norm: numbers.reals(case.head_dim),
