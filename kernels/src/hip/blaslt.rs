@@ -22,6 +22,8 @@ use crate::{Buffer, Stream};
 /// What algorithms may use; NVIDIA's advice for its large GPUs.
 const WORKSPACE: usize = 32 << 20;
 
+/// The call that says that no algorithm computes a product.
+pub(super) const HEURISTIC: &str = "heuristic";
 /// Algorithms that are tried out, and how often.
 const CANDIDATES: usize = 8;
 const TRIALS: u32 = 6;
@@ -249,9 +251,9 @@ impl MatrixLibrary {
                 &raw mut found,
             )
         };
-        check(status, "heuristic", Some(product))?;
+        check(status, HEURISTIC, Some(product))?;
         if found < 1 {
-            return Err(HipError::Blas { call: "heuristic", status: 0, what: product.text() });
+            return Err(HipError::Blas { call: HEURISTIC, status: 0, what: product.text() });
         }
         let words = self.numbers.algorithm_bytes / 8;
         let algorithm = |i: usize| {

@@ -4,12 +4,14 @@
 //! |---|---|---|
 //! | bf16 | ≤ 16 | our own: it reads the weights once, and takes the neighbours along |
 //! | bf16 | more | the matrix library; without one our own |
-//! | f32 | ≤ 64 | our own: routers are small |
-//! | f32 | more | the matrix library in f32, if y is f32; else our own |
+//! | f32 | ≤ 64, or f32 inputs | our own: routers are small, and a row of an f32 model has one result in every batch |
+//! | f32 | more, of bf16 | the matrix library in f32, if y is f32; else our own |
+//!
+//! What the library does not take, ours does.
 
 use hip_runtime_sys::DataType;
 
-use super::blaslt::{Operands, Product};
+use super::blaslt::{HEURISTIC, Operands, Product};
 use super::device::{HipDevice, act_f32};
 use super::error::HipError;
 use super::launch::Launch;
@@ -45,10 +47,15 @@ impl HipDevice {
             return Ok(());
         }
         let few = self.fits_skinny(x.rows(), x.dtype(), w);
-        match way(x.rows(), w.dtype(), y.dtype(), !few && self.matrix_library().is_some()) {
-            Way::Library => self.linear_library(s, y, x, w, bias),
-            Way::Own => self.own_linear(s, y, x, w, bias),
+        let mut y = y;
+        let library = !few && self.matrix_library().is_some();
+        if way(x.rows(), x.dtype(), w.dtype(), y.dtype(), library) == Way::Library {
+            match self.linear_library(s, y.reborrow(), x, w, bias) {
+                Err(DeviceError::Hip(HipError::Blas { call: HEURISTIC, .. })) => {}
+                result => return result,
+            }
         }
+        self.own_linear(s, y, x, w, bias)
     }
 
     fn linear_library(
@@ -113,9 +120,9 @@ impl HipDevice {
 }
 
 /// The one place that chooses.
-fn way(rows: usize, weight: DType, output: DType, library: bool) -> Way {
+fn way(rows: usize, input: DType, weight: DType, output: DType, library: bool) -> Way {
     match (weight, output) {
-        _ if !library => Way::Own,
+        _ if !library || input == DType::F32 => Way::Own,
         (DType::F32, DType::F32) if rows > F32_ROWS => Way::Library,
         (DType::F32, _) => Way::Own,
         _ => Way::Library,
