@@ -66,6 +66,7 @@ void Block::begin(const Grid& g, u64 index) {
         t.grid = &grid.launch->grid;
         t.bdim = count;
         t.dynamic = dynamic.get();
+        t.dynamic_bytes = (u32)dynamic_bytes;
         t.block = this;
         t.state = State::READY;
         t.started = false;

@@ -45,6 +45,7 @@ struct Lane {
     const Dim* grid;
     u32 bdim;
     u8* dynamic;
+    u32 dynamic_bytes;
 };
 extern __thread Lane* self __attribute__((tls_model("initial-exec")));
 

@@ -1,5 +1,5 @@
 // dev/bulk.h - whole rows copied to shared memory by the copy engine, and the barriers that say when they are there.
-// NVIDIA from sm_90 on.
+// NVIDIA from sm_90 on, and the emulator, where a copy is there at once.
 //
 //   Barrier                 in shared memory, 8 bytes; counts arrivals and bytes of copies
 //   barrier_init(b, n)      a phase takes n arrivals; by one thread, then barriers_ready(), then sync()
@@ -13,6 +13,36 @@
 //   some_sync<ID>(n)        barrier of n threads, whole waves; ID 1..15
 #pragma once
 
+#if DEV_EMU
+// A phase is over when nobody is left to arrive and no byte is on its way.
+struct Barrier { u8 need, left; u16 phase; i32 bytes; };
+DEV void barrier_settle(Barrier* b) {
+    if (b->left || b->bytes) return;
+    b->left = b->need;
+    ++b->phase;
+}
+// Of some_sync: the bytes count who has come.
+DEV Barrier* some_barrier() { SHARED(Barrier, b, 1); return b; }
+DEV void barrier_init(Barrier* b, u32 arrivals) { *b = Barrier{(u8)arrivals, (u8)arrivals, 0, 0}; }
+DEV void barriers_ready() { *some_barrier() = Barrier{}; }
+DEV void barrier_arrive(Barrier* b) { --b->left; barrier_settle(b); }
+DEV void barrier_expect(Barrier* b, u32 bytes) { b->bytes += (i32)bytes; barrier_arrive(b); }
+DEV void barrier_wait(Barrier* b, u32 odd) { while ((*(volatile u16*)&b->phase & 1) == odd) pause(); }
+DEV u64 read_once() { return 0; }
+DEV void bulk_copy(void* to, const void* from, u32 bytes, Barrier* b) {
+    __builtin_memcpy(to, from, bytes);
+    b->bytes -= (i32)bytes;
+    barrier_settle(b);
+}
+DEV void bulk_copy_once(void* to, const void* from, u32 bytes, Barrier* b, u64) { bulk_copy(to, from, bytes, b); }
+DEV u32 dynamic_shared_bytes() { return emu::self->dynamic_bytes; }
+template <u32 ID> DEV void some_sync(u32 threads) {
+    Barrier* b = some_barrier();
+    const u16 phase = b->phase;
+    if (++b->bytes == (i32)threads) { b->bytes = 0; ++b->phase; return; }
+    while (*(volatile u16*)&b->phase == phase) pause();
+}
+#else
 typedef u64 Barrier;
 
 DEV void barrier_init(Barrier* b, u32 arrivals) {
@@ -52,3 +82,4 @@ DEV u32 dynamic_shared_bytes() {
 template <u32 ID> DEV void some_sync(u32 threads) {
     asm volatile("bar.sync %0, %1;" : : "n"(ID), "r"(threads) : "memory");
 }
+#endif

@@ -91,8 +91,14 @@ DEV void copy_all(const Work& work, const Memory& s, const bf16* x, u32 x_stride
 DEV u32 normed(u32 pair, float scale, u32 weights) {
     u32 r;
     const float low = as_f32(pair << 16) * scale, high = as_f32(pair & 0xffff0000u) * scale;
+#if DEV_NV
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(r), "r"(weights));
+#else
+    const u32 a = to_bf16(as_f32(weights << 16) * f32(to_bf16(low))).bits;
+    const u32 b = to_bf16(as_f32(weights & 0xffff0000u) * f32(to_bf16(high))).bits;
+    r = a | b << 16;
+#endif
     return r;
 }
 

@@ -45,7 +45,8 @@ impl HipDevice {
     /// Whether rows of `k` values are streamed by the copy engine.
     pub(super) fn streams(&self, k: usize) -> bool {
         let capability = self.arch().strip_prefix("sm_").map(|a| a.trim_end_matches('a'));
-        let engine = capability.and_then(|c| c.parse::<u32>().ok()).is_some_and(|c| c >= 90);
+        let hopper = capability.and_then(|c| c.parse::<u32>().ok()).is_some_and(|c| c >= 90);
+        let engine = hopper || (self.arch() == "emulated" && self.wave() == 32);
         engine && k.is_multiple_of(32)
     }
 
@@ -86,7 +87,7 @@ impl HipDevice {
             kernel: "linear",
             what: "bytes of shared memory",
             got: limits.1,
-            expected: product.bytes(1, product.slab(), true, 2),
+            expected: product.bytes(1, product.slab(), !normed, 1),
         })?;
         let defines = [
             ("OUT_F32", act_f32("linear", y.dtype())?),
@@ -139,18 +140,28 @@ impl Product {
         let most = share.min(MOST_STRIPS);
         let large = !self.normed && self.rows * self.x_line() > KEPT_BYTES;
         let once = |strips| large && strips >= share;
-        let kept = (1..=most).rev().find_map(|strips| self.with(strips, once(strips), limits));
-        kept.or_else(|| (1..=most).rev().find_map(|strips| self.with(strips, true, limits)))
+        let kept = (1..=most).rev().find_map(|n| {
+            let least = if once(n) { 2 } else { 3 };
+            self.with(n, once(n), least, limits)
+        });
+        let slabs = || (1..=most).rev().find_map(|n| self.with(n, !self.normed, 2, limits));
+        kept.or_else(slabs).or_else(|| self.with(1, !self.normed, 1, limits))
     }
 
-    fn with(&self, strips: usize, x_slabs: bool, limits: (usize, usize)) -> Option<Shape> {
+    /// With at least so many slabs in shared memory, if there are so many.
+    fn with(
+        &self,
+        strips: usize,
+        x_slabs: bool,
+        least: usize,
+        limits: (usize, usize),
+    ) -> Option<Shape> {
         let (blocks, slab) = (self.strips.min(limits.0), self.slab());
         let items = self.strips.div_ceil(blocks).div_ceil(strips) * self.k.div_ceil(slab);
         let fits = |stages: &usize| self.bytes(strips, slab, x_slabs, *stages) <= limits.1;
         let stages = (1..=items.min(16)).rev().find(fits)?;
         let shared_bytes = self.bytes(strips, slab, x_slabs, stages);
-        let enough = stages >= items.min(if x_slabs { 2 } else { 3 });
-        (enough && !(x_slabs && self.normed)).then_some(Shape {
+        (stages >= items.min(least)).then_some(Shape {
             strips,
             slab,
             x_slabs,
