@@ -134,6 +134,11 @@ impl Replay {
     }
 }
 
+/// Whether the fixtures are replayed on a GPU.
+pub(crate) fn on_a_gpu() -> bool {
+    std::env::var_os("HADRON_GPU").is_some()
+}
+
 /// The CPU, or the GPU that `HADRON_GPU` names (`cuda` or `rocm`): the fixtures are the same.
 fn device() -> Arc<dyn Kernels> {
     let libraries = match std::env::var("HADRON_GPU").as_deref() {
