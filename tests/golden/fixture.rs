@@ -9,6 +9,9 @@ pub(crate) struct Fixture {
     /// Text of `config.json`.
     pub(crate) config: String,
     pub(crate) seed: u64,
+    /// How much wider than usual the gates of bf16 log-probabilities are; the reason stands beside it in
+    /// the file.
+    pub(crate) bf16_gate_scale: f32,
     pub(crate) tokens: Vec<i32>,
     /// `[T][V]`
     pub(crate) logits: Vec<Vec<f32>>,
@@ -53,6 +56,7 @@ impl Fixture {
         Self {
             config: about["config"].as_str().unwrap().to_owned(),
             seed: about["seed"].as_u64().unwrap(),
+            bf16_gate_scale: about["bf16_gate"]["scale"].as_f64().unwrap() as f32,
             tokens: ids("tokens"),
             logits: rows(&floats("logits"), width),
             hidden: floats("hidden").chunks(taps * channels).map(|l| rows(l, channels)).collect(),
