@@ -14,33 +14,46 @@
 #pragma once
 
 #if DEV_EMU
-// A phase is over when nobody is left to arrive and no byte is on its way.
+// A phase is over when nobody is left to arrive and no byte is on its way. Atomic, as the hardware's are: what was done
+// before an arrival or by a copy is seen behind the wait.
 struct Barrier { u8 need, left; u16 phase; i32 bytes; };
 DEV void barrier_settle(Barrier* b) {
-    if (b->left || b->bytes) return;
-    b->left = b->need;
-    ++b->phase;
+    if (__atomic_load_n(&b->left, __ATOMIC_ACQUIRE) || __atomic_load_n(&b->bytes, __ATOMIC_ACQUIRE)) return;
+    __atomic_store_n(&b->left, b->need, __ATOMIC_RELEASE);
+    __atomic_add_fetch(&b->phase, 1, __ATOMIC_ACQ_REL);
 }
 // Of some_sync: the bytes count who has come.
 DEV Barrier* some_barrier() { SHARED(Barrier, b, 1); return b; }
 DEV void barrier_init(Barrier* b, u32 arrivals) { *b = Barrier{(u8)arrivals, (u8)arrivals, 0, 0}; }
 DEV void barriers_ready() { *some_barrier() = Barrier{}; }
-DEV void barrier_arrive(Barrier* b) { --b->left; barrier_settle(b); }
-DEV void barrier_expect(Barrier* b, u32 bytes) { b->bytes += (i32)bytes; barrier_arrive(b); }
-DEV void barrier_wait(Barrier* b, u32 odd) { while ((*(volatile u16*)&b->phase & 1) == odd) pause(); }
+DEV void barrier_arrive(Barrier* b) {
+    __atomic_sub_fetch(&b->left, 1, __ATOMIC_ACQ_REL);
+    barrier_settle(b);
+}
+DEV void barrier_expect(Barrier* b, u32 bytes) {
+    __atomic_add_fetch(&b->bytes, (i32)bytes, __ATOMIC_ACQ_REL);
+    barrier_arrive(b);
+}
+DEV void barrier_wait(Barrier* b, u32 odd) {
+    while ((__atomic_load_n(&b->phase, __ATOMIC_ACQUIRE) & 1) == odd) pause();
+}
 DEV u64 read_once() { return 0; }
 DEV void bulk_copy(void* to, const void* from, u32 bytes, Barrier* b) {
     __builtin_memcpy(to, from, bytes);
-    b->bytes -= (i32)bytes;
+    __atomic_sub_fetch(&b->bytes, (i32)bytes, __ATOMIC_ACQ_REL);
     barrier_settle(b);
 }
 DEV void bulk_copy_once(void* to, const void* from, u32 bytes, Barrier* b, u64) { bulk_copy(to, from, bytes, b); }
 DEV u32 dynamic_shared_bytes() { return emu::self->dynamic_bytes; }
 template <u32 ID> DEV void some_sync(u32 threads) {
     Barrier* b = some_barrier();
-    const u16 phase = b->phase;
-    if (++b->bytes == (i32)threads) { b->bytes = 0; ++b->phase; return; }
-    while (*(volatile u16*)&b->phase == phase) pause();
+    const u16 phase = __atomic_load_n(&b->phase, __ATOMIC_ACQUIRE);
+    if (__atomic_add_fetch(&b->bytes, 1, __ATOMIC_ACQ_REL) == (i32)threads) {
+        __atomic_store_n(&b->bytes, 0, __ATOMIC_RELEASE);
+        __atomic_add_fetch(&b->phase, 1, __ATOMIC_ACQ_REL);
+        return;
+    }
+    while (__atomic_load_n(&b->phase, __ATOMIC_ACQUIRE) == phase) pause();
 }
 #else
 typedef u64 Barrier;
