@@ -13,6 +13,7 @@
 
 mod args;
 mod buffer;
+mod check;
 pub mod cpu;
 mod driver;
 mod dtype;

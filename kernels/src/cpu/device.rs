@@ -8,6 +8,7 @@ use super::moe::Workspace;
 use super::pool::ThreadPool;
 use super::sample::Sampler;
 use super::topology::physical_cores;
+use crate::check::check_range;
 use crate::pinned::Passed;
 use crate::step::{AnswerArrays, SeatArrays, StageView, StepArrays};
 use crate::{
@@ -303,49 +304,6 @@ impl Kernels for CpuDevice {
     ) -> Result<(), DeviceError> {
         self.answer_questions(logits, stage, seats, answers)
     }
-}
-
-fn check_range(
-    kernel: &'static str,
-    offset: usize,
-    len: usize,
-    bytes: usize,
-) -> Result<(), DeviceError> {
-    match offset.checked_add(len) {
-        Some(end) if end <= bytes => Ok(()),
-        _ => Err(DeviceError::Shape {
-            kernel,
-            what: "end of the range",
-            got: offset.saturating_add(len),
-            expected: bytes,
-        }),
-    }
-}
-
-/// Refuses a size that differs from the expected one.
-pub(super) fn check_size(
-    kernel: &'static str,
-    what: &'static str,
-    got: usize,
-    expected: usize,
-) -> Result<(), DeviceError> {
-    if got == expected {
-        return Ok(());
-    }
-    Err(DeviceError::Shape { kernel, what, got, expected })
-}
-
-/// Refuses an element type that differs from the expected one.
-pub(super) fn check_dtype(
-    kernel: &'static str,
-    what: &'static str,
-    got: DType,
-    expected: DType,
-) -> Result<(), DeviceError> {
-    if got == expected {
-        return Ok(());
-    }
-    Err(DeviceError::Unsupported { kernel, what, dtype: got })
 }
 
 /// Calls a method generic over the element type for the model types, f32 and bf16.

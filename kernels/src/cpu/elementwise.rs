@@ -1,9 +1,10 @@
 //! `silu_mul`, `add`, `gather_rows`: rows or ranges in parallel, f32 inside, one rounding at the store.
 
-use super::device::{CpuDevice, check_dtype, check_size, for_float};
+use super::device::{CpuDevice, for_float};
 use super::maths::silu;
 use super::row_kernel::{RowKernel, dispatch};
 use super::share::Rows;
+use crate::check::{check_dtype, check_size};
 use crate::dtype::Float;
 use crate::{DType, DeviceError, Element, Mat, MatMut};
 

@@ -4,9 +4,10 @@
 //! as many lines as the row has pairs. That is some microseconds a token against milliseconds for
 //! its forward pass, and a tied head of 150,000 rows is held once instead of twice.
 
-use super::device::{CpuDevice, check_dtype, check_size, for_float};
+use super::device::{CpuDevice, for_float};
 use super::elementwise::min_rows;
 use super::share::Rows;
+use crate::check::{check_dtype, check_size};
 use crate::dtype::Float;
 use crate::{DType, DeviceError, Mat, MatMut, Packed};
 

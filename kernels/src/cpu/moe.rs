@@ -2,11 +2,12 @@
 
 use std::sync::PoisonError;
 
-use super::device::{CpuDevice, check_dtype, check_size, for_float};
+use super::device::{CpuDevice, for_float};
 use super::elementwise::min_rows;
 use super::maths::exp;
 use super::row_kernel::{RowKernel, dispatch};
 use super::share::Rows;
+use crate::check::{check_dtype, check_size};
 use crate::dtype::Float;
 use crate::{Buffer, DType, DeviceError, Driver, Experts, Mat, MatMut, Routes};
 

@@ -3,11 +3,12 @@
 //! `y = w · cast(x · rsqrt(mean(x²) + eps))`: the normalised row is rounded to the model type before it
 //! meets the weight, as transformers does for Llama and Qwen; the product is rounded at the store.
 
-use super::device::{CpuDevice, check_dtype, check_size, for_float};
+use super::device::{CpuDevice, for_float};
 use super::elementwise::min_rows;
 use super::maths::sum_by;
 use super::row_kernel::{RowKernel, dispatch};
 use super::share::Rows;
+use crate::check::{check_dtype, check_size};
 use crate::dtype::Float;
 use crate::{DeviceError, Mat, MatMut};
 

@@ -4,10 +4,11 @@
 //! `(a, b) → (a cos − b sin, b cos + a sin)` of channel `i` with `i + rotary / 2`, in f32; rounded once.
 //! Work is divided by head, so no two threads write one tile of the pool.
 
-use super::device::{CpuDevice, check_dtype, check_size, for_float};
+use super::device::{CpuDevice, for_float};
 use super::norm::inverse_rms;
 use super::row_kernel::{RowKernel, dispatch};
 use super::share::{Rows, SendPtr};
+use crate::check::{check_dtype, check_size};
 use crate::dtype::Float;
 use crate::{Buffer, DType, DeviceError, E4m3, KvLayout, Mat, MatMut, QkRope};
 

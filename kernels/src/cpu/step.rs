@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 
 use super::CpuDevice;
-use super::device::{check_dtype, check_size};
+use crate::check::{check_dtype, check_size};
 use crate::cpu::sample::rules::{Draw, Edits, Pick, RowAnswer, RowRequest, Rules, Seen, Unusable};
 use crate::step::{
     ANSWER_ALL_MASKED, ANSWER_NON_FINITE, ANSWER_OK, Answer, AnswerArrays, RULE_HISTORY,

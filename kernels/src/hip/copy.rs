@@ -2,6 +2,7 @@
 
 use super::device::HipDevice;
 use super::fence::HipFence;
+use crate::check::check_range;
 use crate::{Buffer, DeviceError, InFlight, Pinned, Stream};
 
 impl HipDevice {
@@ -106,22 +107,5 @@ impl HipDevice {
                 Err(error.into())
             }
         }
-    }
-}
-
-fn check_range(
-    kernel: &'static str,
-    offset: usize,
-    len: usize,
-    bytes: usize,
-) -> Result<(), DeviceError> {
-    match offset.checked_add(len) {
-        Some(end) if end <= bytes => Ok(()),
-        _ => Err(DeviceError::Shape {
-            kernel,
-            what: "end of the range",
-            got: offset.saturating_add(len),
-            expected: bytes,
-        }),
     }
 }

@@ -24,7 +24,6 @@
 mod attention;
 mod blaslt;
 mod cache;
-mod check;
 mod config;
 mod convert;
 mod copy;
@@ -67,3 +66,5 @@ pub use device::HipDevice;
 pub use error::HipError;
 pub use hip_runtime_sys::Api;
 pub use source::{Define, HEADERS, Source};
+
+use crate::check;

@@ -18,9 +18,10 @@ mod tile;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use self::tile::{Scratch, Tile};
-use super::device::{CpuDevice, check_dtype, check_size, for_float};
+use super::device::{CpuDevice, for_float};
 use super::product::{Products, TILE_ROWS};
 use super::share::Rows;
+use crate::check::{check_dtype, check_size};
 use crate::dtype::Float;
 use crate::{Attention, Buffer, DType, DeviceError, KvLayout, MatMut};
 

@@ -1,9 +1,9 @@
-//! What every launch checks before it hands addresses to a kernel.
+//! What every backend checks before it computes or hands addresses to a kernel.
 
 use crate::{DType, DeviceError, Mat};
 
 /// Refuses a size that differs from the one that would fit.
-pub(super) fn check_size(
+pub(crate) fn check_size(
     kernel: &'static str,
     what: &'static str,
     got: usize,
@@ -16,7 +16,7 @@ pub(super) fn check_size(
 }
 
 /// Refuses a size below the one that is needed.
-pub(super) fn check_least(
+pub(crate) fn check_least(
     kernel: &'static str,
     what: &'static str,
     got: usize,
@@ -26,7 +26,7 @@ pub(super) fn check_least(
 }
 
 /// Refuses a size above the one the kernel is made for.
-pub(super) fn check_most(
+pub(crate) fn check_most(
     kernel: &'static str,
     what: &'static str,
     got: usize,
@@ -36,7 +36,7 @@ pub(super) fn check_most(
 }
 
 /// Refuses an element type that differs from the expected one.
-pub(super) fn check_dtype(
+pub(crate) fn check_dtype(
     kernel: &'static str,
     what: &'static str,
     got: DType,
@@ -49,10 +49,28 @@ pub(super) fn check_dtype(
 }
 
 /// Refuses rows that do not follow each other without a gap.
-pub(super) fn check_dense(
+pub(crate) fn check_dense(
     kernel: &'static str,
     what: &'static str,
     x: Mat<'_>,
 ) -> Result<(), DeviceError> {
     if x.rows() <= 1 { Ok(()) } else { check_size(kernel, what, x.stride(), x.cols()) }
+}
+
+/// Refuses bytes `[offset, offset + len)` that reach beyond the `bytes` there are.
+pub(crate) fn check_range(
+    kernel: &'static str,
+    offset: usize,
+    len: usize,
+    bytes: usize,
+) -> Result<(), DeviceError> {
+    match offset.checked_add(len) {
+        Some(end) if end <= bytes => Ok(()),
+        _ => Err(DeviceError::Shape {
+            kernel,
+            what: "end of the range",
+            got: offset.saturating_add(len),
+            expected: bytes,
+        }),
+    }
 }
