@@ -12,16 +12,15 @@ pub struct Resident {
     pub block_tokens: u32,
     /// Blocks by state.
     pub blocks: BlockStats,
-    /// Hashes of the findable blocks, ascending.
+    /// Hashes of the findable blocks, in no order.
     pub hashes: Vec<BlockHash>,
 }
 
 impl Resident {
-    /// Lists them.
+    /// Copies them: the one thing that must happen between two steps.
     pub fn of(engine: &Engine, replica: Replica, blocks: BlockStats) -> Self {
         let kv = engine.kv(replica);
-        let mut hashes: Vec<BlockHash> = kv.hashes().collect();
-        hashes.sort_unstable_by_key(|hash| hash.0);
+        let hashes = kv.hashes().collect();
         Self { replica, block_tokens: kv.block_tokens(), blocks, hashes }
     }
 }

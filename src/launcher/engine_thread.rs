@@ -169,7 +169,7 @@ impl EngineThread {
                         let op_id = 0; // Answers come in the order of the orders.
                         events.push(Event::Control(Control::ClearPrefixCache { op_id, restart }));
                     }
-                    // Whoever asked may have gone.
+                    Signal::Resident { reply } if reply.is_closed() => {} // Whoever asked has gone.
                     Signal::Resident { reply } => drop(reply.send(self.resident())),
                     Signal::Beat => {
                         self.observers.metrics.life.alive();

@@ -7,11 +7,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Slugs of refusals for load or state, as error bodies carry them.
-const REFUSALS: [&str; 7] = [
+const REFUSALS: [&str; 6] = [
     "max_num_queued_reqs",
     "max_num_queued_tokens",
     "max_queued_bytes",
-    "key_rate",
     "starting",
     "draining",
     "engine_unavailable",
@@ -63,6 +62,13 @@ impl HttpMetrics {
     pub fn refused(&self, reason: &str) {
         for counter in self.refusals.get(reason).into_iter().chain(self.vllm_refusals.get(reason)) {
             counter.inc();
+        }
+    }
+
+    /// So many requests were refused while there was nowhere to count them: the model was being loaded.
+    pub fn refused_at_start(&self, requests: u64) {
+        if let Some(counter) = self.refusals.get("starting") {
+            counter.inc_by(requests);
         }
     }
 

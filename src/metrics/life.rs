@@ -20,7 +20,7 @@ pub enum Loss {
 }
 
 const CAUSES: [&str; 4] = ["exited", "silent", "late", "fault"];
-const PHASES: [&str; 6] = ["config", "load", "comm", "kv", "graphs", "ready"];
+const PHASES: [&str; 5] = ["config", "load", "kv", "graphs", "ready"];
 
 /// Series of the executor's life.
 pub struct LifeMetrics {
@@ -28,7 +28,7 @@ pub struct LifeMetrics {
     late: [IntCounter; 1],
     up: [Gauge; 1],
     heartbeat: [Gauge; 1],
-    startup: [Gauge; 6],
+    startup: [Gauge; 5],
     start: Instant,
     /// Milliseconds from `start` to the last sign of life.
     alive_ms: AtomicU64,
@@ -66,7 +66,7 @@ impl LifeMetrics {
     /// The server is up: the parts of its start as the executor named them, the time that reading the
     /// configuration took, and the whole time.
     pub fn started(&self, parts: &[(&'static str, Duration)], config: Duration, whole: Duration) {
-        let [of_config, load, _, kv, graphs, ready] = &self.startup;
+        let [of_config, load, kv, graphs, ready] = &self.startup;
         of_config.set(config.as_secs_f64());
         ready.set(whole.as_secs_f64());
         for (name, took) in parts {

@@ -8,6 +8,7 @@ use super::json::Json;
 use axum::Json as Reply;
 use axum::extract::{RawQuery, Request, State};
 use serde_json::{Value, json};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -19,6 +20,8 @@ const BODY_BYTES_MAX: usize = 1 << 20;
 /// Names one order may list.
 const NAMES_MAX: usize = 10_000;
 const NAME_BYTES_MAX: usize = 160;
+/// What ids of replies begin with; the id of the request follows.
+const REPLY_KINDS: [&str; 3] = ["chatcmpl-", "cmpl-", "msg_"];
 
 /// The configuration in force.
 pub async fn server_info(State(app): State<Arc<App>>) -> Result<Reply<Value>, ApiError> {
@@ -73,18 +76,22 @@ pub async fn abort_requests(
     let body = body::read(&parts.headers, body, BODY_BYTES_MAX, app.options.body_timeout).await?;
     let mut fields = Fields::of_body(Json::parse(&body)?)?;
     let aborted = match names(&mut fields)? {
-        Some(names) => client.abort_named(|name| names.iter().any(|asked| is_called(name, asked))),
+        Some(asked) => {
+            let meant = meant_by(&asked);
+            client.abort_named(|name| meant.contains(name))
+        }
         None => client.abort_named(|_| true),
     };
     Ok(Reply(json!({"aborted": aborted})))
 }
 
-/// Whether a request is meant by a name: its id, or the id of its reply.
-fn is_called(name: &str, asked: &str) -> bool {
-    asked == name
-        || asked
-            .strip_suffix(name)
-            .is_some_and(|kind| matches!(kind, "chatcmpl-" | "cmpl-" | "msg_"))
+/// The ids of requests that are meant by names: each an id, or the id of its reply.
+fn meant_by(asked: &[String]) -> HashSet<&str> {
+    let ids = asked.iter().flat_map(|name| {
+        let of_reply = REPLY_KINDS.iter().filter_map(|kind| name.strip_prefix(kind));
+        of_reply.chain([name.as_str()])
+    });
+    ids.collect()
 }
 
 /// Whether a body of `/abort_request` would be taken.

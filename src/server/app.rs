@@ -19,8 +19,10 @@ use crate::text::{ChatTemplate, Parsers, Tokenizer};
 use axum::http::StatusCode;
 use bytes::Bytes;
 use serde_json::{Map, Value};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use tokio::sync::Mutex;
 
 /// Behaviour chosen at start.
 #[derive(Debug, Clone)]
@@ -140,7 +142,11 @@ pub struct App {
     pub openapi: OnceLock<Bytes>,
     /// Responses that may be fetched and continued.
     pub responses: Store,
+    /// Held by whoever has the scheduler list its blocks.
+    pub kv_listing: Mutex<()>,
     serving: OnceLock<Arc<Serving>>,
+    /// Requests refused before there were metrics to count them in.
+    refused_at_start: AtomicU64,
 }
 
 impl App {
@@ -149,13 +155,41 @@ impl App {
         let (text, random) = (TextPool::new(), Random::default());
         let (openapi, serving) = (OnceLock::new(), OnceLock::new());
         let responses = Store::default();
-        Self { options, health, text, random, openapi, responses, serving }
+        let refused_at_start = AtomicU64::new(0);
+        let kv_listing = Mutex::default();
+        Self {
+            options,
+            health,
+            text,
+            random,
+            openapi,
+            responses,
+            kv_listing,
+            serving,
+            refused_at_start,
+        }
     }
 
     /// The model is up. Only the first call counts.
     pub fn set_serving(&self, serving: Serving) {
         if self.serving.set(Arc::new(serving)).is_ok() {
             self.health.set_started();
+            self.hand_over_refusals();
+        }
+    }
+
+    /// A request was refused because the model is not up.
+    pub fn refused_at_start(&self) {
+        // Ordered with `serving`: either the model is seen to be up here, or its owner sees this one.
+        self.refused_at_start.fetch_add(1, Ordering::SeqCst);
+        self.hand_over_refusals();
+    }
+
+    fn hand_over_refusals(&self) {
+        fence(Ordering::SeqCst);
+        if let Some(serving) = self.serving.get() {
+            let refused = self.refused_at_start.swap(0, Ordering::SeqCst);
+            serving.metrics.http.refused_at_start(refused);
         }
     }
 

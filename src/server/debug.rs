@@ -2,6 +2,7 @@
 
 use super::app::App;
 use super::error::ApiError;
+use crate::engine_client::Resident;
 use crate::metrics::{STEPS_KEPT, StepRecord};
 use axum::Json;
 use axum::extract::State;
@@ -10,6 +11,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 /// The scheduler's thread answers between two steps.
@@ -27,27 +29,33 @@ pub async fn steps(State(app): State<Arc<App>>) -> Result<Json<Steps>, ApiError>
     Ok(Json(Steps { steps: serving.metrics.steps.ring.newest(STEPS_KEPT) }))
 }
 
-/// The blocks of every replica that a prefix hit may find, by their hashes.
+/// The blocks of every replica that a prefix hit may find, by their hashes, ascending.
+///
+/// Between two steps the hashes are copied and no more is done, for one caller at a time.
 pub async fn kv(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
+    let no_answer =
+        || ApiError::unavailable("engine_unavailable", "the scheduler does not answer", 10);
+    let turn = timeout(REPLY_WAIT, app.kv_listing.lock()).await.map_err(|_| no_answer())?;
     let Ok(Ok(resident)) = timeout(REPLY_WAIT, serving.client.resident()).await else {
-        let message = "the scheduler does not answer";
-        return Err(ApiError::unavailable("engine_unavailable", message, 10));
+        return Err(no_answer());
     };
-    let replicas: Vec<Value> = resident
-        .into_iter()
-        .map(|resident| {
-            let hashes: Vec<String> =
-                resident.hashes.iter().map(|hash| format!("{:016x}", hash.0)).collect();
-            json!({
-                "dp_rank": resident.replica.0,
-                "block_size": resident.block_tokens,
-                "blocks": blocks(&resident.blocks),
-                "resident": hashes,
-            })
-        })
-        .collect();
+    let listed = spawn_blocking(|| resident.into_iter().map(listed).collect::<Vec<_>>()).await;
+    drop(turn);
+    let replicas = listed.map_err(|_| ApiError::internal())?;
     Ok(Json(json!({"replicas": replicas})))
+}
+
+fn listed(mut resident: Resident) -> Value {
+    resident.hashes.sort_unstable_by_key(|hash| hash.0);
+    let hashes: Vec<String> =
+        resident.hashes.iter().map(|hash| format!("{:016x}", hash.0)).collect();
+    json!({
+        "dp_rank": resident.replica.0,
+        "block_size": resident.block_tokens,
+        "blocks": blocks(&resident.blocks),
+        "resident": hashes,
+    })
 }
 
 fn blocks(blocks: &BlockStats) -> Value {

@@ -1,4 +1,5 @@
-//! `/v1/loads`: how busy each replica is, in SGLang's words; `?include=steps` adds the newest steps.
+//! `/v1/loads`: how busy each replica is, in SGLang's words; `?include=steps` adds the newest steps, and
+//! `?dp_rank=N` leaves out the other replicas.
 
 use super::app::App;
 use super::error::ApiError;
@@ -8,7 +9,7 @@ use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use scheduler::StepStats;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -18,11 +19,47 @@ const STEPS_SHOWN: usize = 64;
 /// Form of timestamps; UTC.
 const RFC_3339: &str = "%Y-%m-%dT%H:%M:%SZ";
 
-/// What is asked for beside the load.
-#[derive(Debug, Default, Deserialize)]
-pub struct Asked {
-    #[serde(default)]
-    include: String,
+/// What is asked for.
+#[derive(Debug, Default)]
+struct Asked {
+    /// The newest steps, too.
+    steps: bool,
+    /// One replica alone.
+    dp_rank: Option<u16>,
+}
+
+impl Asked {
+    fn of(pairs: &[(String, String)]) -> Result<Self, ApiError> {
+        let mut asked = Self::default();
+        for (name, value) in pairs {
+            match name.as_str() {
+                "include" => asked.steps = steps_included(value)?,
+                "dp_rank" => {
+                    let rank = value.parse();
+                    let wrong = |_| ApiError::invalid("dp_rank", "must be the rank of a replica");
+                    asked.dp_rank = Some(rank.map_err(wrong)?);
+                }
+                _ => return Err(ApiError::unsupported(name, "unknown parameter")),
+            }
+        }
+        Ok(asked)
+    }
+}
+
+/// Whether a list of sections names the steps. `core` is what is always there.
+fn steps_included(sections: &str) -> Result<bool, ApiError> {
+    let mut steps = false;
+    for section in sections.split(',').filter(|section| !section.is_empty()) {
+        match section {
+            "core" => {}
+            "steps" | "all" => steps = true,
+            _ => {
+                let message = "sections are core, steps and all, with commas between them";
+                return Err(ApiError::invalid("include", message));
+            }
+        }
+    }
+    Ok(steps)
 }
 
 /// The load of all replicas.
@@ -62,24 +99,34 @@ pub struct Load {
 /// Answers.
 pub async fn loads(
     State(app): State<Arc<App>>,
-    asked: Result<Query<Asked>, QueryRejection>,
+    query: Result<Query<Vec<(String, String)>>, QueryRejection>,
 ) -> Result<Json<Reading>, ApiError> {
+    let Ok(Query(pairs)) = query else {
+        return Err(ApiError::invalid("query", "is not name=value pairs in UTF-8"));
+    };
+    let asked = Asked::of(&pairs)?;
     let serving = app.serving()?;
     let metrics = &serving.metrics;
     let all = serving.client.replicas();
     let throughput = metrics.steps.throughput();
+    let replicas = all.len();
+    let is_asked = |stats: &&StepStats| asked.dp_rank.is_none_or(|rank| rank == stats.replica.0);
     let loads: Vec<Load> = match metrics.cache() {
         None => Vec::new(),
-        Some(cache) => all.iter().map(|stats| load(stats, cache, throughput)).collect(),
+        Some(cache) => {
+            all.iter().filter(is_asked).map(|stats| load(stats, cache, throughput)).collect()
+        }
     };
-    let include = asked.map(|Query(asked)| asked.include).unwrap_or_default();
-    let steps = include.split(',').any(|part| part == "steps" || part == "all");
+    if loads.is_empty() && asked.dp_rank.is_some() {
+        let message = format!("there are {replicas} replicas, counted from 0");
+        return Err(ApiError::invalid("dp_rank", message));
+    }
     Ok(Json(Reading {
         timestamp: strftime(RFC_3339, SystemTime::now()),
         version: env!("CARGO_PKG_VERSION"),
-        dp_rank_count: loads.len(),
+        dp_rank_count: replicas,
         loads,
-        steps: steps.then(|| metrics.steps.ring.newest(STEPS_SHOWN)),
+        steps: asked.steps.then(|| metrics.steps.ring.newest(STEPS_SHOWN)),
     }))
 }
 

@@ -17,7 +17,7 @@ use std::task::{Context, Poll};
 /// The route of requests that no route takes: paths are the clients' words, and must not become labels.
 const NO_ROUTE: &str = "unknown";
 
-/// Passes a request on and counts what comes back. Before the model is up nothing is counted.
+/// Passes a request on and counts what comes back. Before the model is up refusals alone are counted.
 pub async fn observe(
     State(app): State<Arc<App>>,
     route: Option<MatchedPath>,
@@ -25,13 +25,17 @@ pub async fn observe(
     next: Next,
 ) -> Response<Body> {
     let response = next.run(request).await;
+    let route = route.as_ref().map_or(NO_ROUTE, MatchedPath::as_str);
+    let reason = response.extensions().get().filter(|_| !PROBE_PATHS.contains(&route));
+    let reason = reason.map(|Reason(reason)| *reason);
+    if reason == Some("starting") {
+        app.refused_at_start();
+        return response;
+    }
     let Ok(serving) = app.serving() else { return response };
     let http = &serving.metrics.http;
-    let route = route.as_ref().map_or(NO_ROUTE, MatchedPath::as_str);
     http.replied(route, response.status().as_u16());
-    if let Some(Reason(reason)) = response.extensions().get()
-        && !PROBE_PATHS.contains(&route)
-    {
+    if let Some(reason) = reason {
         http.refused(reason);
     }
     let events = HeaderValue::from_static("text/event-stream");

@@ -10,6 +10,8 @@
 mod hash_model;
 #[path = "../support/http_host.rs"]
 mod http_host;
+#[path = "../support/kv_feed.rs"]
+mod kv_feed;
 #[path = "../support/small_tokenizer.rs"]
 mod small_tokenizer;
 

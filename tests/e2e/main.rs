@@ -9,6 +9,8 @@ mod hash_model;
 mod http_client;
 #[path = "../support/http_host.rs"]
 mod http_host;
+#[path = "../support/kv_feed.rs"]
+mod kv_feed;
 #[path = "../support/small_tokenizer.rs"]
 mod small_tokenizer;
 

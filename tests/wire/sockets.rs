@@ -1,6 +1,6 @@
 //! A real publisher over real sockets: frames, replay, topics, a reader that never reads.
 
-use hadron::config::{Command, Environment, KvEventsConfig, parse};
+use crate::kv_feed::{self, config};
 use hadron::kv_events::{Bound, Event, Feed, Follower, Publisher, TopicWords, decode};
 use protocol::{BlockHash, KvEvent, KvGroup, KvKind, KvSpec};
 use serde_json::json;
@@ -10,16 +10,6 @@ use std::time::{Duration, Instant};
 use zmq::{Context, Socket};
 
 const WAIT_MS: i32 = 10_000;
-
-fn config(extra: &serde_json::Value) -> KvEventsConfig {
-    let mut keys = json!({"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:0",
-                          "replay_endpoint": "tcp://127.0.0.1:0"});
-    keys.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-    let words = ["hadron", "serve", "M", "--kv-events-config", &keys.to_string()];
-    let invocation = parse(words.map(Into::into).to_vec(), Environment::default()).unwrap();
-    let Command::Serve(args) = invocation.command else { panic!("not serve") };
-    args.kv_events.enabled().unwrap()
-}
 
 fn start(extra: &serde_json::Value) -> (Feed, Publisher) {
     let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
@@ -41,23 +31,8 @@ fn subscribe(context: &Context, publisher: &Publisher, topic: &str) -> Socket {
     subscriber
 }
 
-/// Number and payload of each batch that a replay brings, and that its end marker came.
-fn replay(context: &Context, publisher: &Publisher, start: u64) -> Vec<(u64, Vec<u8>)> {
-    let dealer = context.socket(zmq::DEALER).unwrap();
-    dealer.set_rcvtimeo(WAIT_MS).unwrap();
-    dealer.connect(publisher.source().replay_endpoint.as_ref().unwrap()).unwrap();
-    dealer.send_multipart([b"".as_slice(), &start.to_be_bytes()], 0).unwrap();
-    let mut batches = Vec::new();
-    loop {
-        let frames = dealer.recv_multipart(0).unwrap();
-        let [delimiter, topic, seq, payload] = <[Vec<u8>; 4]>::try_from(frames).unwrap();
-        assert!(delimiter.is_empty());
-        if seq == [0xff; 8] {
-            assert!(topic.is_empty() && payload.is_empty());
-            return batches;
-        }
-        batches.push((u64::from_be_bytes(seq.try_into().unwrap()), payload));
-    }
+fn replay(publisher: &Publisher, start: u64) -> Vec<(u64, Vec<u8>)> {
+    kv_feed::replay(publisher.source().replay_endpoint.as_ref().unwrap(), start, WAIT_MS)
 }
 
 fn stored(hash: u64) -> Vec<KvEvent> {
@@ -103,11 +78,11 @@ fn frames_are_three_and_replays_are_the_same_bytes() {
         assert_eq!(frames[1], seq.to_be_bytes());
         live.push((seq, frames[2].clone()));
     }
-    let all = replay(&context, &publisher, 0);
+    let all = replay(&publisher, 0);
     assert_eq!(decode(&all[0].1).unwrap().events, [Event::AllBlocksCleared]);
     assert_eq!((all[0].0, &all[1..]), (epoch, live.as_slice()));
-    assert_eq!(replay(&context, &publisher, epoch + 490), live[489..]);
-    assert_eq!(replay(&context, &publisher, epoch + 501), []);
+    assert_eq!(replay(&publisher, epoch + 490), live[489..]);
+    assert_eq!(replay(&publisher, epoch + 501), []);
     let figures = &publisher.source().figures;
     assert_eq!(figures.batches.load(Ordering::Relaxed), 501);
     assert_eq!(
@@ -121,7 +96,6 @@ fn frames_are_three_and_replays_are_the_same_bytes() {
 
 #[test]
 fn what_the_ring_has_lost_comes_as_a_snapshot() {
-    let context = Context::new();
     let (mut feed, publisher) = start(&json!({"buffer_steps": 10, "sequence_start": "zero"}));
     for hash in 1..=100 {
         hand_over(&mut feed, stored(hash));
@@ -131,12 +105,12 @@ fn what_the_ring_has_lost_comes_as_a_snapshot() {
         vec![KvEvent::Removed { hashes: vec![BlockHash(1), BlockHash(50)], group: 0 }],
     );
     published(&publisher, 102);
-    let [(seq, payload)] = &replay(&context, &publisher, 5)[..] else { panic!("not one batch") };
+    let [(seq, payload)] = &replay(&publisher, 5)[..] else { panic!("not one batch") };
     assert_eq!(*seq, 101);
     let events = decode(payload).unwrap().events;
     assert_eq!(events[0], Event::AllBlocksCleared);
     assert_eq!(events.len(), 99, "a clear and 98 blocks without a parent");
-    assert_eq!(replay(&context, &publisher, 92).len(), 10);
+    assert_eq!(replay(&publisher, 92).len(), 10);
     assert_eq!(publisher.source().figures.snapshots.load(Ordering::Relaxed), 1);
 }
 
@@ -160,7 +134,7 @@ fn a_silent_publisher_beats_and_a_wrong_request_is_ignored() {
     while publisher.source().figures.malformed.load(Ordering::Relaxed) == 0 {
         assert!(start.elapsed() < Duration::from_secs(10));
     }
-    assert!(!replay(&context, &publisher, 0).is_empty());
+    assert!(!replay(&publisher, 0).is_empty());
 }
 
 #[test]

@@ -89,6 +89,13 @@ pub(super) fn queries(path: &str) -> Vec<(&'static str, Value)> {
         "/reset_prefix_cache" | "/flush_cache" => {
             vec![("reset_running_requests", json!({"type": "boolean", "default": false}))]
         }
+        "/v1/loads" | "/loads" => vec![
+            (
+                "include",
+                json!({"type": "string", "enum": ["", "core", "steps", "core,steps", "all"]}),
+            ),
+            ("dp_rank", json!({"type": "integer", "minimum": 0, "maximum": 65_535})),
+        ],
         _ => Vec::new(),
     }
 }

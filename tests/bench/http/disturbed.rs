@@ -1,14 +1,19 @@
-//! What bystanders cost a step: 100 scrapes a second and 200 readers that hardly read, next to the same
-//! load without them.
+//! What bystanders cost a step: 100 scrapes a second, 200 readers that hardly read and two subscribers of KV
+//! events that never do, next to the same load without them.
 //!
-//! Both runs have the same 256 streams, so the batches are the same. In one, 200 of the readers take a few
-//! bytes at a time and a scraper reads `/metrics` every 10 ms. Time of a step is what the server itself
-//! keeps of it: scheduling, hand-over and the way to the answer.
+//! Both runs have the same 256 streams and publish the same KV events, so the batches are the same. In one,
+//! 200 of the readers take a few bytes at a time, a scraper reads `/metrics` every 10 ms, and the
+//! publisher's subscribers are stuck. Time of a step is what the server itself keeps of it: scheduling,
+//! hand-over and the way to the answer. Runs take turns, in the order without, with, with, without: what the
+//! machine does beside them falls on both.
 
+use super::stuck::Stuck;
 use crate::http_host::{Server, Setup};
+use crate::kv_feed;
 use crate::small_tokenizer::Alphabet;
 use hadron::metrics::StepRecord;
 use hadron::server::connection::Deadlines;
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +26,10 @@ const STREAMS: usize = 256;
 const SLOW: usize = 200;
 const TOKENS: usize = 3_000;
 const STEP: Duration = Duration::from_millis(5);
-const MEASURED: Duration = Duration::from_secs(10);
+const MEASURED: Duration = Duration::from_secs(6);
+const ROUNDS: usize = 10;
+/// Batches that the publisher keeps for a subscriber.
+const KEPT: u32 = 100;
 const SCRAPE_EVERY: Duration = Duration::from_millis(10);
 /// A slow reader takes this much, and pauses.
 const SIP_BYTES: usize = 256;
@@ -34,10 +42,11 @@ fn bystanders() {
     println!("| round | bystanders | steps | p50 | p99 | scrapes | p50 | p99 |");
     println!("|--:|---|--:|--:|--:|--:|--:|--:|");
     let mut p99s = [Vec::new(), Vec::new()];
-    for round in 0..5 {
-        for disturbed in [false, true] {
+    for round in 0..ROUNDS {
+        for turn in [false, true] {
+            let disturbed = turn != (round % 2 == 1);
             let (steps, scrapes) = measure(disturbed);
-            let who = if disturbed { "scrapes, slow readers" } else { "none" };
+            let who = if disturbed { "all" } else { "none" };
             let [(steps, p50, p99), (scrapes, scrape_p50, scrape_p99)] =
                 [steps, scrapes].map(spread);
             println!(
@@ -47,12 +56,26 @@ fn bystanders() {
             p99s[usize::from(disturbed)].push(p99);
         }
     }
-    for rounds in &mut p99s {
-        rounds.sort_by(f64::total_cmp);
+    let ratios = p99s[0].iter().zip(&p99s[1]).map(|(quiet, disturbed)| disturbed / quiet);
+    let ratio = median(ratios.collect());
+    let [quiet, disturbed] = p99s.map(median);
+    let percent = |ratio: f64| (ratio - 1.0) * 100.0;
+    println!(
+        "median p99: {quiet:.3} ms without, {disturbed:.3} ms with them: {:+.1} %; median change of a \
+         round: {:+.1} %",
+        percent(disturbed / quiet),
+        percent(ratio)
+    );
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len() % 2 == 1 {
+        values[middle]
+    } else {
+        f64::midpoint(values[middle - 1], values[middle])
     }
-    let [quiet, disturbed] = p99s.map(|rounds| rounds[rounds.len() / 2]);
-    let change = (disturbed / quiet - 1.0) * 100.0;
-    println!("median p99: {quiet:.3} ms without, {disturbed:.3} ms with them: {change:+.1} %");
 }
 
 /// How many, their median and their 99th percentile in milliseconds.
@@ -71,10 +94,13 @@ fn measure(disturbed: bool) -> (Vec<u64>, Vec<u64>) {
         blocks: 65_536,
         step_time: STEP,
         deadlines: Deadlines { header: wait, idle: wait, write: wait },
+        kv_events: Some(kv_feed::config(&json!({"hwm": KEPT}))),
         ..Setup::default()
     };
     let server = Server::start(&setup);
     let address = server.address;
+    let source = Arc::clone(&server.app.serving().unwrap().kv_event_sources[0]);
+    let stuck = disturbed.then(|| Stuck::connect(&source.endpoint));
     let (done, scrapes) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
     let clients = {
         let (done, scrapes) = (Arc::clone(&done), Arc::clone(&scrapes));
@@ -101,6 +127,11 @@ fn measure(disturbed: bool) -> (Vec<u64>, Vec<u64>) {
     let times = steps(&server);
     let running = server.client().stats().running as usize;
     assert_eq!(running, STREAMS, "streams ended while they were measured");
+    let published = source.figures.batches.load(Ordering::Relaxed);
+    assert!(published > times.len() as u64 / 2, "{published} batches of KV events");
+    if let Some(stuck) = stuck {
+        stuck.were_left_behind(published);
+    }
     done.store(true, Ordering::Relaxed);
     clients.join().unwrap();
     let scrapes = std::mem::take(&mut *scrapes.lock().unwrap());

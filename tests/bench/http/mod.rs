@@ -8,6 +8,7 @@ mod client;
 mod disturbed;
 mod many;
 mod paced;
+mod stuck;
 
 use crate::hash_model::Reading;
 use crate::http_host::{Server, Setup};

@@ -6,7 +6,7 @@ use crate::small_tokenizer::Alphabet;
 use std::io::Read;
 use std::time::Duration;
 
-const STEP: Duration = Duration::from_millis(20);
+const STEP: Duration = Duration::from_millis(200);
 
 #[test]
 #[ignore = "serves until its standard input ends; tests/conformance/clients/load_generator.py starts it"]

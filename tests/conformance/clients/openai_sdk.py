@@ -7,6 +7,7 @@ import threading
 import time
 
 import openai
+from openai_outputs import Outputs
 
 URL, MODEL, SERVER = os.environ["URL"], os.environ["MODEL"], int(os.environ["SERVER"])
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key="sdk-key", max_retries=0)
@@ -159,6 +160,9 @@ def drain():
         print("ok: APIConnectionError once it is gone")
 
 
-for part in (models, unary, streams, logprobs, structured, errors, overload, drain):
+outputs = Outputs(client, MODEL, check)
+parts = (models, unary, streams, logprobs, structured, outputs.parsed, outputs.tools, outputs.reasoning,
+         errors, overload, drain)
+for part in parts:
     print(f"-- {part.__name__}")
     part()

@@ -4,7 +4,8 @@ use super::executor_process::{executor, send};
 use super::process::Process;
 use crate::http_client::{Client, get, post};
 use crate::http_host::{Server, Setup};
-use hadron::config::{Command, Environment, KvEventsConfig, parse};
+use crate::kv_feed::{self, config, number};
+use hadron::config::KvEventsConfig;
 use hadron::kv_events::{Arrival, Event, Follower, Hash, Resident, decode};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -14,16 +15,6 @@ use std::time::{Duration, Instant};
 use zmq::{Context, Socket};
 
 const WAIT: Duration = Duration::from_secs(20);
-
-fn config(extra: &Value) -> KvEventsConfig {
-    let mut keys = json!({"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:0",
-                          "replay_endpoint": "tcp://127.0.0.1:0"});
-    keys.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-    let words = ["hadron", "serve", "M", "--kv-events-config", &keys.to_string()];
-    let invocation = parse(words.map(Into::into).to_vec(), Environment::default()).unwrap();
-    let Command::Serve(args) = invocation.command else { panic!("not serve") };
-    args.kv_events.enabled().unwrap()
-}
 
 /// A subscriber that follows a server, as its `/kv_event_sources` says.
 struct Subscriber {
@@ -40,23 +31,8 @@ fn source(server: SocketAddr) -> Value {
 }
 
 fn replay(server: SocketAddr, start: u64) -> Vec<(u64, Vec<u8>)> {
-    let context = Context::new();
-    let dealer = context.socket(zmq::DEALER).unwrap();
-    dealer.set_rcvtimeo(WAIT.as_millis() as i32).unwrap();
-    dealer.connect(source(server)["replay_endpoint"].as_str().unwrap()).unwrap();
-    dealer.send_multipart([b"".as_slice(), &start.to_be_bytes()], 0).unwrap();
-    let mut batches = Vec::new();
-    loop {
-        let frames = dealer.recv_multipart(0).unwrap();
-        if frames[2] == [0xff; 8] {
-            return batches;
-        }
-        batches.push((number(&frames[2]), frames[3].clone()));
-    }
-}
-
-fn number(frame: &[u8]) -> u64 {
-    u64::from_be_bytes(frame.try_into().unwrap())
+    let endpoint = source(server)["replay_endpoint"].as_str().unwrap().to_owned();
+    kv_feed::replay(&endpoint, start, WAIT.as_millis() as i32)
 }
 
 impl Subscriber {

@@ -122,10 +122,14 @@ fn check_histograms(samples: &Samples) {
 
 #[test]
 fn head_has_the_headers_and_a_server_that_starts_has_no_figures() {
-    let server = Server::listen(&Setup::default());
+    let mut server = Server::listen(&Setup::default());
     assert_eq!(get(server.address, "/metrics").status, 503);
     assert_eq!(get(server.address, "/v1/loads").status, 503);
-    let server = Server::start(&Setup::default());
+    assert_eq!(post(server.address, "/v1/completions", &json!({"prompt": "a"})).status, 503);
+    assert_eq!(get(server.address, "/readyz").status, 503); // A probe is no refusal.
+    server.bring_up(&Setup::default());
+    let page = scrape(server.address);
+    assert_eq!(page["hadron:admission_rejections_total{reason=\"starting\"}"], 3.0);
     let mut client = Client::connect(server.address);
     client.send("HEAD", "/metrics", "", b"");
     let head = client.read_head().unwrap();
@@ -186,9 +190,22 @@ fn loads_show_what_runs() {
     // The device begins while the batch is being handed over.
     let [send_ns, wait_ns] = ["send_ns", "wait_ns"].map(|part| step[part].as_u64().unwrap());
     assert!(send_ns + wait_ns >= 19_000_000, "{step}");
-    let alias = get(server.address, "/loads").json();
+    let alias = get(server.address, "/loads?dp_rank=0&include=core").json();
     assert_eq!(alias["loads"][0]["num_running_reqs"], 1);
     assert_eq!(alias["steps"], Value::Null);
+    for (query, param) in [
+        ("dp_rank=1", "dp_rank"),
+        ("dp_rank=x", "dp_rank"),
+        ("include=lora", "include"),
+        ("x=1", "x"),
+    ] {
+        let reply = get(server.address, &format!("/v1/loads?{query}"));
+        assert_eq!(
+            (reply.status, &reply.json()["error"]["param"]),
+            (400, &json!(param)),
+            "{query}"
+        );
+    }
     let page = scrape(server.address);
     assert_eq!(page["hadron:http_open_streams"], 1.0);
     drop(client);
@@ -225,6 +242,7 @@ fn operators_see_every_step_and_every_resident_block() {
     assert_eq!((&replica["dp_rank"], &replica["block_size"]), (&json!(0), &json!(BLOCK_TOKENS)));
     assert_eq!(resident.len() as u64, replica["blocks"]["cached"].as_u64().unwrap());
     assert!(resident.len() >= 6 && resident.iter().all(|hash| hash.as_str().unwrap().len() == 16));
+    assert!(resident.is_sorted_by_key(|hash| hash.as_str().unwrap()), "ascending");
 }
 
 /// Reads one page after the other; whatever only grows must not have shrunk.

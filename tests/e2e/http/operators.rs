@@ -120,6 +120,10 @@ fn requests_are_taken_back_by_name() {
     for stream in &mut streams[..4] {
         assert!(rest(stream).contains("\"finish_reason\":\"abort\""));
     }
+    let mut many: Vec<Client> = ["m0", "m9999"].map(|id| endless(at, id)).into();
+    let names: Vec<String> = (0..10_000).map(|number| format!("cmpl-m{number}")).collect();
+    assert_eq!(abort(json!({"request_ids": names})).json(), json!({"aborted": 2}));
+    assert!(many.iter_mut().all(|stream| rest(stream).contains("\"finish_reason\":\"abort\"")));
     let waits = std::thread::spawn(move || {
         post(at, "/v1/completions", &json!({"prompt": "a", "max_tokens": 4000, "ignore_eos": true}))
     });

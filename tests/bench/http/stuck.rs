@@ -1,0 +1,68 @@
+//! Subscribers of KV events that never read: one of the library, one that is a bare socket.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+use tokio::net::TcpSocket;
+use zmq::{Context, Socket};
+
+/// Smallest receive buffer that the kernel gives.
+const BUFFER_BYTES: u32 = 2_048;
+/// The greeting of ZMTP 3.0 without security: signature, version, mechanism, who is server, padding.
+const GREETING: [u8; 64] = {
+    let mut greeting = [0; 64];
+    (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
+    let [n, u, l, ..] = *b"NULL";
+    (greeting[12], greeting[13], greeting[14], greeting[15]) = (n, u, l, l);
+    greeting
+};
+/// A command that says what kind of socket this is, then a message that subscribes to everything.
+const READY_AND_SUBSCRIBE: &[u8] =
+    b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB\x00\x01\x01";
+
+/// Both of them, connected and subscribed.
+pub(super) struct Stuck {
+    library: Socket,
+    bare: TcpStream,
+}
+
+impl Stuck {
+    pub(super) fn connect(endpoint: &str) -> Self {
+        let library = Context::new().socket(zmq::SUB).unwrap();
+        library.set_rcvhwm(1).unwrap();
+        library.set_rcvbuf(BUFFER_BYTES as i32).unwrap();
+        library.set_subscribe(b"").unwrap();
+        library.connect(endpoint).unwrap();
+        let address = endpoint.strip_prefix("tcp://").unwrap().parse().unwrap();
+        Self { library, bare: bare(address) }
+    }
+
+    /// Reads what still comes, after all. Both were fed, and neither was given everything of `published`.
+    pub(super) fn were_left_behind(mut self, published: u64) {
+        let mut batches = 0;
+        self.library.set_rcvtimeo(500).unwrap();
+        while self.library.recv_multipart(0).is_ok() {
+            batches += 1;
+        }
+        assert!((1..published).contains(&batches), "{batches} of {published} batches");
+        self.bare.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        let mut first = [0; 4_096];
+        self.bare.read_exact(&mut first).expect("batches for the bare socket");
+    }
+}
+
+fn bare(address: SocketAddr) -> TcpStream {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_all().build().unwrap();
+    let socket = runtime.block_on(async {
+        let socket = TcpSocket::new_v4().unwrap();
+        // Before it is connected: the window is agreed on then.
+        socket.set_recv_buffer_size(BUFFER_BYTES).unwrap();
+        socket.connect(address).await.unwrap()
+    });
+    let mut socket = socket.into_std().unwrap();
+    socket.set_nonblocking(false).unwrap();
+    socket.write_all(&GREETING).unwrap();
+    socket.write_all(READY_AND_SUBSCRIBE).unwrap();
+    socket
+}
