@@ -2,7 +2,7 @@
 //!
 //! `T` tokens, `R` rows, `N` query heads, `K` KV heads, `D` head size, `E` experts, `W` table width.
 
-use crate::{Mat, PackedGroup};
+use crate::{Mat, MatMut, PackedGroup};
 
 /// How the tokens of a step belong to rows, and where their keys lie.
 #[derive(Debug, Clone, Copy)]
@@ -105,6 +105,35 @@ pub struct Around<'a> {
     pub silu_mul: bool,
     /// `y += …` instead of `y = …`: the residual stream.
     pub add: bool,
+}
+
+/// What makes the inputs of a product that `linear_after` computes. Results are those of the separate kernels.
+#[derive(Debug)]
+pub enum Before<'a> {
+    /// `x += delta`, the residual stream `[T, K]`, then a root-mean-square norm of it with weight `[K]`.
+    AddNorm {
+        /// The residual stream.
+        x: MatMut<'a>,
+        /// What is added to it, `[T, K]`.
+        delta: Mat<'a>,
+        /// Weight of the norm.
+        norm: Mat<'a>,
+        /// What the mean of squares is raised by.
+        eps: f32,
+    },
+    /// `silu(gate) · up` of `[T, 2 K]`, gate columns first.
+    SiluMul(Mat<'a>),
+}
+
+impl Before<'_> {
+    /// Rows of the product.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::AddNorm { x, .. } => x.rows(),
+            Self::SiluMul(x) => x.rows(),
+        }
+    }
 }
 
 /// Which experts a token goes to, and with which weight.

@@ -3,8 +3,8 @@
 use crate::marks::HostMarks;
 use crate::step::{AnswerArrays, SeatArrays, StageView, StepArrays};
 use crate::{
-    Around, Attention, BatchRows, Buffer, DType, DeviceError, Experts, HostMat, InFlight, KvLayout,
-    KvOrder, Marks, Mat, MatMut, Packed, PackedGroup, Pinned, QkRope, Routes, Scores,
+    Around, Attention, BatchRows, Before, Buffer, DType, DeviceError, Experts, HostMat, InFlight,
+    KvLayout, KvOrder, Marks, Mat, MatMut, Packed, PackedGroup, Pinned, QkRope, Routes, Scores,
 };
 use std::sync::Arc;
 
@@ -180,6 +180,24 @@ pub trait Kernels: Driver {
     ) -> Result<(), DeviceError> {
         let (kernel, what) = ("linear_around", "input");
         Err(DeviceError::Unsupported { kernel, what, dtype: x.dtype() })
+    }
+
+    /// Whether products of `rows` rows of `dtype` with `w` take along what makes their inputs: `linear_after`.
+    fn joins(&self, _rows: usize, _dtype: DType, _w: &Packed) -> bool {
+        false
+    }
+
+    /// `linear` of what `before` makes, `[T, K]`: which need not be stored in the type of activations.
+    fn linear_after(
+        &self,
+        _: &Stream,
+        y: MatMut<'_>,
+        _before: Before<'_>,
+        _w: &Packed,
+        _bias: Option<Mat<'_>>,
+    ) -> Result<(), DeviceError> {
+        let (kernel, what) = ("linear_after", "output");
+        Err(DeviceError::Unsupported { kernel, what, dtype: y.dtype() })
     }
 
     /// `y[t] = table[ids[t] - first]`, zero where the id is outside: `ids` i32 `[T]`, `y [T, H]`.

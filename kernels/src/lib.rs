@@ -30,7 +30,9 @@ mod packed_group;
 mod pinned;
 pub mod step;
 
-pub use args::{Around, Attention, BatchRows, Experts, QkRope, Rope, Routes, RowBounds, Scores};
+pub use args::{
+    Around, Attention, BatchRows, Before, Experts, QkRope, Rope, Routes, RowBounds, Scores,
+};
 pub use buffer::{Buffer, Release};
 pub use driver::{Driver, Graph, Kernels, MemInfo, Replay, Stream};
 pub use dtype::{DType, Element, bf16, f16};

@@ -3,7 +3,7 @@
 //!
 //! Legend: T tokens, H hidden, N outputs, K inputs, I intermediate size.
 
-use kernels::Around;
+use kernels::{Around, Before};
 
 use crate::{OpError, Ops, PackedLinear, Tensor};
 
@@ -52,6 +52,42 @@ impl Ops {
         let around = Around { bias, add: true, ..Around::default() };
         let (s, y) = (&self.stream, x.mat_mut()?);
         Ok(self.device.linear_around(s, y, h.mat()?, &w.weight, &around)?)
+    }
+
+    /// Whether a layer of these inputs takes along what makes them: [`Ops::silu_mul_linear`].
+    #[must_use]
+    pub fn joins(&self, rows: usize, w: &PackedLinear) -> bool {
+        self.device.joins(rows, self.dtype(), &w.weight)
+    }
+
+    /// `y = norm(x += delta) Wᵀ + bias`: `x`, `delta [T, K]`, `norm [K]`, `y [T, N]`. See [`Ops::add_rms_norm`].
+    pub fn add_norm_linear(
+        &self,
+        x: &mut Tensor,
+        delta: &Tensor,
+        (norm, eps): (&Tensor, f32),
+        w: &PackedLinear,
+    ) -> Result<Tensor, OpError> {
+        if !self.joins(x.rows(), w) {
+            return self.linear(&self.add_rms_norm(x, delta, norm, eps)?, w);
+        }
+        let (delta, norm) = (delta.mat()?, norm.mat()?);
+        self.after(Before::AddNorm { x: x.mat_mut()?, delta, norm, eps }, w)
+    }
+
+    /// `y = (silu(gate) · up) Wᵀ + bias`: `x [T, 2 K]` holds the gate columns first; `y [T, N]`.
+    pub fn silu_mul_linear(&self, x: &Tensor, w: &PackedLinear) -> Result<Tensor, OpError> {
+        if !self.joins(x.rows(), w) {
+            return self.linear(&self.silu_mul(x)?, w);
+        }
+        self.after(Before::SiluMul(x.mat()?), w)
+    }
+
+    fn after(&self, before: Before<'_>, w: &PackedLinear) -> Result<Tensor, OpError> {
+        let mut y = self.scratch(self.dtype(), &[before.rows(), w.outputs()])?;
+        let bias = w.bias.as_ref().map(|b| b.mat()).transpose()?;
+        self.device.linear_after(&self.stream, y.mat_mut()?, before, &w.weight, bias)?;
+        Ok(y)
     }
 
     fn around(

@@ -31,7 +31,7 @@
 #  define KV_FP8 0
 #endif
 // Few queries on narrow waves: the keys make the rows of the products.
-#define KEYS_FIRST (WAVE == 32 && HEAD_GROUP <= 8 && !KV_FP8)
+#define KEYS_FIRST (WAVE == 32 && HEAD_GROUP <= 8)
 #if KEYS_FIRST
 #  include "attention_decode/keys_first.h"
 #else

@@ -2,21 +2,20 @@
 // product, queries as its columns. The face of attention/wave.h, with half its products and half its registers.
 //
 //   scores = K Qᵀ,     a lane has keys lane / 4 and + 8 of queries lane % 4 * 2 and + 1
-//   out = Vᵀ Pᵀ,       a lane has channels lane / 4 and + 8 of every 16, of the same queries
+//   out = Vᵀ Pᵀ,       a lane has channels channel_of(0) and (1) of every 16, of the same queries
+//
+// as_bf16.h and as_fp8.h say what is multiplied.
 //
 // `max` follows the scores only once one of them is SLACK above it: probabilities may grow to 2^SLACK, which costs no
 // digit of a float, and the waves that would exchange a maximum at every tile hardly ever do.
 #pragma once
 #include "dev/strip.h"
 
-typedef bf16 KV;
 enum : u32 { TILE_KEYS = 16, D = HEAD_DIM, SLOTS = 2, KEY_ROWS = 2 };
 // Below every score, and a difference of two of them is still a number.
 #define NO_SCORE (-1e30f)
 #define SLACK 8.f
 
-struct Queries { bf16x8 v[D / 32]; };
-struct Keys { bf16x8 v[KEY_ROWS][D / 32]; };
 struct Values { u32x4 v[D / 16]; };          // 16 channels times 16 keys, two keys of a channel in a word
 struct Scores { float v[SLOTS][KEY_ROWS]; };
 struct Running {
@@ -35,20 +34,18 @@ DEV void start(Running& r) {
     UNROLL for (u32 i = 0; i < D / 16; ++i) r.out[i] = f32x4{{0.f, 0.f, 0.f, 0.f}};
 }
 
-// Rows `at(query)` of q as an operand; null for queries that do not exist.
-template <class At> DEV Queries load_queries(const At& at) {
-    Queries q;
-    const bf16* row = at(strip_w_row());
-    UNROLL for (u32 i = 0; i < D / 32; ++i) q.v[i] = row ? *(const bf16x8*)(row + i * 32 + strip_k()) : zero8();
-    return q;
-}
+#if KV_FP8
+#  include "attention_decode/as_fp8.h"
+#else
+#  include "attention_decode/as_bf16.h"
+#endif
 
 DEV Scores score(const Queries& q, const Keys& k) {
     f32x4 c[2] = {{{0.f, 0.f, 0.f, 0.f}}, {{0.f, 0.f, 0.f, 0.f}}};
-    UNROLL for (u32 i = 0; i < D / 32; ++i) strip_mma(c[i & 1], StripX{{k.v[0][i], k.v[1][i]}}, q.v[i]);
+    UNROLL for (u32 i = 0; i < D / 32; ++i) score_channels(c[i & 1], q, k, i);
     Scores s;
     UNROLL for (u32 i = 0; i < SLOTS; ++i)
-        UNROLL for (u32 j = 0; j < KEY_ROWS; ++j) s.v[i][j] = c[0].v[j * 2 + i] + c[1].v[j * 2 + i];
+        UNROLL for (u32 j = 0; j < KEY_ROWS; ++j) s.v[i][j] = (c[0].v[j * 2 + i] + c[1].v[j * 2 + i]) * score_factor(q, i);
     return s;
 }
 
@@ -95,9 +92,8 @@ DEV void weigh(Running& r, Scores& s, u32 seen, float factor) {
 
 // out += probabilities * values
 DEV void add_values(Running& r, const Scores& p, const Values& v) {
-    const u32 b0 = turn8(pack_bf16(p.v[0][0], p.v[1][0])), b1 = turn8(pack_bf16(p.v[0][1], p.v[1][1]));
-    UNROLL for (u32 j = 0; j < D / 16; ++j)
-        mma_half(r.out[j], v.v[j].v[0], v.v[j].v[1], v.v[j].v[2], v.v[j].v[3], b0, b1);
+    const u32 b0 = turn8(pack_weights(p.v[0][0], p.v[1][0])), b1 = turn8(pack_weights(p.v[0][1], p.v[1][1]));
+    UNROLL for (u32 j = 0; j < D / 16; ++j) mma_values(r.out[j], v.v[j], b0, b1);
 }
 
 // The sums of all keys, on every lane of a query.
@@ -111,5 +107,5 @@ DEV bool speaks_for_query() { return lane() < 4; }
 // Calls put(query, channel, value) for each output of the lane.
 template <class Put> DEV void each_output(const Running& r, const Put& put) {
     UNROLL for (u32 j = 0; j < D / 16; ++j)
-        UNROLL for (u32 e = 0; e < 4; ++e) put(query_of(e & 1), j * 16 + key_row(e >> 1), r.out[j].v[e]);
+        UNROLL for (u32 e = 0; e < 4; ++e) put(query_of(e & 1), j * 16 + channel_of(e >> 1), r.out[j].v[e]);
 }

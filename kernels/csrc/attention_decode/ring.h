@@ -25,9 +25,10 @@ DEV u32 place_of(u32 row, u32 channel) {
     return row * D + (channel / WIDTH ^ turn) * WIDTH + channel % WIDTH;
 }
 
-// Keys and values are read once a step: they must not drive the records of splits out of the cache.
+// Keys and values are read once a step: they must not drive the records of splits out of the cache. Where half as many pieces
+// are a tile's, ptxas 13.0 gives copies with a policy registers that they cannot name (an illegal instruction).
 DEV void copy_once(KV* to, const KV* from) {
-#if DEV_NV
+#if DEV_NV && !KV_FP8
     u64 policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;"
@@ -52,20 +53,46 @@ DEV void fetch(Ring& ring, const KV* keys) {
 }
 
 #if KEYS_FIRST
-DEV bf16x8 load_kv8(const KV* p) { return *(const bf16x8*)p; }
-
-DEV Values values_of(const KV* tile, u32 present) {
+#  if KV_FP8
+// Two bytes are turned as one: a word has two channels of two keys.
+DEV Values stored_values(const KV* tile) {
+    Values v;
+    UNROLL for (u32 j = 0; j < D / 16; j += 2) {
+        u32x4 words;
+#    if DEV_NV
+        const KV* row = tile + place_of((lane() & 7) + (lane() >> 4) * 8, j * 16 + (lane() & 8) * 2);
+        words = bits_as<u32x4>(ldmatrix_trans((const bf16*)row));
+#    else
+        for (u32 i = 0; i < 4; ++i) {
+            const u32 key = (lane() & 3) * 2 + i / 2 * 8, channel = (j + i % 2) * 16 + channel_of(0);
+            const KV *low = tile + place_of(key, channel), *high = tile + place_of(key + 1, channel);
+            words.v[i] = (u32)low[0].bits | (u32)low[1].bits << 8 | (u32)high[0].bits << 16 | (u32)high[1].bits << 24;
+        }
+#    endif
+        UNROLL for (u32 i = 0; i < 4; ++i)
+            turn_pairs(words.v[i], v.v[j + i % 2].v[i / 2 * 2], v.v[j + i % 2].v[i / 2 * 2 + 1]);
+    }
+    return v;
+}
+#  else
+DEV Values stored_values(const KV* tile) {
     Values v;
     UNROLL for (u32 j = 0; j < D / 16; ++j) {
-#  if DEV_NV
+#    if DEV_NV
         v.v[j] = bits_as<u32x4>(ldmatrix_trans(tile + place_of((lane() & 7) + (lane() >> 4) * 8, j * 16 + (lane() & 8))));
-#  else
+#    else
         for (u32 i = 0; i < 4; ++i) {
-            const u32 key = (lane() & 3) * 2 + i / 2 * 8, channel = j * 16 + (lane() >> 2) + i % 2 * 8;
+            const u32 key = (lane() & 3) * 2 + i / 2 * 8, channel = j * 16 + channel_of(i % 2);
             v.v[j].v[i] = tile[place_of(key, channel)].bits | (u32)tile[place_of(key + 1, channel)].bits << 16;
         }
-#  endif
+#    endif
     }
+    return v;
+}
+#  endif
+
+DEV Values values_of(const KV* tile, u32 present) {
+    Values v = stored_values(tile);
     if (present >= TILE_KEYS) return v;
     UNROLL for (u32 i = 0; i < 4; ++i) {
         const u32 key = (lane() & 3) * 2 + i / 2 * 8;

@@ -1,12 +1,36 @@
 // elementwise.hip - activations and sums. CPU twin: cpu/elementwise.rs.
 //
 // silu_mul_rows  y = silu(gate) * up     y [rows, cols], x [rows, 2 cols]: gate columns, then up columns; all of ACT
+// -DFP8=1        silu_mul_fp8 alone: y in fp8 and its scales, as fp8_rows makes them of what y would be. Rows from `rows`
+//                on are zero. cols whole blocks, rows on 16 bytes, ACT bf16; blocks of 128 threads, a run each.
 // add_rows       y = a + b               all [rows, cols] of ACT
 // Grid: rows * parts, part fastest; each block takes every `parts`-th run of bdim() eights of its row. Block: a
 // multiple of WAVE up to 256.
 // Rounding: f32 throughout, one rounding at the store. Roofline: 3 row lengths over bandwidth; one row is latency.
 #include "dev.h"
 #include "elementwise/elementwise.h"
+#ifndef FP8
+#  define FP8 0
+#endif
+#if FP8
+#  include "fp8_rows/quantise.h"
+
+KERNEL(256)
+silu_mul_fp8(fp8* y, float* scales, const ACT* x, u32 rows, u32 cols, u32 parts, u32 x_stride, u32 scale_stride) {
+    grid_wait();
+    grid_release();
+    const u64 row = bid_x() / parts;
+    const u32 c = (bid_x() % parts * bdim() + tid()) * 8;
+    f32x8 v{};
+    if (row < rows && c < cols) {
+        const ACT *gate = x + row * x_stride + c, *up = gate + cols;
+        v = silu_mul(load8(gate), load8(up));
+        for (u32 i = 0; i < 8; ++i) v.v[i] = f32(to_bf16(v.v[i]));
+    }
+    store_quantised(Quantised{y, scales, scale_stride}, row, cols, c, v);
+}
+EXPORT(silu_mul_fp8)
+#else
 
 // Calls wide(c) for every aligned eight of columns this thread owns, or narrow(c) for single columns.
 template <class Wide, class Narrow> DEV void each_column(u32 cols, u32 parts, bool aligned, Wide wide, Narrow narrow) {
@@ -51,3 +75,4 @@ add_rows(ACT* y, const ACT* a, const ACT* b, u32 cols, u32 parts, u32 y_stride, 
         [=](u32 c) { to_row[c] = to<ACT>(f32(left[c]) + f32(right[c])); });
 }
 EXPORT(add_rows)
+#endif

@@ -11,8 +11,8 @@
 //
 //   scales    f32: of `unit` outputs and 128 k each, `scale_stride` between rows; or CHANNELS: of one output [N]
 //   -DOUT_F32=1 -DNORM=1 -DGATED=1 -DRESIDUAL=1   as skinny     -DCHANNELS=1   scales of outputs
-//   -DTILES=1..8   strips at a time    -DSLAB=512|1024|2048  -DX_SLABS=1  -DPREPARED=1   of STREAM
-// Block: 10 waves with STREAM, else 256 threads. Grid: at most a block a multiprocessor and strip; without STREAM blocks
+//   -DTILES=1..8   strips at a time    -DSLAB=512|1024|2048  -DX_SLABS=1  -DPREPARED=1  -DMORE_ROWS=1 (than 8)   of STREAM
+// Block: 12 waves with STREAM, else 256 threads. Grid: at most a block a multiprocessor and strip; without STREAM blocks
 // over strips. K a multiple of 64; units are multiples of 8 outputs, and with GATED of both halves.
 // Dynamic shared memory: as share.h or strips.h says.
 //
@@ -33,10 +33,14 @@
 #ifndef X_SLABS
 #  define X_SLABS 0
 #endif
+#ifndef MORE_ROWS
+#  define MORE_ROWS 0
+#endif
 #ifndef PREPARED
 #  define PREPARED 0
 #endif
 #if STREAM
+#  include "dev/wgmma.h"
 #  include "fp8_few/stream.h"
 #  if !PREPARED
 #    include "fp8_few/rows.h"
@@ -66,9 +70,9 @@ DEV float finished(const Finish& f, u32 out, float sum, float up) {
 }
 
 #if STREAM
-KERNEL(MULTIPLIERS + COPIERS * WAVE) fp8_few(OUT* y, const bf16* x, const float* factors, const fp8* w, const float* scales,
-                                   const float* bias, const bf16* norm, u32 m, u32 n, u32 k, u32 y_stride,
-                                   u32 x_stride, u32 unit, u32 scale_stride, float eps) {
+KERNEL_ALONE(MULTIPLIERS + COPIERS * WAVE)
+fp8_few(OUT* y, const bf16* x, const float* factors, const fp8* w, const float* scales, const float* bias, const bf16* norm,
+        u32 m, u32 n, u32 k, u32 y_stride, u32 x_stride, u32 unit, u32 scale_stride, float eps) {
     DYN_SHARED(u8, shared);
     const Memory s = divide(shared, m, n, k);
     if (tid() == 0) {

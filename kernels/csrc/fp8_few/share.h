@@ -4,13 +4,15 @@
 
 enum : u32 {
     COMPUTE = 8,              // waves that multiply
-    COPIERS = 2,              // waves that copy: starting a copy costs a wave 40 ns, whatever its size
+    COPIERS = 4,              // waves that copy: starting a copy costs a wave 40 ns, whatever its size
     MULTIPLIERS = COMPUTE * WAVE,
     SPAN = SLAB / COMPUTE,    // k of one wave in a slab
     BLOCK_K = 128,            // k that share a scale
     LINE = SLAB + 64,         // bytes of a row of a slab: the odd half of the banks for every other row
     X_LINE = SLAB * 2 + 16,   // of a row of x: the next four banks
     LINES = TILES * STRIP_ROWS,
+    PAIRS = (TILES + 1) / 2,  // of strips
+    OCTETS = MORE_ROWS ? 2 : 1,  // of rows of x
     MOST_STAGES = 16,
     MOST_ROWS = 16,
     HALVES = GATED ? 2 : 1,

@@ -2,8 +2,7 @@
 // of skinny/stream.h, which see, with half the bytes. Weights become f16 in registers, two an instruction and exactly;
 // sums over 128 k take their scale when they join the wave's sum.
 //
-// Order of a sum: 128 k ascending, those of the wave ascending, then waves ascending: it depends on K and SLAB alone, and
-// SLAB on K.
+// Order of a sum: 64 k ascending, those of the wave ascending, then waves ascending: it depends on K and SLAB alone.
 #pragma once
 #include "dev/bulk.h"
 #include "dev/half.h"
@@ -17,10 +16,11 @@ DEV void next(Turn& t, u32 stages) {
     t.odd ^= 1;
 }
 
-// Each copier brings half of the lines.
+// Each copier brings its part of the lines, and every COPIERS-th row of x.
+DEV u32 own_rows(const Work& work, u32 copier) { return (work.m + COPIERS - 1 - copier) / COPIERS; }
 DEV void copy_weights(const Work& work, const Memory& s, u32 stage, u32 pass, u32 slab, u64 policy) {
     const u32 bytes = columns(work, slab), lines = strips_of(work, pass) * STRIP_ROWS / COPIERS, copier = wave() - COMPUTE;
-    if (lane() == 0) barrier_expect(s.full + stage, (lines + (X_SLABS && copier == 0 ? 2 * work.m : 0)) * bytes);
+    if (lane() == 0) barrier_expect(s.full + stage, (lines + (X_SLABS ? 2 * own_rows(work, copier) : 0)) * bytes);
     wave_sync();
 #pragma unroll 1
     for (u32 i = lane(); i < lines; i += WAVE) {
@@ -31,8 +31,9 @@ DEV void copy_weights(const Work& work, const Memory& s, u32 stage, u32 pass, u3
 }
 DEV void copy_rows(const Work& work, const Memory& s, u32 stage, u32 slab, const bf16* x) {
     u8* to = s.ring + stage * s.stage_bytes + LINES * LINE;
-    if (wave() == COMPUTE && lane() < work.m)
-        bulk_copy(to + lane() * X_LINE, x + (u64)lane() * work.k + slab * SLAB, columns(work, slab) * 2, s.full + stage);
+    const u32 copier = wave() - COMPUTE, row = lane() * COPIERS + copier;
+    if (row < work.m)
+        bulk_copy(to + row * X_LINE, x + (u64)row * work.k + slab * SLAB, columns(work, slab) * 2, s.full + stage);
 }
 
 // Once the kernel in front has ended: the rows of x for the slabs that are on their way, or all of x.
@@ -85,54 +86,64 @@ DEV void keep_scales(const Work& work, const Memory& s, const float* scales, u32
     }
 }
 
-// Where a lane's pieces of x lie, 16 k of row lane / 4 and of row lane / 4 + 8, and which of them count. Straight code: rows
-// and strips that do not exist are read where others lie and count as zero, or are not looked at.
-struct XRows { u32 at[2], mask[2]; };
+// Where a lane's pieces of x lie: 16 k of row lane / 4, and of row lane / 4 + 8 with MORE_ROWS. Straight code: rows and strips
+// that do not exist are read where others lie; what becomes of them is not looked at.
+struct XRows { u32 at[OCTETS]; };
 DEV XRows x_rows(u32 m, u32 line) {
     XRows x;
-    UNROLL for (u32 j = 0; j < 2; ++j) {
-        const u32 row = strip_x_row(j);
+    UNROLL for (u32 j = 0; j < OCTETS; ++j) {
+        const u32 row = (lane() >> 2) + j * 8;
         x.at[j] = (row < m ? row : 0) * line + (lane() & 3) * 32;
-        x.mask[j] = row < m ? ~0u : 0u;
     }
     return x;
 }
-struct RowPieces { u32x4 v[2][2]; };
+struct RowPieces { u32x4 v[OCTETS][2]; };
 DEV RowPieces load_rows(const u8* x, const XRows& rows, u32 counts) {
     RowPieces r;
-    UNROLL for (u32 j = 0; j < 2; ++j)
+    UNROLL for (u32 j = 0; j < OCTETS; ++j)
         UNROLL for (u32 i = 0; i < 2; ++i) {
             r.v[j][i] = ((const u32x4*)(x + rows.at[j]))[i];
-            UNROLL for (u32 e = 0; e < 4; ++e) r.v[j][i].v[e] &= rows.mask[j] & counts;
+            UNROLL for (u32 e = 0; e < 4; ++e) r.v[j][i].v[e] &= counts;
         }
     return r;
 }
-// 64 k of a strip; this lane's 16 of W are consecutive.
-DEV void multiply_pieces(f32x4& c, const RowPieces& x, const u32x4& w) {
+
+// Sums of two strips, whose 16 lines are the rows of a product: a lane has line lane / 4 of each, and of x the rows
+// lane % 4 * 2 and + 1 of every eight.
+struct Octets { f32x4 c[OCTETS]; };
+struct Sums { Octets of[PAIRS]; };
+DEV Octets no_sum() {
+    Octets s;
+    UNROLL for (u32 j = 0; j < OCTETS; ++j) s.c[j] = f32x4{{0.f, 0.f, 0.f, 0.f}};
+    return s;
+}
+
+// 64 k of two strips; this lane's 16 of each line are consecutive.
+DEV void multiply_pieces(Octets& s, const RowPieces& x, const u32x4& first, const u32x4& second) {
     UNROLL for (u32 i = 0; i < 4; ++i) {
-        const u32x4 &low = x.v[0][i / 2], &high = x.v[1][i / 2];
-        const u32 at = i % 2 * 2;
-        mma_f16(c, low.v[at], high.v[at], low.v[at + 1], high.v[at + 1], widen_fp8(w.v[i]), widen_fp8(w.v[i] >> 16));
+        const u32 a0 = widen_fp8(first.v[i]), a1 = widen_fp8(second.v[i]);
+        const u32 a2 = widen_fp8(first.v[i] >> 16), a3 = widen_fp8(second.v[i] >> 16);
+        UNROLL for (u32 j = 0; j < OCTETS; ++j)
+            mma_f16(s.c[j], a0, a1, a2, a3, x.v[j][i / 2].v[i % 2 * 2], x.v[j][i / 2].v[i % 2 * 2 + 1]);
     }
 }
 
-// What a lane looks at in every slab of a pass.
+// What a lane looks at in every slab of a pass, for both strips of a pair.
 struct Lines {
-    u32 weights[TILES];  // bytes from the stage to the line of a strip
-    u32 scales[TILES];   // of its outputs, from the first block of k
+    u32 weights[PAIRS][2];  // bytes from the stage to its line of a strip
+    u32 scales[PAIRS][2];   // of that output, from the first block of k
 };
 DEV Lines lines_of(const Work& work, u32 pass) {
-    const u32 strips = strips_of(work, pass), half = GATED && strip_c_w(0) >= WIDTH ? 1 : 0;
+    const u32 strips = strips_of(work, pass), r = lane() >> 2, half = GATED && r >= WIDTH ? 1 : 0;
     Lines l;
-    UNROLL for (u32 t = 0; t < TILES; ++t) {
-        const u32 strip = t < strips ? t : 0;
-        l.weights[t] = line_of(strips, strip, strip_w_row()) * LINE + (lane() & 3) * 16;
-        l.scales[t] = ((pass * TILES + strip) * HALVES + half) * blocks_k(work.k);
-    }
+    UNROLL for (u32 p = 0; p < PAIRS; ++p)
+        UNROLL for (u32 i = 0; i < 2; ++i) {
+            const u32 strip = p * 2 + i < strips ? p * 2 + i : 0;
+            l.weights[p][i] = line_of(strips, strip, r) * LINE + (lane() & 3) * 16;
+            l.scales[p][i] = ((pass * TILES + strip) * HALVES + half) * blocks_k(work.k);
+        }
     return l;
 }
-
-struct Sums { f32x4 c[TILES]; };
 
 // Once or twice 64 k that share a scale, from x, w and the block's scales; `both` = there is a second 64.
 DEV void multiply_block(Sums& sums, const u8* x, const XRows& rows, const u8* w, const float* scales, const Lines& lines,
@@ -141,12 +152,17 @@ DEV void multiply_block(Sums& sums, const u8* x, const XRows& rows, const u8* w,
     const u32 step = both ? 64 : 0;
     RowPieces pieces[STEPS];
     UNROLL for (u32 i = 0; i < STEPS; ++i) pieces[i] = load_rows(x + i * step * 2, rows, i == 0 || both ? ~0u : 0u);
-    UNROLL for (u32 t = 0; t < TILES; ++t) {
-        f32x4 part{{0.f, 0.f, 0.f, 0.f}};
+    UNROLL for (u32 p = 0; p < PAIRS; ++p) {
+        Octets part = no_sum();
         UNROLL for (u32 i = 0; i < STEPS; ++i)
-            multiply_pieces(part, pieces[i], *(const u32x4*)(w + lines.weights[t] + i * step));
-        const float factor = CHANNELS ? 1.f : scales[lines.scales[t]];
-        UNROLL for (u32 e = 0; e < 4; ++e) sums.c[t].v[e] = fma_(part.v[e], factor, sums.c[t].v[e]);
+            multiply_pieces(part, pieces[i], *(const u32x4*)(w + lines.weights[p][0] + i * step),
+                            *(const u32x4*)(w + lines.weights[p][1] + i * step));
+        UNROLL for (u32 strip = 0; strip < 2; ++strip) {
+            const float factor = CHANNELS ? 1.f : scales[lines.scales[p][strip]];
+            UNROLL for (u32 j = 0; j < OCTETS; ++j)
+                UNROLL for (u32 e = strip * 2; e < strip * 2 + 2; ++e)
+                    sums.of[p].c[j].v[e] = fma_(part.c[j].v[e], factor, sums.of[p].c[j].v[e]);
+        }
     }
 }
 
@@ -159,15 +175,16 @@ DEV void multiply_slab(Sums& sums, const u8* x, const XRows& rows, const u8* w, 
         multiply_block(sums, x + at * 2, rows, w + at, scales + at / BLOCK_K, lines, at + 64 < end);
 }
 
-// Sums of the pass, two outputs of a row beside each other.
+// Sums of the pass, the outputs of a strip beside each other.
 DEV void put_pass(const Sums& sums, const Memory& s, u32 m) {
-    float* to = s.sums + wave() * TILES * m * STRIP_ROWS + strip_c_w(0);
-    UNROLL for (u32 half = 0; half < 2; ++half) {
-        const u32 row = strip_c_x(half * 2);
-        if (row < m)
-            UNROLL for (u32 t = 0; t < TILES; ++t)
-                *(f32x2*)(to + (t * m + row) * STRIP_ROWS) = f32x2{{sums.c[t].v[half * 2], sums.c[t].v[half * 2 + 1]}};
-    }
+    float* to = s.sums + wave() * TILES * m * STRIP_ROWS + (lane() >> 2);
+    UNROLL for (u32 j = 0; j < OCTETS; ++j)
+        UNROLL for (u32 e = 0; e < 2; ++e) {
+            const u32 row = j * 8 + (lane() & 3) * 2 + e;
+            if (row < m)
+                UNROLL for (u32 t = 0; t < TILES; ++t)
+                    to[(t * m + row) * STRIP_ROWS] = sums.of[t / 2].c[j].v[t % 2 * 2 + e];
+        }
 }
 DEV float gather_pass(const Memory& s, u32 m, u32 t, u32 row, u32 r) {
     const u32 at = (t * m + row) * STRIP_ROWS + r, per_wave = TILES * m * STRIP_ROWS;
@@ -193,7 +210,7 @@ DEV void multiply_all(const Work& work, const Memory& s, const Before& before, c
         const u32 t0 = tid() / WIDTH % TILES, row0 = tid() / WIDTH / TILES;
         const auto loaded = before(row0, first_output(work, pass) + t0 * WIDTH + r, is_output(t0, row0));
         Sums sums;
-        UNROLL for (u32 t = 0; t < TILES; ++t) sums.c[t] = f32x4{{0.f, 0.f, 0.f, 0.f}};
+        UNROLL for (u32 p = 0; p < PAIRS; ++p) sums.of[p] = no_sum();
 #pragma unroll 1
         for (u32 slab = 0; slab < per_pass; ++slab) {
             const u8* w = s.ring + turn.stage * s.stage_bytes;

@@ -11,25 +11,11 @@
 // Roofline: 3 bytes a value over bandwidth; one row is latency.
 #include "dev.h"
 #include "dev/half.h"
+#include "fp8_rows/quantise.h"
 
 #ifndef CHANNELS
 #  define CHANNELS 0
 #endif
-enum : u32 { GROUP = 16, BLOCK = GROUP * 8 };
-#define TARGET (FP8_FNUZ ? 224.0f : 448.0f)
-
-DEV fp8x8 quantised(const f32x8& x, float factor) {
-    f32x8 r;
-    UNROLL for (u32 i = 0; i < 8; ++i) r.v[i] = x.v[i] * factor;
-    return narrow_fp8(r);
-}
-// Below the least peak a scale has no finite inverse: such values become zero.
-DEV float scale_of(float peak) { return peak > 1e-30f ? peak * (1.f / TARGET) : 1.f; }
-DEV float peak_of(const f32x8& x) {
-    float peak = 0.f;
-    UNROLL for (u32 i = 0; i < 8; ++i) peak = fmax_(peak, fabs_(x.v[i]));
-    return peak;
-}
 
 KERNEL(256) fp8_rows(fp8* y, float* scales, const bf16* x, u32 rows, u32 cols, u32 x_stride, u32 scale_stride) {
     grid_release();
@@ -50,13 +36,13 @@ KERNEL(256) fp8_rows(fp8* y, float* scales, const bf16* x, u32 rows, u32 cols, u
         *(fp8x8*)(to + c) = quantised(real ? load8(from + c) : none, 1.f / scale);
 #else
     // Whole groups of lanes, so that each finds its maximum; lanes behind the last column bring zeros.
-    const u32 padded = (cols + BLOCK - 1) / BLOCK * BLOCK;
+    const u32 padded = (cols + QUANT_BLOCK - 1) / QUANT_BLOCK * QUANT_BLOCK;
     for (u32 at = 0; at < padded; at += bdim() * 8) {
         const u32 c = at + tid() * 8;
         const f32x8 v = real && c < cols ? load8(from + c) : none;
-        const float scale = scale_of(group_max<GROUP>(peak_of(v)));
+        const float scale = scale_of(group_max<QUANT_LANES>(peak_of(v)));
         if (c < cols) *(fp8x8*)(to + c) = quantised(v, 1.f / scale);
-        if (c < padded && tid() % GROUP == 0) scales[(u64)(c / BLOCK) * scale_stride + row] = scale;
+        if (c < padded && tid() % QUANT_LANES == 0) scales[(u64)(c / QUANT_BLOCK) * scale_stride + row] = scale;
     }
 #endif
 }

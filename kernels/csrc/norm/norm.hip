@@ -2,6 +2,8 @@
 //
 // rms_norm      y = w * act(x * rsqrt(mean(x^2) + eps))       x, y [rows, cols] of ACT, w [cols] of ACT
 // add_rms_norm  x += delta, rounded in place; then rms_norm   delta [rows, cols] of ACT
+// -DFP8=1       add_rms_norm_fp8 alone: y in fp8 and its scales, as fp8_rows makes them of what y would be; rows from `rows`
+//               to gdim_x() are zero. Rows of whole blocks on 16 bytes, ACT bf16. -DTHREAD_EIGHTS=1|2|4 of a thread
 // Grid: rows. Block: a multiple of WAVE up to 512 that depends on cols alone, so that a row's sum has one order in every batch.
 // Rounding points: norm.h.
 // A thread keeps its 8-wide pieces of the row in registers between the sum and the store (up to 4 of them); rows that
@@ -9,9 +11,16 @@
 // predecessor. Roofline: 2 (norm) or 4 (add + norm) row lengths over bandwidth; one row is latency: load, reduce, store.
 #include "dev.h"
 #include "norm/norm.h"
+#ifndef FP8
+#  define FP8 0
+#endif
+#if FP8
+#  include "fp8_rows/quantise.h"
+#endif
 
-template <u32 PIECES, bool ADD>
-DEV void norm_in_registers(ACT* y, ACT* x, const ACT* delta, const ACT* w, u32 cols, float eps) {
+// Calls put(first column, eight normalised values) for each piece, on every lane: behind the last column, of no meaning.
+template <u32 PIECES, bool ADD, class Put>
+DEV void norm_in_registers(ACT* x, const ACT* delta, const ACT* w, u32 cols, float eps, const Put& put) {
     f32x8 v[PIECES], weight[PIECES];
     for (u32 p = 0; p < PIECES; ++p) {
         const u32 c = (p * bdim() + tid()) * 8;
@@ -37,11 +46,37 @@ DEV void norm_in_registers(ACT* y, ACT* x, const ACT* delta, const ACT* w, u32 c
     const float scale = inverse_rms(block_sum(squares), cols, eps);
     for (u32 p = 0; p < PIECES; ++p) {
         const u32 c = (p * bdim() + tid()) * 8;
-        if (c >= cols) continue;
         for (u32 i = 0; i < 8; ++i) v[p].v[i] = normed(v[p].v[i], scale, weight[p].v[i]);
-        store8(y + c, v[p]);
+        put(c, v[p]);
     }
 }
+
+#if FP8
+// A row that is not there is zeros, and reads nothing.
+DEV void norm_quantised(const Quantised& to, ACT* x, const ACT* delta, const ACT* w, u32 rows, u32 cols, float eps) {
+    const u64 row = bid_x();
+    const u32 span = bdim() * 8;
+    const auto put = [&](u32 c, f32x8 v) {
+        for (u32 i = 0; i < 8; ++i) v.v[i] = c < cols && row < rows ? f32(to_bf16(v.v[i])) : 0.f;
+        store_quantised(to, row, cols, c, v);
+    };
+    if (row >= rows) {
+        grid_release();
+        grid_wait();
+        for (u32 c = tid() * 8; c - tid() * 8 < cols; c += span) put(c, f32x8{});
+    } else {
+        norm_in_registers<THREAD_EIGHTS, true>(x, delta, w, cols, eps, put);
+    }
+}
+
+KERNEL(512)
+add_rms_norm_fp8(fp8* y, float* scales, ACT* x, const ACT* delta, const ACT* w, u32 rows, u32 cols, u32 x_stride,
+                 u32 delta_stride, u32 scale_stride, float eps) {
+    const u64 row = bid_x();
+    norm_quantised(Quantised{y, scales, scale_stride}, x + row * x_stride, delta + row * delta_stride, w, rows, cols, eps);
+}
+EXPORT(add_rms_norm_fp8)
+#else
 
 template <bool ADD> DEV void norm_from_memory(ACT* y, ACT* x, const ACT* delta, const ACT* w, u32 cols, float eps) {
     grid_release();
@@ -70,12 +105,15 @@ DEV void norm_row(ACT* y, ACT* x, const ACT* delta, const ACT* w, u32 cols, u32 
     const u64 addresses = (u64)y | (u64)x | (u64)w | (ADD ? (u64)delta : 0);
     const bool wide = (addresses & 15) == 0 && cols % 8 == 0;
     const u32 span = bdim() * 8;
+    const auto put = [=](u32 c, const f32x8& v) {
+        if (c < cols) store8(y + c, v);
+    };
     if (wide && cols <= span)
-        norm_in_registers<1, ADD>(y, x, delta, w, cols, eps);
+        norm_in_registers<1, ADD>(x, delta, w, cols, eps, put);
     else if (wide && cols <= 2 * span)
-        norm_in_registers<2, ADD>(y, x, delta, w, cols, eps);
+        norm_in_registers<2, ADD>(x, delta, w, cols, eps, put);
     else if (wide && cols <= 4 * span)
-        norm_in_registers<4, ADD>(y, x, delta, w, cols, eps);
+        norm_in_registers<4, ADD>(x, delta, w, cols, eps, put);
     else
         norm_from_memory<ADD>(y, x, delta, w, cols, eps);
 }
@@ -91,3 +129,4 @@ add_rms_norm(ACT* y, ACT* x, const ACT* delta, const ACT* w, u32 cols, u32 y_str
     norm_row<true>(y, x, delta, w, cols, y_stride, x_stride, delta_stride, eps);
 }
 EXPORT(add_rms_norm)
+#endif

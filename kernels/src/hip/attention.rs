@@ -30,11 +30,15 @@ pub(super) const DECODE_WAVES: usize = 4;
 /// Tiles of keys and values that such a wave has on their way, where they pass through shared memory.
 const RING_TILES: usize = 3;
 /// Blocks of decode that share a multiprocessor: as many as their registers allow.
-const BLOCKS_WITH_RING: usize = 2;
+pub(super) const BLOCKS_WITH_RING: usize = 2;
+/// The same where few queries meet keys in fp8, which take fewer.
+const BLOCKS_OF_FP8: usize = 3;
 const BLOCKS_WITHOUT_RING: usize = 4;
 /// Shared memory of a block beside what the launch asks for: the driver's own and the kernel's static arrays.
 const DRIVER_BYTES: usize = 1024;
 const STATIC_BYTES: usize = 256;
+/// Queries of a KV head up to which keys are the rows of decode's products, as `KEYS_FIRST` in attention_decode.hip.
+const KEYS_FIRST_GROUP: usize = 8;
 /// Floats of a record behind its outputs.
 pub(super) const RECORD_FACTS: usize = 4;
 /// Keys that a wave multiplies at a time, and queries.
@@ -134,7 +138,10 @@ impl HipDevice {
         let record_bytes = group * (dim + RECORD_FACTS) * 4;
         let partial = self.scratch(rows * kv_heads * splits * record_bytes)?;
         let arrived = self.counters(rows * kv_heads)?;
-        let fit = self.decode_fit(dim * shape.layout.dtype.bytes(), group, record_bytes);
+        let few_in_fp8 = shape.fp8() == 1 && group <= KEYS_FIRST_GROUP;
+        let most_blocks = if few_in_fp8 { BLOCKS_OF_FP8 } else { BLOCKS_WITH_RING };
+        let row_bytes = dim * shape.layout.dtype.bytes();
+        let fit = self.decode_fit(row_bytes, group, record_bytes, most_blocks);
         let [dim, block, group, fp8] = shape.defines();
         let defines = [dim, block, group, fp8, ("STAGES", fit.stages as u32)];
         let kernel = self.kernel(&DECODE, "attention_decode", &defines)?;
@@ -161,6 +168,7 @@ impl HipDevice {
         row_bytes: usize,
         group: usize,
         record_bytes: usize,
+        most_blocks: usize,
     ) -> DecodeFit {
         let sets = if group <= DECODE_WAVES { 2 } else { 1 };
         let records = sets * DECODE_WAVES * record_bytes;
@@ -172,7 +180,7 @@ impl HipDevice {
         let stages = (room.saturating_sub(records) / stage_bytes).clamp(1, RING_TILES);
         let shared_bytes = stages * stage_bytes + records;
         let blocks = (room + DRIVER_BYTES) / (shared_bytes + DRIVER_BYTES + STATIC_BYTES);
-        DecodeFit { stages, shared_bytes, blocks: blocks.clamp(1, BLOCKS_WITH_RING) }
+        DecodeFit { stages, shared_bytes, blocks: blocks.clamp(1, most_blocks) }
     }
 
     /// Rows from `first` on, of any number of queries.

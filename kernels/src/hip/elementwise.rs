@@ -2,6 +2,7 @@
 
 use super::check::{check_dtype, check_size};
 use super::device::{HipDevice, act_f32};
+use super::fp8::Quantised;
 use super::launch::Launch;
 use super::source::Source;
 use crate::{DType, DeviceError, Mat, MatMut, Stream};
@@ -34,6 +35,31 @@ impl HipDevice {
             .u32(parts(y.cols()) as u32)
             .u32(y.stride() as u32)
             .u32(x.stride() as u32);
+        // SAFETY: the shapes agree; the arguments are those of the kernel.
+        unsafe { launch.go(self, s) }
+    }
+
+    /// `silu_mul` with a quantised result, for shapes that have been checked.
+    pub(super) fn silu_mul_fp8(
+        &self,
+        s: &Stream,
+        to: &Quantised,
+        x: Mat<'_>,
+    ) -> Result<(), DeviceError> {
+        let cols = x.cols() / 2;
+        let defines = [("ACT_F32", 0), ("FP8", 1)];
+        let kernel = self.kernel(&ELEMENTWISE, "silu_mul_fp8", &defines)?;
+        let blocks = (to.padded * parts(cols)) as u32;
+        let launch = Launch::new(kernel, (blocks, 1, 1), THREADS, 0)
+            .overlaps_predecessor()
+            .arg_ptr(to.x)
+            .arg_ptr(to.scales)
+            .arg(x)
+            .u32(to.rows as u32)
+            .u32(cols as u32)
+            .u32(parts(cols) as u32)
+            .u32(x.stride() as u32)
+            .u32(to.padded as u32);
         // SAFETY: the shapes agree; the arguments are those of the kernel.
         unsafe { launch.go(self, s) }
     }

@@ -2,6 +2,7 @@
 
 use super::check::{check_dtype, check_size};
 use super::device::{HipDevice, act_f32};
+use super::fp8::Quantised;
 use super::launch::Launch;
 use super::source::Source;
 use crate::{DeviceError, Mat, MatMut, Stream};
@@ -76,6 +77,36 @@ impl HipDevice {
             .u32(y.stride() as u32)
             .u32(x.stride() as u32)
             .u32(delta.stride() as u32)
+            .f32(eps);
+        // SAFETY: the shapes agree; the arguments are those of the kernel.
+        unsafe { launch.go(self, s) }
+    }
+
+    /// `add_rms_norm` with a quantised result, for shapes that have been checked.
+    pub(super) fn add_norm_fp8(
+        &self,
+        s: &Stream,
+        to: &Quantised,
+        mut x: MatMut<'_>,
+        delta: Mat<'_>,
+        (norm, eps): (Mat<'_>, f32),
+    ) -> Result<(), DeviceError> {
+        let threads = self.norm_threads(x.cols());
+        let eights = x.cols().div_ceil(8 * threads as usize).next_power_of_two();
+        let defines = [("ACT_F32", 0), ("FP8", 1), ("THREAD_EIGHTS", eights as u32)];
+        let kernel = self.kernel(&NORM, "add_rms_norm_fp8", &defines)?;
+        let launch = Launch::new(kernel, (to.padded as u32, 1, 1), threads, 0)
+            .overlaps_predecessor()
+            .arg_ptr(to.x)
+            .arg_ptr(to.scales)
+            .out(&mut x)
+            .arg(delta)
+            .arg(norm)
+            .u32(to.rows as u32)
+            .u32(x.cols() as u32)
+            .u32(x.stride() as u32)
+            .u32(delta.stride() as u32)
+            .u32(to.padded as u32)
             .f32(eps);
         // SAFETY: the shapes agree; the arguments are those of the kernel.
         unsafe { launch.go(self, s) }

@@ -3,8 +3,8 @@
 use super::device::HipDevice;
 use crate::step::{AnswerArrays, SeatArrays, StageView, StepArrays};
 use crate::{
-    Around, Attention, BatchRows, Buffer, DType, DeviceError, Experts, HostMat, Kernels, KvLayout,
-    Mat, MatMut, Packed, PackedGroup, QkRope, Routes, Scores, Stream,
+    Around, Attention, BatchRows, Before, Buffer, DType, DeviceError, Experts, HostMat, Kernels,
+    KvLayout, Mat, MatMut, Packed, PackedGroup, QkRope, Routes, Scores, Stream,
 };
 
 impl Kernels for HipDevice {
@@ -45,6 +45,21 @@ impl Kernels for HipDevice {
         around: &Around<'_>,
     ) -> Result<(), DeviceError> {
         self.linear_fused(s, y, x, w, around)
+    }
+
+    fn joins(&self, rows: usize, dtype: DType, w: &Packed) -> bool {
+        self.joins_fp8(rows, dtype, w)
+    }
+
+    fn linear_after(
+        &self,
+        s: &Stream,
+        y: MatMut<'_>,
+        before: Before<'_>,
+        w: &Packed,
+        bias: Option<Mat<'_>>,
+    ) -> Result<(), DeviceError> {
+        self.fp8_after(s, y, before, w, bias)
     }
 
     fn embed(

@@ -1,7 +1,7 @@
 //! Weights in fp8: few rows with and without neighbours against the CPU, which multiplies the weights out; more
 //! rows against sums over what both are quantised to.
 
-use kernels::{Around, DType, Driver, E4m3, HostMat, Kernels, Packed, bf16};
+use kernels::{Around, Before, DType, Driver, E4m3, HostMat, Kernels, Packed, bf16};
 
 use crate::pair::{Pair, Twin, pairs, tolerance};
 use crate::support::{Numbers, S};
@@ -217,4 +217,61 @@ fn check_rows(pair: &Pair, (n, k): (usize, usize), grid: Grid, normed: bool) {
     let same = product(5, 24) == many[5 * n..29 * n];
     // The library's algorithms go by the number of rows.
     assert!(same || pair.gpu.name().contains("with a matrix"), "24 rows of {n} x {k} {grid:?}");
+}
+
+/// Inputs that are quantised as they are made: the bits of the kernels one by one.
+#[test]
+fn what_makes_the_inputs_may_quantise_them() {
+    for pair in &pairs() {
+        for (m, k) in [(17, 128), (18, 1152), (17, 8320)] {
+            check_norm_before(pair, m, k);
+            check_silu_before(pair, m, k);
+        }
+        let mut numbers = pair.numbers(3);
+        let not_taken = [((32, 192), Grid::Blocks, 40), ((32, 256), Grid::Channels, 40)];
+        for (shape, grid, rows) in not_taken.into_iter().chain([((32, 256), Grid::Blocks, 16)]) {
+            let [w, _] = Weights::new(&mut numbers, shape, grid).pack(pair);
+            assert!(!pair.gpu.joins(rows, DType::BF16, &w), "{shape:?} {grid:?} {rows}");
+        }
+    }
+}
+
+fn check_norm_before(pair: &Pair, m: usize, k: usize) {
+    let (n, eps, bf16) = (32, 1e-6, DType::BF16);
+    let mut numbers = pair.numbers((m * k) as u64);
+    let [w, _] = Weights::new(&mut numbers, (n, k), Grid::Blocks).pack(pair);
+    assert!(pair.gpu.joins(m, bf16, &w), "{m} x {k}");
+    let (x, delta) = (pair.random(&mut numbers, bf16, m, k), pair.random(&mut numbers, bf16, m, k));
+    let norm = pair.random(&mut numbers, bf16, 1, k);
+    let bias = pair.random(&mut numbers, DType::F32, 1, n);
+    let start = pair.read::<kernels::bf16>(&x)[0].clone();
+    let (mut one, mut both) = (pair.put(&start, m, k), pair.put(&start, m, k));
+    let mut normed = pair.poisoned(bf16, m, k);
+    let (mut expected, mut y) = (pair.poisoned(bf16, m, n), pair.poisoned(bf16, m, n));
+    let sum = one.gpu_mut();
+    pair.gpu.add_rms_norm(&S, normed.gpu_mut(), sum, delta.gpu(), norm.gpu(), eps).unwrap();
+    pair.gpu.linear(&S, expected.gpu_mut(), normed.gpu(), &w, Some(bias.gpu())).unwrap();
+    let (x, delta, norm) = (both.gpu_mut(), delta.gpu(), norm.gpu());
+    let before = Before::AddNorm { x, delta, norm, eps };
+    pair.gpu.linear_after(&S, y.gpu_mut(), before, &w, Some(bias.gpu())).unwrap();
+    for (what, got, expected) in [("stream", &both, &one), ("product", &y, &expected)] {
+        let [got, expected] =
+            [got, expected].map(|twin| pair.read::<kernels::bf16>(twin)[0].clone());
+        assert!(got == expected, "{what} of {m} x {k}");
+    }
+}
+
+fn check_silu_before(pair: &Pair, m: usize, k: usize) {
+    let (n, bf16) = (32, DType::BF16);
+    let mut numbers = pair.numbers((m + k) as u64);
+    let [w, _] = Weights::new(&mut numbers, (n, k), Grid::Blocks).pack(pair);
+    let halves = pair.random(&mut numbers, bf16, m, 2 * k);
+    let mut gated = pair.poisoned(bf16, m, k);
+    let (mut expected, mut y) = (pair.poisoned(bf16, m, n), pair.poisoned(bf16, m, n));
+    pair.gpu.silu_mul(&S, gated.gpu_mut(), halves.gpu()).unwrap();
+    pair.gpu.linear(&S, expected.gpu_mut(), gated.gpu(), &w, None).unwrap();
+    let before = Before::SiluMul(halves.gpu());
+    pair.gpu.linear_after(&S, y.gpu_mut(), before, &w, None).unwrap();
+    let [got, expected] = [&y, &expected].map(|twin| pair.read::<kernels::bf16>(twin)[0].clone());
+    assert!(got == expected, "product of {m} x {k}");
 }

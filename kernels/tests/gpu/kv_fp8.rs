@@ -13,9 +13,10 @@ type Heads = (usize, usize, usize, usize);
 /// What keys and values are divided by.
 const SCALES: [f32; 2] = [0.25, 0.5];
 
-/// A row of `TOKENS`, of which the last are asked for at once, or the very last alone.
-const TOKENS: usize = 150;
+/// A row of `TOKENS`, of which the last are asked for at once; or rows of one query each, which see so many of its first.
+const TOKENS: usize = 230;
 const ASKED: usize = 21;
+const CONTEXTS: [usize; 4] = [TOKENS, 37, 192, 1];
 
 fn check(pair: &Pair, heads: Heads, dtype: DType, decode: bool) {
     let (query_heads, kv_heads, head_dim, block_tokens) = heads;
@@ -42,11 +43,15 @@ fn check(pair: &Pair, heads: Heads, dtype: DType, decode: bool) {
     let [cos, sin] = [0; 2].map(|_| pair.random(&mut numbers, DType::F32, TOKENS, half));
     let (slots, positions) = (pair.put(&slots, 1, TOKENS), pair.put(&positions, 1, TOKENS));
     let mut q = pair.poisoned(dtype, TOKENS, query_heads * head_dim);
-    let asked = if decode { 1 } else { ASKED };
+    let contexts: &[usize] = if decode { &CONTEXTS } else { &CONTEXTS[..1] };
+    let (each, count) = (if decode { 1 } else { ASKED }, contexts.len());
+    let asked = each * count;
+    let ends: Vec<i32> = (0..=count).map(|row| (row * each) as i32).collect();
+    let lens: Vec<i32> = contexts.iter().map(|context| *context as i32).collect();
     let rows = [
-        pair.put(&[0i32, asked as i32], 1, 2),
-        pair.put(&[TOKENS as i32], 1, 1),
-        pair.put(&table, 1, blocks),
+        pair.put(&ends, 1, count + 1),
+        pair.put(&lens, 1, count),
+        pair.put(&table.repeat(count), count, blocks),
     ];
     let mut o = pair.poisoned(dtype, asked, query_heads * head_dim);
     for at in 0..2 {
@@ -72,8 +77,8 @@ fn check(pair: &Pair, heads: Heads, dtype: DType, decode: bool) {
             block_tables: view(&rows[2]),
             table_rows: None,
             bounds: RowBounds {
-                decode_rows: usize::from(decode),
-                longest_q: asked,
+                decode_rows: if decode { count } else { 0 },
+                longest_q: each,
                 longest_context: TOKENS,
             },
         };

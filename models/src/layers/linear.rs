@@ -63,4 +63,19 @@ impl RowParallelLinear {
     ) -> Result<(), ForwardError> {
         x.add_linear(f, h, &self.0)
     }
+
+    /// Whether `x += W (silu(gate) · up)` is less work than the two one by one.
+    pub(crate) fn joins(&self, f: &Forward<'_>, rows: usize) -> bool {
+        f.ops.joins(rows, &self.0)
+    }
+
+    /// The same with `h = silu(gate) · up`: `halves [T, 2 inputs of this rank]`, gate columns first.
+    pub(crate) fn add_gated_to(
+        &self,
+        f: &Forward<'_>,
+        x: &mut Residual,
+        halves: &Tensor,
+    ) -> Result<(), ForwardError> {
+        x.add_silu_mul_linear(f, halves, &self.0)
+    }
 }

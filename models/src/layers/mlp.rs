@@ -22,6 +22,10 @@ impl GatedMlp {
         x: &mut Residual,
         norm: &RmsNorm,
     ) -> Result<(), ForwardError> {
+        if self.down.joins(f, x.rows()) {
+            let halves = self.gate_up.forward(f, x, norm)?; // [T, 2 I]
+            return self.down.add_gated_to(f, x, &halves);
+        }
         let h = self.gate_up.forward_silu_mul(f, x, norm)?; // [T, I]
         self.down.add_to(f, x, &h) // [T, H]; all-reduced over f.tp
     }

@@ -43,10 +43,11 @@ impl Residual {
         norm: &RmsNorm,
         w: &PackedLinear,
     ) -> Result<Tensor, ForwardError> {
-        if self.pending.is_some() {
-            return Ok(f.ops.linear(&self.normed(f, norm)?, w)?);
-        }
-        Ok(f.ops.norm_linear(&self.x, (&norm.weight, norm.eps), w)?)
+        let weight = (&norm.weight, norm.eps);
+        Ok(match self.pending.take() {
+            Some(delta) => f.ops.add_norm_linear(&mut self.x, &delta, weight, w)?,
+            None => f.ops.norm_linear(&self.x, weight, w)?,
+        })
     }
 
     /// `silu(gate) · up` of `norm(x) Wᵀ + bias`, gate rows first, leaving `x` as the stream.
@@ -57,7 +58,7 @@ impl Residual {
         w: &PackedLinear,
     ) -> Result<Tensor, ForwardError> {
         if self.pending.is_some() {
-            return Ok(f.ops.silu_mul(&f.ops.linear(&self.normed(f, norm)?, w)?)?);
+            return Ok(f.ops.silu_mul(&self.normed_linear(f, norm, w)?)?);
         }
         Ok(f.ops.norm_linear_silu_mul(&self.x, (&norm.weight, norm.eps), w)?)
     }
@@ -73,10 +74,28 @@ impl Residual {
         if f.tp.size() == 1 && f.ops.fuses(h.rows(), w) {
             return Ok(f.ops.linear_add(&mut self.x, h, w)?);
         }
-        let mut y = f.ops.linear(h, w)?;
+        self.add_reduced(f, f.ops.linear(h, w)?)
+    }
+
+    /// The same of `silu(gate) · up`, gate columns first: `halves [T, 2 inputs]`.
+    pub(crate) fn add_silu_mul_linear(
+        &mut self,
+        f: &Forward<'_>,
+        halves: &Tensor,
+        w: &PackedLinear,
+    ) -> Result<(), ForwardError> {
+        self.add_reduced(f, f.ops.silu_mul_linear(halves, w)?)
+    }
+
+    fn add_reduced(&mut self, f: &Forward<'_>, mut y: Tensor) -> Result<(), ForwardError> {
         f.tp.all_reduce(f.ops.stream(), y.mat_mut()?)?;
         self.add(y);
         Ok(())
+    }
+
+    /// T
+    pub(crate) fn rows(&self) -> usize {
+        self.x.rows()
     }
 
     /// Shows the stream after layer `layer` to whoever watches.

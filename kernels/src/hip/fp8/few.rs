@@ -2,18 +2,20 @@
 
 use super::super::device::{HipDevice, act_f32};
 use super::super::launch::Launch;
-use super::shape::{COMPUTE, Product, slab};
-use super::{BLOCK, FEW, KERNEL, ROWS, THREADS};
+use super::shape::{COMPUTE, Product, SLAB};
+use super::{BLOCK, FEW, KERNEL, ROWS, THREADS, known};
 use crate::{Around, DType, DeviceError, Mat, MatMut, Packed, Scales, Stream};
 
 /// Rows up to which weights are streamed once for all of them.
 const MOST_ROWS: usize = 16;
+/// Rows of x that one product of the matrix unit takes.
+const EIGHT_ROWS: usize = 8;
 /// Rows up to which every block prepares them for itself; more are cheaper in a launch of their own.
 const OWN_ROWS: usize = 4;
 /// Values of a row that a block normalises.
 const NORMED_COLUMNS: usize = 4096;
-/// Threads of a block that streams: these waves, and the two that copy.
-const STREAM_THREADS: u32 = 32 * (COMPUTE as u32 + 2);
+/// Threads of a block that streams: these waves, and the four that copy.
+const STREAM_THREADS: u32 = 32 * (COMPUTE as u32 + 4);
 /// Strips of a block where weights come straight from memory.
 const MOST_STRIPS: usize = 8;
 /// Bytes of rows that a block prepares for itself.
@@ -107,8 +109,7 @@ impl HipDevice {
     ) -> Result<(), DeviceError> {
         let scales = known(w)?;
         let (gated, channels) = (around.silu_mul, scales.rows == 1);
-        let slab = slab(w.k(), self.shared_bytes());
-        let product = Product { rows: count, slab, n: w.n(), k: w.k(), gated, channels };
+        let product = Product { rows: count, n: w.n(), k: w.k(), gated, channels };
         let limits = (self.multiprocessors() as usize, self.shared_bytes() as usize);
         let prepared = !rows.factors.is_null();
         let shape = product.shape(prepared, limits).ok_or(DeviceError::Shape {
@@ -125,9 +126,10 @@ impl HipDevice {
             ("CHANNELS", u32::from(channels)),
             ("STREAM", 1),
             ("TILES", shape.strips as u32),
-            ("SLAB", product.slab as u32),
+            ("SLAB", SLAB as u32),
             ("X_SLABS", u32::from(shape.x_slabs)),
             ("PREPARED", u32::from(prepared)),
+            ("MORE_ROWS", u32::from(count > EIGHT_ROWS)),
         ];
         let kernel = self.kernel(&FEW, "fp8_few", &defines)?;
         let grid = (shape.blocks as u32, 1, 1);
@@ -185,11 +187,6 @@ impl HipDevice {
         let fits = |strips: usize| bytes(strips) <= self.shared_bytes() as usize;
         strips.map(|strips| (strips, bytes(strips))).find(|(strips, _)| fits(*strips))
     }
-}
-
-fn known(w: &Packed) -> Result<&Scales, DeviceError> {
-    let (kernel, what, dtype) = (KERNEL, "weight without scales", w.dtype());
-    w.scales().ok_or(DeviceError::Unsupported { kernel, what, dtype })
 }
 
 fn arguments(

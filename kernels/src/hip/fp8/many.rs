@@ -5,7 +5,7 @@ use super::super::blaslt::{Operands, Product, Scaling};
 use super::super::device::{HipDevice, act_f32};
 use super::super::error::HipError;
 use super::super::launch::Launch;
-use super::{BLOCK, KERNEL, ROWS, THREADS, TILE};
+use super::{BLOCK, KERNEL, ROWS, THREADS, TILE, known};
 use crate::{Around, DType, DeviceError, Mat, MatMut, Packed, Scales, Stream};
 use hip_runtime_sys::DataType;
 
@@ -15,11 +15,14 @@ const TILE_SIDE: usize = 64;
 const LIBRARY_UNIT: usize = 16;
 
 /// Quantised inputs, padded to whole units of rows, in scratch memory.
-struct Quantised {
-    x: *mut u8,
-    scales: *mut u8,
-    rows: usize,
-    padded: usize,
+pub(in super::super) struct Quantised {
+    /// `[padded, K]`.
+    pub(in super::super) x: *mut u8,
+    /// Blocks of columns outermost, `padded` between them; or one a row.
+    pub(in super::super) scales: *mut u8,
+    /// Rows that are real; those behind them are zeros.
+    pub(in super::super) rows: usize,
+    pub(in super::super) padded: usize,
     /// Scratch memory for the results of all rows; null where they go to their own place.
     out: *mut u8,
     /// Room for a bias.
@@ -31,7 +34,7 @@ impl HipDevice {
     pub(in super::super) fn fp8_linear(
         &self,
         s: &Stream,
-        mut y: MatMut<'_>,
+        y: MatMut<'_>,
         x: Mat<'_>,
         w: &Packed,
         bias: Option<Mat<'_>>,
@@ -39,23 +42,29 @@ impl HipDevice {
         if self.fits_fp8_few(x.rows(), x.dtype(), w) {
             return self.fp8_few(s, y, x, w, &Around { bias, ..Around::default() });
         }
-        let Some(scales) = w.scales() else {
-            let (what, dtype) = ("weight without scales", w.dtype());
-            return Err(DeviceError::Unsupported { kernel: KERNEL, what, dtype });
-        };
-        let padded = x.rows().next_multiple_of(LIBRARY_UNIT);
-        // Rows behind the last one are computed as well, in the result's own memory where that has room.
-        let in_place = y.room() >= padded && y.stride() == w.n();
-        let spare = if in_place { 0 } else { padded * w.n() * y.dtype().bytes() };
-        let quantised = self.quantise(s, x, w, scales, spare)?;
+        let to = self.room_for_inputs(x.rows(), &y, w)?;
+        self.quantise(s, &to, x, known(w)?)?;
+        self.fp8_product(s, y, &to, w, bias)
+    }
+
+    /// `y = x Wᵀ + bias` for x that lies there.
+    pub(super) fn fp8_product(
+        &self,
+        s: &Stream,
+        mut y: MatMut<'_>,
+        x: &Quantised,
+        w: &Packed,
+        bias: Option<Mat<'_>>,
+    ) -> Result<(), DeviceError> {
+        let scales = known(w)?;
         if let Some(scaling) = self.scaling(w, scales) {
-            match self.fp8_library(s, y.reborrow(), &quantised, (w, scales, scaling), bias) {
+            match self.fp8_library(s, y.reborrow(), x, (w, scales, scaling), bias) {
                 // It does not take the product, or is too old to know such scales.
                 Err(DeviceError::Hip(HipError::Blas { .. })) => {}
                 result => return result,
             }
         }
-        self.fp8_tile(s, y, &quantised, (w, scales), bias)
+        self.fp8_tile(s, y, x, (w, scales), bias)
     }
 
     /// How the library must read the scales, if it can.
@@ -70,35 +79,46 @@ impl HipDevice {
         }
     }
 
-    fn quantise(
+    /// Scratch memory for `rows` rows of inputs.
+    pub(super) fn room_for_inputs(
         &self,
-        s: &Stream,
-        x: Mat<'_>,
+        rows: usize,
+        y: &MatMut<'_>,
         w: &Packed,
-        scales: &Scales,
-        spare: usize,
     ) -> Result<Quantised, DeviceError> {
-        let (rows, cols, channels) = (x.rows(), x.cols(), scales.rows == 1);
         let padded = rows.next_multiple_of(LIBRARY_UNIT);
+        // Rows behind the last one are computed as well, in the result's own memory where that has room.
+        let in_place = y.room() >= padded && y.stride() == w.n();
+        let spare = if in_place { 0 } else { padded * w.n() * y.dtype().bytes() };
         let line = |bytes: usize| bytes.next_multiple_of(256);
-        let per_row = if channels { 1 } else { cols.div_ceil(BLOCK) };
-        let sizes = [line(padded * cols), line(padded * per_row * 4), line(w.n() * 4)];
+        let per_row = if known(w)?.rows == 1 { 1 } else { w.k().div_ceil(BLOCK) };
+        let sizes = [line(padded * w.k()), line(padded * per_row * 4), line(w.n() * 4)];
         let first = self.scratch(sizes.iter().sum::<usize>() + spare)?;
         // SAFETY: inside the scratch memory that was just asked for.
         let at = |n: usize| unsafe { first.add(sizes[..n].iter().sum()) };
-        let kernel = self.kernel(&ROWS, "fp8_rows", &[("CHANNELS", u32::from(channels))])?;
-        let launch = Launch::new(kernel, (padded as u32, 1, 1), THREADS, 0)
-            .arg_ptr(first)
-            .arg_ptr(at(1))
-            .arg(x)
-            .u32(rows as u32)
-            .u32(cols as u32)
-            .u32(x.stride() as u32)
-            .u32(padded as u32);
-        // SAFETY: scratch memory of these sizes; the caller compared the shapes.
-        unsafe { launch.overlaps_predecessor().go(self, s)? };
-        let out = if spare == 0 { std::ptr::null_mut() } else { at(3) };
+        let out = if in_place { std::ptr::null_mut() } else { at(3) };
         Ok(Quantised { x: first, scales: at(1), rows, padded, bias: at(2), out })
+    }
+
+    fn quantise(
+        &self,
+        s: &Stream,
+        to: &Quantised,
+        x: Mat<'_>,
+        scales: &Scales,
+    ) -> Result<(), DeviceError> {
+        let defines = [("CHANNELS", u32::from(scales.rows == 1))];
+        let kernel = self.kernel(&ROWS, "fp8_rows", &defines)?;
+        let launch = Launch::new(kernel, (to.padded as u32, 1, 1), THREADS, 0)
+            .arg_ptr(to.x)
+            .arg_ptr(to.scales)
+            .arg(x)
+            .u32(to.rows as u32)
+            .u32(x.cols() as u32)
+            .u32(x.stride() as u32)
+            .u32(to.padded as u32);
+        // SAFETY: scratch memory of these sizes; the caller compared the shapes.
+        unsafe { launch.overlaps_predecessor().go(self, s) }
     }
 
     fn fp8_library(

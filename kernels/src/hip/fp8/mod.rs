@@ -3,16 +3,19 @@
 //! | rows | by | inputs |
 //! |---|---|---|
 //! | ≤ 16 | `fp8_few`, with its neighbours: it reads the weights once | as they are |
-//! | more | the matrix library where it knows the scales, else `fp8_tile` | quantised: `fp8_rows` |
+//! | more | the matrix library where it knows the scales, else `fp8_tile` | quantised: by what makes them (`after`), else by `fp8_rows` |
 
+mod after;
 mod few;
 mod many;
 mod pack;
 mod shape;
 
+pub(super) use many::Quantised;
 pub(super) use pack::grid;
 
 use super::source::Source;
+use crate::{DeviceError, Packed, Scales};
 
 static FEW: Source =
     Source { name: "fp8_few/fp8_few.hip", text: include_str!("../../../csrc/fp8_few/fp8_few.hip") };
@@ -30,3 +33,9 @@ const KERNEL: &str = "linear";
 const THREADS: u32 = 256;
 /// Inputs that share a scale in blocks.
 const BLOCK: usize = 128;
+
+/// The scales of a matrix in fp8.
+fn known(w: &Packed) -> Result<&Scales, DeviceError> {
+    let (kernel, what, dtype) = (KERNEL, "weight without scales", w.dtype());
+    w.scales().ok_or(DeviceError::Unsupported { kernel, what, dtype })
+}

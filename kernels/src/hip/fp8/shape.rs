@@ -4,11 +4,8 @@ use super::BLOCK;
 
 /// Waves that multiply, as `COMPUTE` in fp8_few/share.h.
 pub(super) const COMPUTE: usize = 8;
-/// Columns of a slab. Rows of less than 2 KiB are started slower than they arrive.
-const LEAST_SLAB: usize = 512;
-const MOST_SLAB: usize = 2048;
-/// Shared memory that has room for such slabs of 16 rows.
-const LARGE_SHARED_BYTES: u32 = 128 << 10;
+/// Columns of a slab: nothing arrives beside the last slab of a launch, so they are small. The order of a sum depends on it.
+pub(super) const SLAB: usize = 512;
 /// Strips that a block takes at a time: as many as its registers hold.
 const STREAMED_STRIPS: usize = 6;
 /// Shared memory for barriers, sums of squares, peaks and factors.
@@ -20,8 +17,6 @@ const KEPT_BYTES: usize = 40 << 10;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Product {
     pub(super) rows: usize,
-    /// Columns of a slab, by `k` and the device alone: the order of a sum depends on it.
-    pub(super) slab: usize,
     /// Outputs of both halves of a gated one.
     pub(super) n: usize,
     pub(super) k: usize,
@@ -36,12 +31,6 @@ pub(super) struct Shape {
     pub(super) x_slabs: bool,
     pub(super) blocks: usize,
     pub(super) shared_bytes: usize,
-}
-
-/// Columns of a slab of rows of `k`, on a device with so much shared memory for a block.
-pub(super) fn slab(k: usize, shared_bytes: u32) -> usize {
-    let most = if shared_bytes < LARGE_SHARED_BYTES { MOST_SLAB / 2 } else { MOST_SLAB };
-    k.next_power_of_two().clamp(LEAST_SLAB, most)
 }
 
 impl Product {
@@ -70,8 +59,8 @@ impl Product {
         let sums = COMPUTE * strips * 8 * self.rows * 4;
         let scales = (share * self.width().1 * self.k.div_ceil(BLOCK)).next_multiple_of(4) * 4;
         let kept = if x_slabs { 0 } else { self.rows * self.x_line() };
-        let x = if x_slabs { self.rows * (self.slab * 2 + 16) } else { 0 };
-        let stage = strips * 8 * (self.slab + 64) + x;
+        let x = if x_slabs { self.rows * (SLAB * 2 + 16) } else { 0 };
+        let stage = strips * 8 * (SLAB + 64) + x;
         FIXED_BYTES + sums + if self.channels { 0 } else { scales } + kept + stages * stage
     }
 
@@ -95,7 +84,7 @@ impl Product {
         least: usize,
         limits: (usize, usize),
     ) -> Option<Shape> {
-        let items = share.div_ceil(strips) * self.k.div_ceil(self.slab);
+        let items = share.div_ceil(strips) * self.k.div_ceil(SLAB);
         let bytes = |stages: usize| self.bytes((strips, share), x_slabs, stages);
         let stages = (1..=items.min(16)).rev().find(|stages| bytes(*stages) <= limits.1)?;
         let blocks = self.strips().min(limits.0);
@@ -113,8 +102,7 @@ mod tests {
         let limits = (132, 232_448);
         for (n, k, gated) in [(6144, 4096, false), (24576, 4096, true), (4096, 12288, false)] {
             for rows in [1, 4, 8, 16] {
-                let slab = slab(k, limits.1 as u32);
-                let product = Product { rows, slab, n, k, gated, channels: false };
+                let product = Product { rows, n, k, gated, channels: false };
                 let shape = product.shape(rows > 4, limits).unwrap();
                 let share = product.strips().div_ceil(shape.blocks);
                 let two = product.bytes((shape.strips, share), shape.x_slabs, 2);

@@ -1,0 +1,57 @@
+// attention_decode/as_fp8.h - what keys_first.h multiplies where the pool is fp8: keys and values become f16, exactly and two
+// an instruction; queries become f16 times a power of two of their own where their values ask for it, probabilities as they
+// are, which are at most 2^SLACK.
+#pragma once
+#include "dev/half.h"
+
+typedef fp8 KV;
+struct Queries {
+    u32x4 v[D / 32];
+    float down[SLOTS];  // what the scores of this lane's queries are multiplied by
+};
+struct Keys { fp8x8 v[KEY_ROWS][D / 32]; };
+
+DEV fp8x8 load_kv8(const KV* p) { return *(const fp8x8*)p; }
+
+// Rows `at(query)` of q as an operand; null for queries that do not exist. Every lane must come.
+template <class At> DEV Queries load_queries(const At& at) {
+    const bf16* row = at(strip_w_row());
+    bf16x8 values[D / 32];
+    float peak = 0.f;
+    UNROLL for (u32 i = 0; i < D / 32; ++i) {
+        values[i] = row ? *(const bf16x8*)(row + i * 32 + strip_k()) : zero8();
+        peak = peak_of(values[i], peak);
+    }
+    const RowFactor factor = row_factor(group_max<4>(peak));
+    Queries q;
+    UNROLL for (u32 i = 0; i < D / 32; ++i) q.v[i] = scaled_f16(values[i], factor.up);
+    UNROLL for (u32 i = 0; i < SLOTS; ++i) q.down[i] = shfl(factor.down, query_of(i) * 4);
+    return q;
+}
+
+struct Fp8Words { u32 v[2]; };
+
+// c += 32 channels of keys times queries.
+DEV void score_channels(f32x4& c, const Queries& q, const Keys& k, u32 i) {
+    const Fp8Words low = bits_as<Fp8Words>(k.v[0][i]), high = bits_as<Fp8Words>(k.v[1][i]);
+    UNROLL for (u32 h = 0; h < 2; ++h)
+        mma_f16(c, widen_fp8(low.v[h]), widen_fp8(high.v[h]), widen_fp8(low.v[h] >> 16), widen_fp8(high.v[h] >> 16),
+                q.v[i].v[h * 2], q.v[i].v[h * 2 + 1]);
+}
+DEV float score_factor(const Queries& q, u32 slot) { return q.down[slot]; }
+
+// Of 16 channels, whose rows `channel_of` tells, times probabilities, two of them in a word.
+DEV u32 pack_weights(float low, float high) { return pack_f16(low, high); }
+DEV void mma_values(f32x4& c, const u32x4& v, u32 b0, u32 b1) { mma_f16(c, v.v[0], v.v[1], v.v[2], v.v[3], b0, b1); }
+DEV u32 channel_of(u32 half) { return (lane() >> 2) * 2 + half; }
+
+// Channels 2 c and 2 c + 1 of two keys, the second key's behind the first's, as words of two keys of one channel.
+DEV void turn_pairs(u32 word, u32& even, u32& odd) {
+#if DEV_NV
+    const u32 turned = __byte_perm(word, 0, 0x3120);
+#else
+    const u32 turned = (word & 0xff0000ffu) | (word >> 8 & 0xff00u) | (word << 8 & 0xff0000u);
+#endif
+    even = widen_fp8(turned);
+    odd = widen_fp8(turned >> 16);
+}
