@@ -19,7 +19,8 @@ DEV void next(Turn& t, u32 stages) {
 // Each copier brings its part of the lines, and every COPIERS-th row of x.
 DEV u32 own_rows(const Work& work, u32 copier) { return (work.m + COPIERS - 1 - copier) / COPIERS; }
 DEV void copy_weights(const Work& work, const Memory& s, u32 stage, u32 pass, u32 slab, u64 policy) {
-    const u32 bytes = columns(work, slab), lines = strips_of(work, pass) * STRIP_ROWS / COPIERS, copier = wave() - COMPUTE;
+    const u32 bytes = columns(work, slab), lines = strips_of(work, pass) * STRIP_ROWS / COPIERS;
+    const u32 copier = wave() - COMPUTE;
     if (lane() == 0) barrier_expect(s.full + stage, (lines + (X_SLABS ? 2 * own_rows(work, copier) : 0)) * bytes);
     wave_sync();
 #pragma unroll 1

@@ -3,7 +3,7 @@
 //! | rows | by | inputs |
 //! |---|---|---|
 //! | ≤ 16 | `fp8_few`, with its neighbours: it reads the weights once | as they are |
-//! | more | the matrix library where it knows the scales, else `fp8_tile` | quantised: by what makes them (`after`), else by `fp8_rows` |
+//! | more | the matrix library where it knows the scales, else `fp8_tile` | quantised: `after`, else `fp8_rows` |
 
 mod after;
 mod few;

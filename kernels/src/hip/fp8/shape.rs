@@ -4,7 +4,7 @@ use super::BLOCK;
 
 /// Waves that multiply, as `COMPUTE` in fp8_few/share.h.
 pub(super) const COMPUTE: usize = 8;
-/// Columns of a slab: nothing arrives beside the last slab of a launch, so they are small. The order of a sum depends on it.
+/// Columns of a slab: few, since nothing arrives beside the last slab of a launch. A sum's order depends on it.
 pub(super) const SLAB: usize = 512;
 /// Strips that a block takes at a time: as many as its registers hold.
 const STREAMED_STRIPS: usize = 6;
