@@ -10,7 +10,7 @@
 //   by_n(panel, next)       NMajor: a row holds 64 consecutive columns of B of one k; the next 64 are `next` bytes on
 //   further(x, bytes)       the operand that begins so much later: 32 bytes are 16 k in a row, 128 bytes are a row
 //
-//   wgmma<N>(c, a, b, add)  c [64][N] = a [64][16] b [16][N] (+ c if add); N 64, 128 or 256; c: float[N / 2].
+//   wgmma<N>(c, a, b, add)  c [64][N] = a [64][16] b [16][N] (+ c if add); N 32, 64, 128 or 256; c: float[N / 2].
 //                           a: KMajor or u32[4]; b: KMajor or NMajor
 //     element i of c is row wgmma_row(i), column wgmma_col(i). Registers a hold columns of c as the next product's k:
 //     a[i] = pack_bf16(c[2 i], c[2 i + 1]), i < 4, are its first 16, and so on
@@ -131,6 +131,7 @@ template <u32 N> struct Wgmma;
                          : PLACES(0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TURN));      \
         }                                                                                                             \
     };
+WGMMA_WIDTH(32, WGMMA_NAMES_0, WGMMA_16, "%16", "%17", "%18", "%19", "%20", "%21", "%22")
 WGMMA_WIDTH(64, WGMMA_NAMES_1, WGMMA_32, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
 WGMMA_WIDTH(128, WGMMA_NAMES_3, WGMMA_64, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
 WGMMA_WIDTH(256, WGMMA_NAMES_7, WGMMA_128, "%128", "%129", "%130", "%131", "%132", "%133", "%134")

@@ -8,6 +8,8 @@
 // free: no result depends on it.
 // Grid: parts of the choices, a block each. Block: a multiple of WAVE, at most 1024. Dynamic shared memory: count * 4
 // bytes. `counts` is null for one part.
+// With `own` 1 segment e is the first of expert e, if only without rows, and all others lie behind those; with 0 none is
+// without rows.
 //
 // moe_combine: y [T, H] = sum of weight * out[c] over a token's choices on this rank, out [T top_k, H], in ascending
 // order of experts, in f32, rounded once. -DACT_F32=0|1: y. -DOUT_BF16=0|1: out, f32 or bf16; then H a multiple of 8.
@@ -62,22 +64,23 @@ DEV Counted counted(const u32* counts, u32 e, u32 count) {
 }
 
 KERNEL(1024) moe_align(u32* order, Segment* segments, const u32* counts, const i32* experts, u32 choices, u32 first,
-                       u32 count, u32 segment_rows, u32 max_segments) {
+                       u32 count, u32 segment_rows, u32 max_segments, u32 own) {
     DYN_SHARED(u32, next);  // Where an expert's next choice goes.
-    grid_wait();
     grid_release();
+    grid_wait();
     if (!counts) count_part(next, experts, choices, first, count);
-    u32 at = 0, segment = 0;
+    u32 at = 0, segment = own ? count : 0;
     for (u32 from = 0; from < count; from += bdim()) {
         const u32 e = from + tid();
         const Counted mine = e >= count ? Counted{0, 0} : counts ? counted(counts, e, count) : Counted{0, next[e]};
-        const u32 pieces = (mine.all + segment_rows - 1) / segment_rows;
-        const Prefix rows = block_prefix(mine.all), cut = block_prefix(pieces);
+        const u32 pieces = (mine.all + segment_rows - 1) / segment_rows, apart = own < pieces ? own : pieces;
+        const Prefix rows = block_prefix(mine.all), cut = block_prefix(pieces - apart);
         if (e < count) next[e] = at + rows.before + mine.before;
-        for (u32 i = 0; i < pieces && bid_x() == 0; ++i) {
+        const u32 entries = e >= count ? 0 : own > pieces ? own : pieces;
+        for (u32 i = 0; i < entries && bid_x() == 0; ++i) {
             const u32 done = i * segment_rows, left = mine.all - done;
             const u32 here = left < segment_rows ? left : segment_rows;
-            segments[segment + cut.before + i] = Segment{e, at + rows.before + done, here, 0};
+            segments[i < own ? e : segment + cut.before + i - own] = Segment{e, at + rows.before + done, here, 0};
         }
         at += rows.total;
         segment += cut.total;
@@ -102,8 +105,8 @@ KERNEL(256) moe_combine(ACT* y, const Outs* out, const i32* experts, const float
     enum : u32 { AT_ONCE = 8 };
     SHARED(u32, chosen, 64);
     SHARED(float, share, 64);
-    grid_wait();
     grid_release();
+    grid_wait();
     const u32 token = bid_y();
     if (tid() < top_k) {
         // A choice's place among the token's choices, by expert. Experts of other ranks come behind all.

@@ -32,6 +32,7 @@ DEV bool next_pass(Blend& b) {
     return true;
 }
 DEV u32 row_of(const Blend&, u32 r) { return r; }
+DEV u32 columns_of(const Blend& b) { return b.k; }
 DEV void copy_strips(const Blend& b, u8* to, u32 block, Barrier* full) {
     if (lane() >= b.strips) return;
     const bf16* expert = b.w + (u64)b.sorted->segments[b.segment + lane()].expert * b.n * b.k;

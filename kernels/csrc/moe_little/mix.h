@@ -27,6 +27,7 @@ DEV bool next_pass(Mix& m) {
     return true;
 }
 DEV u32 row_of(const Mix&, u32 r) { return r; }
+DEV u32 columns_of(const Mix& m) { return m.k; }
 DEV void copy_strips(const Mix& m, u8* to, u32 block, Barrier* full) {
     enum : u32 { TILE_STRIPS = TILE_LINES / STRIP_LINES };
     const u32 of_expert = m.n / STRIP_LINES, strip = (m.first + lane()) % of_expert;

@@ -37,9 +37,9 @@ moe_little(bf16* y, const bf16* x, const bf16* w, const i32* experts, const floa
 #else
     Blend work = blend_of_block(w, *sorted, n, k);
 #endif
-    if (wave() == WEIGHT_WAVE) return copy_weights(work, ring, k);
+    if (wave() == WEIGHT_WAVE) return copy_weights(work, ring);
     if (!GATED) grid_wait();
-    if (wave() > WEIGHT_WAVE) return copy_rows(work, ring, x, k, x_stride);
+    if (wave() > WEIGHT_WAVE) return copy_rows(work, ring, x, x_stride);
     Turn turn{0, 0};
     Sums sums;
 #if GATED

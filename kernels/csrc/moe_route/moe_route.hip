@@ -11,8 +11,8 @@
 
 KERNEL(1024)
 moe_route_softmax(i32* experts, float* weights, const float* logits, u32 stride, u32 count, u32 k, u32 normalise) {
-    grid_wait();
     grid_release();
+    grid_wait();
     const u64 token = bid_x();
     const float logit = tid() < count ? logits[token * stride + tid()] : 0.f;
     route_softmax<MAX_EXPERTS>(experts + token * k, weights + token * k, logit, count, k, normalise != 0);

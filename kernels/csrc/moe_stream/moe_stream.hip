@@ -4,7 +4,9 @@
 //   -DGATED=1  y bf16 [positions, I] = silu(gate) * up of x[token of position], W [E][2 I][K]
 //   -DGATED=0  y [choices, N] = x[position], written by choice, W [E][N][K]; f32, bf16 with MANY
 //   -DMANY=0   segments of at most 64 rows: weights are all the time there is
-//   -DMANY=1   at most 128: for some hundred tokens on
+//   -DMANY=1   at most TILE_ROWS, against twice as many lines; 128 unless it says otherwise
+// early: 0, or so many segments are the first ones of these experts, if only without rows (moe_align): blocks then begin
+// with the weights of their first tiles before anybody has chosen. MANY only.
 // W as moe/lines.h says. Rows of x on 16 bytes. Grid: at most a block a multiprocessor. Block: 11 waves.
 // Dynamic shared memory: 1024 bytes and at least 2 stages (moe_stream/ring.h); the more, the better.
 //
@@ -25,27 +27,29 @@ typedef float OUT;
 
 KERNEL(THREADS)
 moe_stream(OUT* y, const bf16* x, const bf16* w, const u32* order, const Segment* segments, u32 n, u32 k, u32 x_stride,
-           u32 y_stride, u32 top_k) {
+           u32 y_stride, u32 top_k, u32 early) {
     const Ring ring = make_ring();
     sync();
+    const u32 begun = GATED ? begin_weights(w, ring, n, k, early) : 0;
     // Segments and weights of the second product do not depend on the first.
     if (GATED || wave() != WEIGHT_WAVE) grid_wait();
     grid_release();
     const u32 all = load_segment(segments).all;
     Share share = share_of_block(w, segments, all, GATED ? order : nullptr, n, k, top_k);
-    if (wave() == WEIGHT_WAVE) return copy_weights(share, ring, k);
-    if (wave() > WEIGHT_WAVE) return copy_rows(share, ring, x, k, x_stride);
+    share.begun = begun * COLUMNS;
+    if (wave() == WEIGHT_WAVE) return copy_weights(share, ring, begun);
+    if (wave() > WEIGHT_WAVE) return copy_rows(share, ring, x, x_stride);
     Turn turn{0, 0};
+    Sums sums;
     while (next_pass(share)) {
-        Sums sums;
-        multiply(sums, ring, turn, k);
-        UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t) {
+        multiply(sums, ring, turn, columns_of(share));
 #if GATED
-            put_gated(y, sums.c[t], share, strip_of_sums(t), y_stride);
+        put_gated(y, sums.c[0], share, strip_of_sums(0), y_stride);
+        if constexpr (GROUP_LINES > 64) put_gated(y, sums.c[GROUP_LINES / 128], share, strip_of_sums(1), y_stride);
 #else
-            put_choices(y, sums.c[t], share, order, strip_of_sums(t), y_stride);
+        put_choices(y, sums.c[0], share, order, strip_of_sums(0), y_stride);
+        if constexpr (GROUP_LINES > 64) put_choices(y, sums.c[GROUP_LINES / 128], share, order, strip_of_sums(1), y_stride);
 #endif
-        }
     }
 }
 EXPORT(moe_stream)

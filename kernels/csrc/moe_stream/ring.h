@@ -7,11 +7,14 @@
 #ifndef MANY
 #  define MANY 0
 #endif
+#ifndef TILE_ROWS
+#  define TILE_ROWS (MANY ? 128 : 64)
+#endif
 
 enum : u32 {
     GROUPS = 2,                  // of four waves, which multiply
     GROUP_LINES = MANY ? 128 : 64,
-    ROWS = MANY ? 128 : 64,      // of x
+    ROWS = TILE_ROWS,            // of x
     STRIPS = GROUPS * GROUP_LINES / STRIP_LINES,
     STRIP_BYTES = STRIP_LINES * COLUMN_BYTES,
     WEIGHT_BYTES = STRIPS * STRIP_BYTES,

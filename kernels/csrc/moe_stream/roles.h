@@ -3,6 +3,7 @@
 //
 //   next_pass(work)    to the first pass, and on; false behind the last
 //   work.strips        of 16 lines in this pass
+//   columns_of(work)   of this pass
 //   copy_strips(work, to, block, full)   a wave copies columns [64 block, +64) of them, which `full` waits for
 //   work.rows, row_of(work, r)           rows of x in this pass, and which they are
 #pragma once
@@ -12,20 +13,31 @@
 
 enum : u32 { WEIGHT_WAVE = MULTIPLIERS / WAVE };
 
-template <class Work> DEV void copy_weights(Work work, const Ring& ring, u32 k) {
+// Weights of a pass, columns [64 block, +64), into a stage that is free.
+template <class Work> DEV void copy_block(const Work& work, const Ring& ring, u32 stage, u32 block) {
+    if (lane() == 0) barrier_expect(ring.full + stage, work.strips * STRIP_BYTES);
+    wave_sync();
+    copy_strips(work, ring.at + stage * STAGE_BYTES, block, ring.full + stage);
+}
+
+// `begun`: stages that have been filled already.
+template <class Work> DEV void copy_weights(Work work, const Ring& ring, u32 begun = 0) {
     Turn turn{0, 0};
     while (next_pass(work))
 #pragma unroll 1
-        for (u32 block = 0; block < k / COLUMNS; ++block) {
+        for (u32 block = 0; block < columns_of(work) / COLUMNS; ++block) {
+            if (begun > 0) {
+                --begun;
+                next(turn, ring);
+                continue;
+            }
             barrier_wait(ring.empty + turn.stage, turn.odd ^ 1);
-            if (lane() == 0) barrier_expect(ring.full + turn.stage, work.strips * STRIP_BYTES);
-            wave_sync();
-            copy_strips(work, ring.at + turn.stage * STAGE_BYTES, block, ring.full + turn.stage);
+            copy_block(work, ring, turn.stage, block);
             next(turn, ring);
         }
 }
 
-template <class Work> DEV void copy_rows(Work work, const Ring& ring, const bf16* x, u32 k, u32 x_stride) {
+template <class Work> DEV void copy_rows(Work work, const Ring& ring, const bf16* x, u32 x_stride) {
     enum : u32 { AT_ONCE = ROW_THREADS / PIECES };
     const u32 t = tid() - MULTIPLIERS - WAVE, line = t / PIECES, piece = t % PIECES;
     const u32 place = line * COLUMN_BYTES + (piece ^ line % PIECES) * 16;
@@ -38,7 +50,7 @@ template <class Work> DEV void copy_rows(Work work, const Ring& ring, const bf16
             from[i] = x + (u64)(row < rows ? row_of(work, row) : 0) * x_stride + piece * 8;
         }
 #pragma unroll 1
-        for (u32 block = 0; block < k / COLUMNS; ++block) {
+        for (u32 block = 0; block < columns_of(work) / COLUMNS; ++block) {
             barrier_wait(ring.empty + turn.stage, turn.odd ^ 1);
             u8* to = ring.at + turn.stage * STAGE_BYTES + WEIGHT_BYTES + place;
             UNROLL for (u32 i = 0; i < ROWS / AT_ONCE; ++i)
@@ -66,8 +78,10 @@ DEV void multiply(Sums& sums, const Ring& ring, Turn& turn, u32 k) {
         if (lane() == 0) barrier_arrive(ring.empty + stage);
     };
     u32 before = 0;
+    const u32 blocks = k / COLUMNS;
+    u32 block = 0;
 #pragma unroll 1
-    for (u32 block = 0; block < k / COLUMNS; ++block) {
+    do {
         barrier_wait(ring.full + turn.stage, turn.odd);
         shared_fence();  // Rows of x came by copies of threads.
         const u8* stage = ring.at + turn.stage * STAGE_BYTES;
@@ -83,7 +97,7 @@ DEV void multiply(Sums& sums, const Ring& ring, Turn& turn, u32 k) {
         }
         before = turn.stage;
         next(turn, ring);
-    }
+    } while (++block < blocks);
     wgmma_wait<0>();
     UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t) wgmma_hold(sums.c[t]);
     release(before);

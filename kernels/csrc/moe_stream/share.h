@@ -1,7 +1,7 @@
 // moe_stream/share.h - the passes of a block: strips of one expert against the rows of one segment.
 #pragma once
 #include "moe/segment.h"
-#include "moe_stream/ring.h"
+#include "moe_stream/roles.h"
 
 // Few: an even run of all strips of all segments, so that every block is at work to the end whatever their number.
 // MANY: tiles in turn, so that blocks which work at the same time share experts and rows in the far cache.
@@ -11,28 +11,42 @@ struct Share {
     const u32* order;  // rows of x are the tokens of these choices; null: rows are positions
     u32 n, k, top_k;
     u32 at, end;       // passes of MANY, else strips
+    u32 begun;         // columns of the first pass that are on their way, whether it has rows or not
     u64 policy;
-    u32 expert, position, rows, first, strips;
+    u32 expert, position, rows, first, strips, columns;
 };
 DEV Share share_of_block(const bf16* w, const Segment* segments, u32 all, const u32* order, u32 n, u32 k, u32 top_k) {
     const u32 strips = n / STRIP_LINES;
     const u64 units = (u64)all * (MANY ? (strips + STRIPS - 1) / STRIPS : strips);
     const u32 at = MANY ? bid_x() : (u32)(units * bid_x() / gdim_x());
     const u32 end = MANY ? (u32)units : (u32)(units * (bid_x() + 1) / gdim_x());
-    return Share{w, segments, order, n, k, top_k, at, end, read_once(), 0, 0, 0, 0, 0};
+    return Share{w, segments, order, n, k, top_k, at, end, 0, read_once(), 0, 0, 0, 0, 0, 0};
 }
-DEV bool next_pass(Share& s) {
-    if (s.at >= s.end) return false;
+// Strips of the tile `s.at`, of one expert.
+DEV void take_strips(Share& s) {
     const u32 all = s.n / STRIP_LINES, each = MANY ? (all + STRIPS - 1) / STRIPS : all;
-    const Segment segment = load_segment(s.segments + s.at / each);
-    s.expert = segment.expert, s.position = segment.first, s.rows = segment.rows;
     s.first = s.at % each * (MANY ? (u32)STRIPS : 1);
     const u32 left = all - s.first, mine = MANY ? left : s.end - s.at, most = left < mine ? left : mine;
     s.strips = most < STRIPS ? most : (u32)STRIPS;
-    s.at += MANY ? gdim_x() : s.strips;
-    return true;
+}
+DEV u32 segment_at(const Share& s) {
+    const u32 all = s.n / STRIP_LINES;
+    return s.at / (MANY ? (all + STRIPS - 1) / STRIPS : all);
+}
+DEV bool next_pass(Share& s) {
+    while (s.at < s.end) {
+        const Segment segment = load_segment(s.segments + segment_at(s));
+        s.expert = segment.expert, s.position = segment.first, s.rows = segment.rows;
+        take_strips(s);
+        s.at += MANY ? gdim_x() : s.strips;
+        s.columns = s.rows > 0 ? s.k : s.begun;
+        s.begun = 0;
+        if (s.columns > 0) return true;
+    }
+    return false;
 }
 DEV u32 row_of(const Share& s, u32 r) { return s.order ? s.order[s.position + r] / s.top_k : s.position + r; }
+DEV u32 columns_of(const Share& s) { return s.columns; }
 DEV void copy_strips(const Share& s, u8* to, u32 block, Barrier* full) {
     if (lane() != 0) return;
     const bf16* expert = s.w + (u64)s.expert * s.n * s.k;
@@ -41,9 +55,22 @@ DEV void copy_strips(const Share& s, u8* to, u32 block, Barrier* full) {
     while (left > 0) {
         const u32 fit = TILE_LINES - line % TILE_LINES, lines = left < fit ? left : fit;
         const bf16* from = expert + line_at(line, block, s.n, s.k);
-        // Large tiles are read again by blocks that have other rows of the expert.
-        if (MANY) bulk_copy(to, from, lines * COLUMN_BYTES, full);
+        // Where an expert has many rows, blocks that have others of them read its weights again.
+        if (ROWS > 64) bulk_copy(to, from, lines * COLUMN_BYTES, full);
         else bulk_copy_once(to, from, lines * COLUMN_BYTES, full, s.policy);
         to += lines * COLUMN_BYTES, line += lines, left -= lines;
     }
+}
+
+// Starts with the weights of the block's first pass before anybody knows its rows, as far as the ring goes; how many stages
+// are under way. The first `experts` segments are those of the experts.
+DEV u32 begin_weights(const bf16* w, const Ring& ring, u32 n, u32 k, u32 experts) {
+    Share s = share_of_block(w, nullptr, 0, nullptr, n, k, 0);
+    s.expert = segment_at(s);
+    if (s.expert >= experts) return 0;
+    take_strips(s);
+    const u32 blocks = ring.stages < k / COLUMNS ? ring.stages : k / COLUMNS;
+    if (wave() == WEIGHT_WAVE)
+        for (u32 i = 0; i < blocks; ++i) copy_block(s, ring, i, i);
+    return blocks;
 }

@@ -119,8 +119,10 @@ impl HipDevice {
             unsafe { arguments(launch("moe_count")?.arg_ptr(counts)).go(self, s)? };
         }
         let align = launch("moe_align")?.arg_ptr(call.order).arg_ptr(call.segments).arg_ptr(counts);
-        let align =
-            arguments(align).u32(call.way.segment_rows() as u32).u32(call.most_segments() as u32);
+        let align = arguments(align)
+            .u32(call.way.segment_rows() as u32)
+            .u32(call.most_segments() as u32)
+            .u32(u32::from(call.way.begins_early()));
         // SAFETY: the scratch memory has room for all choices and segments.
         unsafe { align.go(self, s) }
     }

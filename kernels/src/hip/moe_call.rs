@@ -14,8 +14,10 @@ const SEGMENT_BYTES: usize = 16;
 pub(super) const ALIGN_CHOICES: usize = 4096;
 /// Choices per expert, on average, up to which weights are streamed for few rows.
 const FEW_CHOICES: usize = 8;
-/// Choices per expert from which streamed tiles are large.
-const MANY_CHOICES: usize = 4;
+/// Choices per expert from which streamed tiles have many lines.
+const SOME_CHOICES: usize = 4;
+/// Choices per expert from which they have many rows, too.
+const MANY_CHOICES: usize = 17;
 /// Choices per expert from which tiles are high.
 const HIGH_TILE_CHOICES: usize = 96;
 /// Rows of a segment for few.
@@ -156,12 +158,22 @@ impl Way {
 
     /// What the second product is rounded to.
     pub(super) fn out_type(self) -> DType {
-        if self == Self::Stream(moe_stream::MANY) { DType::BF16 } else { DType::F32 }
+        if matches!(self, Self::Stream(tile) if tile != moe_stream::FEW) {
+            DType::BF16
+        } else {
+            DType::F32
+        }
+    }
+
+    /// Whether blocks begin with weights before anybody has chosen; every expert then has a first segment.
+    pub(super) fn begins_early(self) -> bool {
+        self == Self::Stream(moe_stream::SOME)
     }
 
     /// Segments of any distribution: a full one for every so many choices, and a last one for every expert.
     pub(super) fn most_segments(self, choices: usize, experts: usize) -> usize {
-        choices / self.segment_rows() + experts.min(choices)
+        let last = if self.begins_early() { experts } else { experts.min(choices) };
+        choices / self.segment_rows() + last
     }
 }
 
@@ -169,7 +181,11 @@ impl Way {
 fn way(x: Mat<'_>, experts: &Experts<'_>, choices: usize, few_fit: bool) -> Way {
     let each = choices / experts.down.len().max(1);
     if experts.gate_up.is_lined() {
-        return Way::Stream(if each < MANY_CHOICES { moe_stream::FEW } else { moe_stream::MANY });
+        return Way::Stream(match each {
+            each if each < SOME_CHOICES => moe_stream::FEW,
+            each if each < MANY_CHOICES => moe_stream::SOME,
+            _ => moe_stream::MANY,
+        });
     }
     let multiples = x.cols().is_multiple_of(8) && experts.down.k().is_multiple_of(8);
     if x.dtype() != DType::BF16 || !multiples || !wide(x) {

@@ -41,6 +41,8 @@ pub(super) struct Tile {
 
 /// While reading weights is all the time there is.
 pub(super) const FEW: Tile = Tile { rows: 64, lines: 128 };
+/// The same, from some tokens on: more of the weights are on their way, and blocks begin with them before routing is over.
+pub(super) const SOME: Tile = Tile { rows: 32, lines: 256 };
 /// From some hundred tokens on.
 pub(super) const MANY: Tile = Tile { rows: 128, lines: 256 };
 
@@ -107,9 +109,15 @@ impl HipDevice {
         tile: Tile,
         first: bool,
     ) -> Result<(), DeviceError> {
-        let defines = [("GATED", u32::from(first)), ("MANY", u32::from(tile == MANY))];
+        let defines = [
+            ("GATED", u32::from(first)),
+            ("MANY", u32::from(tile != FEW)),
+            ("TILE_ROWS", tile.rows as u32),
+        ];
         let kernel = self.kernel(&STREAM, "moe_stream", &defines)?;
         let launch = call.product_args(self.on_every_multiprocessor(kernel, tile), first);
+        let early = if call.way.begins_early() { call.experts.down.len() } else { 0 };
+        let launch = launch.u32(early as u32);
         // SAFETY: the shapes were compared; scratch memory has the sizes of the call.
         unsafe { launch.overlaps_predecessor().go(self, s) }
     }

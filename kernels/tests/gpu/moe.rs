@@ -89,6 +89,7 @@ fn experts_agree_with_the_cpu() {
         check(pair, (64, 128, 6, 3), DType::BF16, 1);
         check(pair, (192, 64, 40, 4), DType::BF16, 9);
         check(pair, (128, 192, 20, 8), DType::BF16, 9); // Sorted before.
+        check(pair, (128, 192, 20, 8), DType::BF16, 20); // Weights on their way before anybody has chosen.
         check(pair, (64, 64, 3, 2), DType::BF16, 150); // Large tiles.
     }
 }
@@ -97,7 +98,9 @@ fn experts_agree_with_the_cpu() {
 #[test]
 fn crowded_and_idle_experts() {
     for pair in &pairs() {
-        for (choices, tokens) in [([1, 2], 70), ([1, 0], 40), ([0, 0], 40), ([0, 0], 3)] {
+        let few = [([1, 2], 70), ([1, 0], 40), ([0, 0], 40), ([0, 0], 3)];
+        let some = [([1, 59], 130), ([0, 30], 130), ([0, 0], 130)];
+        for (choices, tokens) in few.into_iter().chain(some) {
             let (sizes, mut numbers) = ((64, 64, 60, 2), pair.numbers(3));
             let mut case = Case::new(pair, &mut numbers, sizes, DType::BF16, tokens);
             case.chosen = choices.repeat(tokens);
@@ -162,6 +165,7 @@ fn a_token_has_one_result_in_every_batch() {
     for pair in &pairs() {
         one_result(pair, (72, 40, 5, 2), 6, 1);
         one_result(pair, (128, 64, 20, 8), 9, 1);
+        one_result(pair, (64, 64, 17, 4), 32, 17);
         one_result(pair, (64, 64, 3, 2), 80, 70);
     }
 }
