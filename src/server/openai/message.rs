@@ -1,5 +1,6 @@
 //! What a choice became: reasoning, content and calls, whole.
 
+use super::choice::End;
 use super::collect::Whole;
 use crate::server::ids::CallNames;
 use crate::text::Piece;
@@ -11,8 +12,10 @@ pub struct Call {
     pub id: String,
     /// The function.
     pub name: String,
-    /// A JSON object as text.
+    /// A JSON object as text; of a call that was cut, as far as it came.
     pub arguments: String,
+    /// Whether the output ended inside the call.
+    pub cut: bool,
 }
 
 /// An assistant's message.
@@ -20,29 +23,39 @@ pub struct Call {
 pub struct Message {
     /// Empty if it did not think, or if nobody looked.
     pub reasoning: String,
-    /// What it said; calls that broke off are part of it.
+    /// What it said; malformed calls are part of it.
     pub content: String,
     /// What it called.
     pub calls: Vec<Call>,
 }
 
 impl Message {
-    /// The message of choice number `choice`.
+    /// The message of choice number `choice`: the same as the chunks of its stream make, but for
+    /// malformed calls, which a stream cannot take back.
     pub fn of(whole: &Whole, choice: u32, names: &CallNames) -> Self {
         let mut message = Self::default();
         let mut begun = 0;
-        for piece in &whole.pieces {
+        for (place, piece) in whole.pieces.iter().enumerate() {
             match piece {
                 Piece::Reasoning(text) => message.reasoning.push_str(text),
                 Piece::Content(text) => message.content.push_str(text),
                 Piece::Call { index, name, from } => {
                     begun = *from;
                     let (id, name) = (names.id(choice, *index), name.clone());
-                    message.calls.push(Call { id, name, arguments: String::new() });
+                    message.calls.push(Call { id, name, arguments: String::new(), cut: false });
                 }
                 Piece::Arguments { text, .. } => {
                     if let Some(call) = message.calls.last_mut() {
                         call.arguments.push_str(text);
+                    }
+                }
+                // The output was cut, so nobody knows that the call would have been none.
+                Piece::Broken { .. }
+                    if place + 1 == whole.pieces.len()
+                        && matches!(whole.end, End::Length | End::Abort(_)) =>
+                {
+                    if let Some(call) = message.calls.last_mut() {
+                        call.cut = true;
                     }
                 }
                 Piece::Broken { to, .. } => {

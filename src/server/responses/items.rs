@@ -58,17 +58,20 @@ impl ItemNames {
     }
 }
 
-/// The items of a whole answer.
+/// The items of a whole answer: the same as its stream makes. Where it was cut, the last is incomplete.
 pub(super) fn of_message(message: Message, names: &ItemNames, cut: bool) -> Vec<Item> {
-    let status = if cut { Status::Incomplete } else { Status::Completed };
     let Message { reasoning, content, calls } = message;
+    let up_to_cut = |is_last: bool| {
+        if cut && is_last { Status::Incomplete } else { Status::Completed }
+    };
     let mut items = Vec::new();
     if !reasoning.is_empty() {
+        let status = up_to_cut(content.is_empty() && calls.is_empty());
         let content = vec![Content::ReasoningText { text: reasoning }];
         items.push(Item::Reasoning { id: names.reasoning(0), summary: [], content, status });
     }
-    if !content.is_empty() || calls.is_empty() {
-        let id = names.message(items.len());
+    if !content.is_empty() || calls.is_empty() && items.is_empty() {
+        let (id, status) = (names.message(items.len()), up_to_cut(calls.is_empty()));
         items.push(message_item(id, content, status));
     }
     for call in calls {
@@ -77,7 +80,7 @@ pub(super) fn of_message(message: Message, names: &ItemNames, cut: bool) -> Vec<
             call_id: call.id,
             name: call.name,
             arguments: call.arguments,
-            status: Status::Completed,
+            status: if call.cut { Status::Incomplete } else { Status::Completed },
         });
     }
     items

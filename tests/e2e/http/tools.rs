@@ -107,12 +107,38 @@ fn calls_and_reasoning_are_told_apart_whole_and_streamed() {
     let content = none["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
     assert!(content.contains("</tool_call>\n<tool_call>"), "{content}");
     assert_eq!(none["choices"][0]["finish_reason"], "stop");
-    let cut = client.post(CHAT, &body(&json!({"max_tokens": 95}))).json();
-    assert_eq!(cut["choices"][0]["finish_reason"], "length");
-    let content = cut["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
-    assert!(content.ends_with("{\"city\": \"Köln"), "what broke off is content: {content}");
     let hidden = client.post(CHAT, &body(&json!({"include_reasoning": false}))).json();
     assert_eq!(hidden["choices"][0]["message"]["reasoning"], Value::Null);
+}
+
+#[test]
+fn a_call_that_is_cut_is_the_same_whole_and_streamed() {
+    let server = Server::start(&setup(TWO_CALLS));
+    let mut client = Client::connect(server.address);
+    let reply = client.post(CHAT, &body(&json!({"max_tokens": 95}))).json();
+    let choice = &reply["choices"][0];
+    let call = &choice["message"]["tool_calls"][0]["function"];
+    assert_eq!(*call, json!({"name": "weather", "arguments": "{\"city\": \"Köln"}));
+    assert_eq!(choice["finish_reason"], "length");
+    let events = client.post(CHAT, &body(&json!({"max_tokens": 95, "stream": true}))).events();
+    let expected = (without_ids(choice["message"].clone()), json!("length"));
+    let (message, finish) = joined(&events);
+    assert_eq!((without_ids(message), finish), expected);
+    // Before its name is known, nothing of a call can be shown; it is content in both.
+    let early = client.post(CHAT, &body(&json!({"max_tokens": 50}))).json();
+    let message = &early["choices"][0]["message"];
+    assert_eq!(message["tool_calls"], Value::Null);
+    assert!(message["content"].as_str().unwrap().contains("<tool_call>"), "{message}");
+    let events = client.post(CHAT, &body(&json!({"max_tokens": 50, "stream": true}))).events();
+    assert_eq!(joined(&events).0["content"], message["content"]);
+    // What the model itself ends inside a call is malformed.
+    let stop = json!({"stop": ["Köln"]});
+    let stopped = client.post(CHAT, &body(&stop)).json();
+    let message = &stopped["choices"][0]["message"];
+    assert_eq!(
+        (&message["tool_calls"], &stopped["choices"][0]["finish_reason"]),
+        (&Value::Null, &json!("stop"))
+    );
 }
 
 #[test]

@@ -116,6 +116,6 @@ impl Reply {
     }
 }
 
-fn call(Call { id, name, arguments }: &Call) -> Value {
+fn call(Call { id, name, arguments, .. }: &Call) -> Value {
     json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
 }
