@@ -83,6 +83,11 @@ impl AccessArgs {
         if self.api_key.iter().chain(&self.admin_key).any(String::is_empty) {
             return refused("--api-key, --admin-key: a key may not be empty");
         }
+        if self.metrics_require_key && self.api_key.is_empty() && self.api_key_file.is_none() {
+            return refused(
+                "--metrics-require-key: there is no key to ask for: give --api-key or --api-key-file",
+            );
+        }
         let all =
             |list: &Option<Strings>| list.as_ref().is_some_and(|l| l.0.iter().any(|o| o == "*"));
         let lists = [&self.allowed_origins, &self.allowed_methods, &self.allowed_headers];

@@ -98,6 +98,8 @@ fn what_cannot_be_honoured_is_refused_with_the_reason() {
         ("M --block-size 7", "--block-size 7: an even number"),
         ("M --max-model-len 1", "at least 2"),
         ("M --ep-size 8", "--ep-size 8"),
+        ("M --metrics-require-key", "no key to ask for"),
+        ("M --metrics-require-key --admin-key k", "no key to ask for"),
     ] {
         let (code, text) = error(&format!("serve {line}"));
         assert_eq!(code, 1, "{line}: {text}");

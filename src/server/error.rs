@@ -60,10 +60,21 @@ impl ApiError {
         Self { retry_after_s, ..Self::new(StatusCode::SERVICE_UNAVAILABLE, reason, message) }
     }
 
+    /// The message with the field at fault in it: many programs show nothing else.
+    pub fn text(&self) -> String {
+        let in_word = |c: char| c.is_alphanumeric() || "_-.[]".contains(c);
+        match &self.param {
+            Some(param) if !self.message.split(|c| !in_word(c)).any(|word| word == param) => {
+                format!("{param}: {}", self.message)
+            }
+            _ => self.message.clone(),
+        }
+    }
+
     /// The `error` object: `{"error":{"message","type","param","code","reason"}}`.
     pub fn body(&self) -> String {
         json!({"error": {
-            "message": self.message,
+            "message": self.text(),
             "type": kind(self.status),
             "param": self.param,
             "code": self.status.as_u16(),
@@ -91,20 +102,32 @@ fn kind(status: StatusCode) -> &'static str {
     }
 }
 
-/// The reason of an error, as an extension of its reply: for those who count refusals.
-#[derive(Debug, Clone, Copy)]
-pub struct Reason(pub &'static str);
-
+/// The error itself stays with its reply as an extension: for those who count refusals, or tell them in
+/// another shape.
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response<Body> {
         let mut response = Response::new(Body::from(self.body()));
         *response.status_mut() = self.status;
-        response.extensions_mut().insert(Reason(self.reason));
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if let Some(seconds) = self.retry_after_s {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
+        response.extensions_mut().insert(self);
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_field_at_fault_stands_in_the_message_once() {
+        let text = |param, message| ApiError::invalid(param, message).text();
+        assert_eq!(text("n", "must be an integer, got 0"), "n: must be an integer, got 0");
+        assert_eq!(text("n", "3 prompts with n = 9"), "3 prompts with n = 9");
+        assert_eq!(text("stop[0]", "must have 1 byte"), "stop[0]: must have 1 byte");
+        assert_eq!(text("", "the body broke off"), "the body broke off");
     }
 }

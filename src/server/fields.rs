@@ -126,6 +126,17 @@ impl Fields {
         }
     }
 
+    /// The same, with the spelling that was used, for refusals of its value.
+    pub fn take_spelt<'a>(
+        &mut self,
+        name: &'a str,
+        alias: &'a str,
+    ) -> Result<Option<(&'a str, Json)>, ApiError> {
+        let is_alias = self.pairs.iter().any(|(key, _)| key == alias);
+        let value = self.take_alias(name, alias)?;
+        Ok(value.map(|value| (if is_alias { alias } else { name }, value)))
+    }
+
     /// Names of the fields not yet taken that begin with `prefix`.
     pub fn names_with_prefix(&self, prefix: &str) -> Vec<String> {
         let names = self.pairs.iter().map(|(name, _)| name);
@@ -153,8 +164,10 @@ impl Fields {
         };
         match self.take(name) {
             None => Ok(None),
-            Some(Json::Int(value)) if range.contains(&value) => Ok(Some(value)),
-            Some(other) => Err(out_of_range(self.path(name), &wanted, &other)),
+            Some(value) => match as_int(&value).filter(|int| range.contains(int)) {
+                Some(int) => Ok(Some(int)),
+                None => Err(out_of_range(self.path(name), &wanted, &value)),
+            },
         }
     }
 
@@ -247,12 +260,14 @@ pub fn int_list(
 ) -> Result<Vec<i64>, ApiError> {
     let list = match value {
         Json::Ints(list) => list,
-        Json::List(list) if list.is_empty() => Vec::new(),
         Json::List(list) => {
-            let odd = list.iter().enumerate().find(|(_, item)| !matches!(item, Json::Int(_)));
-            let (index, kind) = odd.map_or((0, "a value"), |(i, item)| (i, item.kind()));
-            let message = format!("must be an integer, not {kind}");
-            return Err(ApiError::invalid(format!("{path}[{index}]"), message));
+            let int = |(index, item)| {
+                as_int(item).ok_or_else(|| {
+                    let message = format!("must be an integer, not {}", item.kind());
+                    ApiError::invalid(format!("{path}[{index}]"), message)
+                })
+            };
+            list.iter().enumerate().map(int).collect::<Result<_, _>>()?
         }
         other => return Err(wrong_kind(path.to_owned(), "a list of integers", &other)),
     };
@@ -307,6 +322,18 @@ fn out_of_range(path: String, wanted: &str, got: &Json) -> ApiError {
         Json::Int(value) => ApiError::invalid(path, format!("must be {wanted}, got {value}")),
         Json::Float(value) => ApiError::invalid(path, format!("must be {wanted}, got {value}")),
         other => wrong_kind(path, wanted, other),
+    }
+}
+
+/// An integer, also one that is written as a number without a fraction: `5.0`, as JSON Schema has it.
+fn as_int(value: &Json) -> Option<i64> {
+    const END: f64 = 9_223_372_036_854_775_808.0; // 2^63
+    match value {
+        Json::Int(value) => Some(*value),
+        Json::Float(value) if value.fract() == 0.0 && (-END..END).contains(value) => {
+            Some(*value as i64)
+        }
+        _ => None,
     }
 }
 

@@ -1,8 +1,9 @@
-//! What happens to every request before and after its route: header caps, the reserve, panics, and
-//! the mark that a reply has been sent whole.
+//! What happens to every request before and after its route: header caps, the reserve, panics, the
+//! shape of errors, and the mark that a reply has been sent whole.
 
 use super::connection::Progress;
 use super::error::ApiError;
+use super::messages::error::{is_read_on, reshaped};
 use super::openai::params::is_request_id;
 use super::routes::PROBE_PATHS;
 use axum::Router;
@@ -39,6 +40,7 @@ pub async fn answer(
 ) -> Response<Body> {
     progress.busy();
     let id = request.headers().get("x-request-id").cloned();
+    let of_messages = is_read_on(request.uri().path());
     let mut response = match check(&request, access) {
         Ok(()) => route(router, request).await,
         Err(error) => {
@@ -48,6 +50,9 @@ pub async fn answer(
             response
         }
     };
+    if of_messages {
+        response = reshaped(response);
+    }
     let known = id.filter(|id| id.to_str().is_ok_and(is_request_id));
     if let Some(id) = known {
         response.headers_mut().entry("x-request-id").or_insert(id);

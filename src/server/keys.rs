@@ -159,10 +159,13 @@ impl Door {
     }
 }
 
+const KEY_WANTED: &str =
+    "this server needs a key: send Authorization: Bearer KEY or x-api-key: KEY";
+
 fn known(headers: &HeaderMap, fits: impl Fn(&str) -> bool) -> Result<(), ApiError> {
     let error = |reason, message| Err(ApiError::new(StatusCode::UNAUTHORIZED, reason, message));
     match presented(headers) {
-        None => error("missing_key", "this server needs a key: send Authorization: Bearer KEY"),
+        None => error("missing_key", KEY_WANTED),
         Some(key) if fits(key) => Ok(()),
         Some(_) => error("wrong_key", "the key is not one of this server's"),
     }

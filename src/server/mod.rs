@@ -25,6 +25,7 @@ pub mod models;
 pub mod observe;
 pub mod openai;
 pub mod openapi;
+mod path;
 pub mod probes;
 pub mod profile;
 pub mod responses;

@@ -2,8 +2,9 @@
 
 use super::app::{App, Serving};
 use super::error::ApiError;
+use super::path::PathPart;
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ pub async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> 
 /// One served name; names may hold slashes.
 pub async fn one(
     State(app): State<Arc<App>>,
-    Path(name): Path<String>,
+    PathPart(name): PathPart,
 ) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
     let name = serving.check_model(Some(&name))?;

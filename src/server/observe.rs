@@ -1,7 +1,7 @@
 //! Counts replies by route and status, refusals by reason, and streams while they are open.
 
 use super::app::App;
-use super::error::Reason;
+use super::error::ApiError;
 use super::routes::PROBE_PATHS;
 use crate::metrics::OpenStream;
 use axum::body::Body;
@@ -26,8 +26,8 @@ pub async fn observe(
 ) -> Response<Body> {
     let response = next.run(request).await;
     let route = route.as_ref().map_or(NO_ROUTE, MatchedPath::as_str);
-    let reason = response.extensions().get().filter(|_| !PROBE_PATHS.contains(&route));
-    let reason = reason.map(|Reason(reason)| *reason);
+    let error = response.extensions().get::<ApiError>();
+    let reason = error.filter(|_| !PROBE_PATHS.contains(&route)).map(|error| error.reason);
     if reason == Some("starting") {
         app.refused_at_start();
         return response;

@@ -2,9 +2,11 @@
 
 use crate::server::error::ApiError;
 use axum::body::Body;
-use axum::http::Response;
-use axum::response::IntoResponse;
+use axum::http::{Response, header};
 use serde::Serialize;
+
+/// Paths of this API: all that goes wrong on them is told in its shape.
+const PREFIX: &str = "/v1/messages";
 
 #[derive(Serialize)]
 struct ErrorBody<'a> {
@@ -29,9 +31,17 @@ pub(super) fn body(error: &ApiError) -> String {
     serde_json::to_string(&body).unwrap_or_default() // Strings always have a JSON form.
 }
 
-/// A failed reply.
-pub(super) fn response(error: &ApiError) -> Response<Body> {
-    error.clone().into_response().map(|_| Body::from(body(error)))
+/// Whether clients of this API read the replies to a path.
+pub fn is_read_on(path: &str) -> bool {
+    path.strip_prefix(PREFIX).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// The reply, in this shape if it tells an error.
+pub fn reshaped(mut response: Response<Body>) -> Response<Body> {
+    let Some(error) = response.extensions().get::<ApiError>() else { return response };
+    let body = Body::from(body(error));
+    response.headers_mut().remove(header::CONTENT_LENGTH);
+    response.map(|_| body)
 }
 
 fn kind(status: u16) -> &'static str {

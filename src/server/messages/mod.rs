@@ -1,12 +1,13 @@
 //! POST `/v1/messages` and `/v1/messages/count_tokens`: the Anthropic Messages API over the chat path.
 
 mod convert;
-mod error;
+pub mod error;
 mod reply;
 mod stream;
 mod types;
 
 use super::app::App;
+use super::error::ApiError;
 use super::openai::chat::start::render;
 use super::openai::exchange;
 use super::tokenisation;
@@ -18,14 +19,19 @@ use serde_json::json;
 use std::sync::Arc;
 
 /// Answers one request.
-pub async fn create(State(app): State<Arc<App>>, request: Request) -> Response<Body> {
-    let reply = exchange::serve::<Reply>(app, request).await;
-    reply.unwrap_or_else(|error| error::response(&error))
+pub async fn create(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response<Body>, ApiError> {
+    exchange::serve::<Reply>(app, request).await
 }
 
 /// Counts the tokens of a prompt.
-pub async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Response<Body> {
-    let count = tokenisation::answer(app, request, |serving, fields| {
+pub async fn count_tokens(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response<Body>, ApiError> {
+    tokenisation::answer(app, request, |serving, fields| {
         let model = fields.string("model", 512)?;
         serving.check_model(model.as_deref())?;
         let conversation = types::Conversation::take(fields)?;
@@ -34,6 +40,6 @@ pub async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Resp
         input.tools = conversation.tools.shown;
         let prompt = render(serving, input, false, "messages")?;
         Ok(json!({"input_tokens": prompt.ids.len()}))
-    });
-    count.await.unwrap_or_else(|error| error::response(&error))
+    })
+    .await
 }

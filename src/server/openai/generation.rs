@@ -25,6 +25,10 @@ pub struct PromptFacts {
     pub block_tokens: u32,
     /// Whether usage shows details.
     pub details: bool,
+    /// The field that holds the prompts.
+    pub field: &'static str,
+    /// The field that caps the output.
+    pub max_tokens_field: &'static str,
     /// The prompts themselves, if a trace is to hold them.
     pub ids: Vec<Vec<Token>>,
 }
@@ -86,7 +90,7 @@ impl Generation {
     pub async fn first(&mut self) -> Result<(), ApiError> {
         poll_fn(|cx| self.poll_events(cx)).await;
         let failed = |(_, event): &(u32, TokenEvent)| match event.finish.clone()? {
-            scheduler::Finish::Refused(refusal) => Some(refused(&refusal)),
+            scheduler::Finish::Refused(refusal) => Some(refused(&refusal, &self.prompts)),
             scheduler::Finish::Error(code) => Some(failure(code)),
             scheduler::Finish::Abort(AbortCause::Drain) => Some(draining()),
             _ => None,
@@ -141,7 +145,7 @@ impl Generation {
                 trace.end(index, end.name());
             }
             self.fatal = self.fatal.take().or_else(|| match &delta.end {
-                Some(End::Refused(refusal)) => Some(refused(refusal)),
+                Some(End::Refused(refusal)) => Some(refused(refusal, &self.prompts)),
                 Some(End::Error(code)) if !delta.end.as_ref().is_some_and(End::is_row_error) => {
                     Some(failure(*code))
                 }
@@ -197,23 +201,26 @@ impl Generation {
 }
 
 /// A refusal of the engine as a status.
-pub fn refused(refusal: &Refusal) -> ApiError {
+fn refused(refusal: &Refusal, prompts: &PromptFacts) -> ApiError {
+    let (field, max_tokens_field) = (prompts.field, prompts.max_tokens_field);
     let message = refusal.to_string();
     match refusal {
         Refusal::QueueFull { .. } => overloaded("max_num_queued_reqs", message),
         Refusal::QueueTokens { .. } => overloaded("max_num_queued_tokens", message),
         Refusal::PromptTooLong { .. } => {
-            ApiError::bad_request("context_length_exceeded", "prompt", message)
+            ApiError::bad_request("context_length_exceeded", field, message)
         }
         Refusal::TotalTooLong { .. } => {
-            ApiError::bad_request("context_length_exceeded", "max_tokens", message)
+            ApiError::bad_request("context_length_exceeded", max_tokens_field, message)
         }
-        Refusal::PoolTooSmall { .. } => ApiError::bad_request("never_fits", "max_tokens", message),
+        Refusal::PoolTooSmall { .. } => {
+            ApiError::bad_request("never_fits", max_tokens_field, message)
+        }
         Refusal::Unusable { param, .. } => {
             ApiError::bad_request("invalid_grammar", param.clone(), message)
         }
         Refusal::UnknownReplica { .. } => ApiError::invalid("data_parallel_rank", message),
-        Refusal::EmptyPrompt | Refusal::UnknownToken { .. } => ApiError::invalid("prompt", message),
+        Refusal::EmptyPrompt | Refusal::UnknownToken { .. } => ApiError::invalid(field, message),
     }
 }
 

@@ -79,6 +79,8 @@ pub struct Params {
     pub seed: Option<i64>,
     /// Output tokens at most, if given.
     pub max_tokens: Option<u32>,
+    /// The field that said so, or that could have.
+    pub max_tokens_field: &'static str,
     /// Strings that end the output.
     pub stop: Vec<String>,
     /// The output keeps the stop string.
@@ -150,6 +152,7 @@ impl Params {
             n,
             seed: fields.int("seed", i64::MIN..=i64::MAX)?,
             max_tokens: None,
+            max_tokens_field: "max_tokens",
             stop: stop_strings(fields)?,
             include_stop: fields.bool("include_stop_str_in_output")?.unwrap_or(false),
             stop_ids: ids(fields, "stop_token_ids", STOP_IDS_MAX, bounds)?.unwrap_or_default(),
@@ -193,13 +196,23 @@ impl Params {
         }
     }
 
+    /// Takes the output cap by its old name and by its new one, which counts if both are there.
+    pub fn take_max_tokens(&mut self, fields: &mut Fields, low: i64) -> Result<(), ApiError> {
+        for name in ["max_tokens", "max_completion_tokens"] {
+            if let Some(count) = fields.int(name, low..=i64::from(u32::MAX))? {
+                (self.max_tokens, self.max_tokens_field) = (Some(count as u32), name);
+            }
+        }
+        self.check_min_tokens()
+    }
+
     /// Checks `min_tokens` once `max_tokens` is known.
     pub fn check_min_tokens(&self) -> Result<(), ApiError> {
         let (min, max) = (self.sampling.min_tokens, self.max_tokens.unwrap_or(u32::MAX));
         if min <= max {
             return Ok(());
         }
-        let message = format!("min_tokens is {min}, more than max_tokens {max}");
+        let message = format!("min_tokens is {min}, more than {} {max}", self.max_tokens_field);
         Err(ApiError::invalid("min_tokens", message))
     }
 }
@@ -338,16 +351,18 @@ fn truncate(fields: &mut Fields, bounds: &Bounds) -> Result<Option<Truncate>, Ap
 }
 
 fn cache_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
-    let Some(value) = fields.take_alias("cache_salt", "extra_key")? else { return Ok(None) };
+    let Some((name, value)) = fields.take_spelt("cache_salt", "extra_key")? else {
+        return Ok(None);
+    };
     let fits =
         |s: &str| (1..=128).contains(&s.chars().count()) && !s.contains(['@', '/', '\\', '\0']);
     match value {
         Json::Str(salt) if fits(&salt) => Ok(Some(salt)),
         Json::Str(_) => {
             let message = "must have 1 to 128 characters, none of them @ / \\ or NUL";
-            Err(ApiError::invalid("cache_salt", message))
+            Err(ApiError::invalid(name, message))
         }
-        other => Err(wrong_kind("cache_salt".to_owned(), "a string", &other)),
+        other => Err(wrong_kind(name.to_owned(), "a string", &other)),
     }
 }
 
@@ -358,19 +373,16 @@ pub fn is_request_id(id: &str) -> bool {
 }
 
 fn request_id(fields: &mut Fields) -> Result<Option<String>, ApiError> {
-    let check = |name: &str, value: Option<Json>| match value {
-        None => Ok(None),
-        Some(Json::Str(id)) if is_request_id(&id) => Ok(Some(id)),
-        Some(Json::Str(_)) => {
+    let check = |(name, value): (&str, Json)| match value {
+        Json::Str(id) if is_request_id(&id) => Ok(id),
+        Json::Str(_) => {
             let message = "must have 1 to 128 characters out of A-Z a-z 0-9 . _ : -";
             Err(ApiError::invalid(name, message))
         }
-        Some(other) => Err(wrong_kind(name.to_owned(), "a string", &other)),
+        other => Err(wrong_kind(name.to_owned(), "a string", &other)),
     };
-    let session = fields.take("session_id");
-    check("session_id", session)?;
-    let id = fields.take_alias("request_id", "rid")?;
-    check("request_id", id)
+    fields.take("session_id").map(|id| check(("session_id", id))).transpose()?;
+    fields.take_spelt("request_id", "rid")?.map(check).transpose()
 }
 
 fn priority(fields: &mut Fields, bounds: &Bounds) -> Result<i32, ApiError> {

@@ -81,6 +81,8 @@ pub fn generate(
         tokens: prompts.iter().map(|p| p.len() as u32).collect(),
         block_tokens: serving.block_tokens,
         details: app.options.usage_details,
+        field: extra.prompt_field,
+        max_tokens_field: params.max_tokens_field,
         ids: match &app.options.tracer {
             Some(tracer) if tracer.with_ids => prompts.to_vec(),
             _ => Vec::new(),
@@ -147,6 +149,11 @@ fn template(serving: &Serving, params: &Params, extra: Extra<'_>) -> Result<Subm
     })
 }
 
+fn too_long(tokens: &str, limit: usize, field: &str) -> ApiError {
+    let message = format!("the prompt has {tokens} tokens, the model takes less than {limit}");
+    ApiError::bad_request("context_length_exceeded", field, message)
+}
+
 /// The output cap of a prompt.
 fn max_tokens(
     serving: &Serving,
@@ -159,27 +166,26 @@ fn max_tokens(
         return Err(ApiError::invalid(extra.prompt_field, "the prompt is empty"));
     }
     if prompt_len >= limit {
-        let message =
-            format!("the prompt has {prompt_len} tokens, the model takes less than {limit}");
-        return Err(ApiError::bad_request("context_length_exceeded", extra.prompt_field, message));
+        return Err(too_long(&prompt_len.to_string(), limit, extra.prompt_field));
     }
     let room = (limit - prompt_len) as u32;
     let Some(asked) = params.max_tokens else {
         return Ok(extra.max_tokens_default.map_or(room, |default| default.min(room)));
     };
+    let field = params.max_tokens_field;
     if asked > room {
         let message = format!(
-            "{prompt_len} prompt tokens and max_tokens {asked} exceed the model's {limit} tokens"
+            "{prompt_len} prompt tokens and {field} {asked} exceed the model's {limit} tokens"
         );
-        return Err(ApiError::bad_request("context_length_exceeded", "max_tokens", message));
+        return Err(ApiError::bad_request("context_length_exceeded", field, message));
     }
     let needed = u64::from(params.n) * (prompt_len as u64 + u64::from(asked));
     if needed > serving.pool_tokens {
         let message = format!(
-            "n × (prompt + max_tokens) is {needed} tokens, the KV cache holds {}",
+            "n × (prompt + {field}) is {needed} tokens, the KV cache holds {}",
             serving.pool_tokens
         );
-        return Err(ApiError::bad_request("never_fits", "max_tokens", message));
+        return Err(ApiError::bad_request("never_fits", field, message));
     }
     Ok(asked)
 }

@@ -2,6 +2,8 @@
 
 use crate::http_client::{Client, Reply};
 use crate::http_host::{Server, Setup};
+use hadron::server::app::Options;
+use hadron::server::keys::Keys;
 use hadron::text::{CallSyntax, Reasoning};
 use serde_json::{Value, json};
 
@@ -160,4 +162,46 @@ fn errors_have_anthropics_shape() {
         (unknown.status, &unknown.json()["error"]["type"]),
         (404, &json!("not_found_error"))
     );
+}
+
+#[test]
+fn what_never_reaches_a_handler_has_anthropics_shape_too() {
+    let options = Options { keys: Keys::new(["one"], []), ..Options::default() };
+    let server = Server::start(&Setup { options, body_bytes_max: 1_000, ..Setup::default() });
+    let key = "x-api-key: one\r\n";
+    let many: String =
+        (0..70).flat_map(|i| ["X-".into(), i.to_string(), ": 1\r\n".into()]).collect();
+    let cases = [
+        ("POST", PATH, "", 2, 401, "authentication_error"),
+        ("POST", PATH, "x-api-key: two\r\n", 2, 401, "authentication_error"),
+        ("POST", "/v1/messages/count_tokens", "", 2, 401, "authentication_error"),
+        ("GET", PATH, key, 0, 405, "invalid_request_error"),
+        ("POST", "/v1/messages/batches", key, 2, 404, "not_found_error"),
+        ("POST", PATH, key, 2_000, 413, "request_too_large"),
+        (
+            "POST",
+            PATH,
+            "x-api-key: one\r\nContent-Type: text/plain\r\n",
+            2,
+            415,
+            "invalid_request_error",
+        ),
+        ("POST", PATH, &many, 2, 431, "invalid_request_error"),
+        ("POST", PATH, key, 1, 400, "invalid_request_error"),
+    ];
+    for (method, path, headers, bytes, status, kind) in cases {
+        let mut client = Client::connect(server.address);
+        client.send(method, path, headers, &b"{}".repeat(1_000)[..bytes]);
+        let reply = client.read().unwrap();
+        let error = reply.json();
+        assert_eq!(reply.status, status, "{method} {path} {headers:.40}: {error}");
+        assert_eq!(error["type"], "error", "{error}");
+        assert_eq!(error["error"]["type"], kind, "{error}");
+        assert!(!error["error"]["message"].as_str().unwrap().is_empty(), "{error}");
+        assert_eq!(error["error"].as_object().unwrap().len(), 2, "{error}");
+    }
+    // Others keep their own shape.
+    let mut client = Client::connect(server.address);
+    client.send("GET", "/v1/messagesx", key, b"");
+    assert_eq!(client.read().unwrap().json()["error"]["reason"], "unknown_route");
 }

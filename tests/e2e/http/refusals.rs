@@ -25,6 +25,14 @@ fn lengths_and_sampling() -> Vec<Case> {
         (json!({"max_tokens": "8"}), "max_tokens", VALUE),
         (json!({"max_tokens": 1.5}), "max_tokens", VALUE),
         (json!({"max_tokens": 5000}), "max_tokens", "context_length_exceeded"),
+        (
+            json!({"max_completion_tokens": 5000}),
+            "max_completion_tokens",
+            "context_length_exceeded",
+        ),
+        (json!({"max_completion_tokens": 0}), "max_completion_tokens", VALUE),
+        (json!({"n": 5.5}), "n", VALUE),
+        (json!({"n": -1.0}), "n", VALUE),
         (json!({"max_tokens": u64::MAX}), "max_tokens", VALUE),
         (json!({"min_tokens": 9, "max_tokens": 8}), "min_tokens", VALUE),
         (json!({"temperature": -0.1}), "temperature", VALUE),
@@ -84,6 +92,12 @@ fn delivery_and_routing() -> Vec<Case> {
         (json!({"cache_salt": ""}), "cache_salt", VALUE),
         (json!({"cache_salt": "a/b"}), "cache_salt", VALUE),
         (json!({"cache_salt": "a", "extra_key": "b"}), "extra_key", VALUE),
+        (json!({"extra_key": "a/b"}), "extra_key", VALUE),
+        (json!({"extra_key": 1}), "extra_key", VALUE),
+        (json!({"rid": "sp ace"}), "rid", VALUE),
+        (json!({"request_id": 7}), "request_id", VALUE),
+        (json!({"session_id": ""}), "session_id", VALUE),
+        (json!({"stop_token_ids": [1.5]}), "stop_token_ids[0]", VALUE),
         (json!({"request_id": "sp ace"}), "request_id", VALUE),
         (json!({"priority": 1}), "priority", VALUE),
         (json!({"data_parallel_rank": 1}), "data_parallel_rank", VALUE),
@@ -133,6 +147,8 @@ fn check(reply: &Reply, status: u16, param: &Value, reason: &str, what: &str) {
     assert!(error["type"].as_str().is_some_and(|kind| kind.ends_with("Error")), "{what}");
     let message = error["message"].as_str().unwrap();
     assert!(!message.is_empty() && !message.contains("src/") && !message.contains("panicked"));
+    // Many programs show the message alone.
+    assert!(message.contains(param.as_str().unwrap_or_default()), "{what}: {message}");
 }
 
 fn refuse(client: &mut Client, path: &str, base: &Value, cases: Vec<Case>) {
@@ -252,6 +268,34 @@ fn chat_refuses() {
 }
 
 #[test]
+fn integers_may_be_written_with_a_point() {
+    let server = Server::start(&Setup::default());
+    let mut client = Client::connect(server.address);
+    let whole =
+        json!({"prompt": "a", "max_tokens": 3, "n": 2, "seed": 5, "stop_token_ids": [7, 8]});
+    let pointed =
+        br#"{"prompt":"a","max_tokens":3.0,"n":2e0,"seed":50.0e-1,"stop_token_ids":[7.0,8]}"#;
+    client.send("POST", "/v1/completions", "", pointed);
+    let reply = client.read().unwrap();
+    assert_eq!(reply.status, 200, "{}", reply.json());
+    assert_eq!(client.post("/v1/completions", &whole).json()["choices"], reply.json()["choices"]);
+}
+
+#[test]
+fn other_endpoints_name_their_own_fields() {
+    let server = Server::start(&Setup::default());
+    let mut client = Client::connect(server.address);
+    const LONG: &str = "context_length_exceeded";
+    let base = json!({"input": "hello"});
+    let cases = vec![
+        (json!({"max_output_tokens": 5000}), "max_output_tokens", LONG),
+        (json!({"max_output_tokens": 2.5}), "max_output_tokens", VALUE),
+        (json!({"min_tokens": 9, "max_output_tokens": 8}), "min_tokens", VALUE),
+    ];
+    refuse(&mut client, "/v1/responses", &base, cases);
+}
+
+#[test]
 fn routes_models_and_strictness() {
     let options = Options { strict_fields: true, ..Options::default() };
     let server = Server::start(&Setup { options, ..Setup::default() });
@@ -271,6 +315,9 @@ fn routes_models_and_strictness() {
         VALUE,
         "id",
     );
+    for path in ["/v1/models/%ff", "/v1/responses/%ff"] {
+        check(&get(at, path), 400, &Value::Null, VALUE, "bad UTF-8 in a path");
+    }
     check(&post(at, "/tokenize", &json!({})), 400, &json!("messages"), VALUE, "nothing");
     server.wait_idle(std::time::Duration::from_secs(1));
 }

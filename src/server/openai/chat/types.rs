@@ -40,10 +40,7 @@ impl ChatRequest {
             let message = "top_logprobs needs logprobs: true";
             return Err(ApiError::invalid("top_logprobs", message));
         }
-        let old_name = fields.int("max_tokens", 1..=i64::from(u32::MAX))?;
-        let new_name = fields.int("max_completion_tokens", 1..=i64::from(u32::MAX))?;
-        params.max_tokens = new_name.or(old_name).map(|count| count as u32);
-        params.check_min_tokens()?;
+        params.take_max_tokens(fields, 1)?;
         let input = messages::take(fields)?;
         let add_special_tokens = fields.bool("add_special_tokens")?.unwrap_or(false);
         let logprobs = logprobs.then_some(top.unwrap_or(0));

@@ -43,10 +43,7 @@ impl CompletionRequest {
         let prompts = prompts(fields, bounds)?;
         let logprobs = count_of_logprobs(fields, "logprobs", bounds)?;
         let low = i64::from(!params.echo);
-        let old_name = fields.int("max_tokens", low..=i64::from(u32::MAX))?;
-        let new_name = fields.int("max_completion_tokens", low..=i64::from(u32::MAX))?;
-        params.max_tokens = new_name.or(old_name).map(|count| count as u32);
-        params.check_min_tokens()?;
+        params.take_max_tokens(fields, low)?;
         let add_special_tokens = fields.bool("add_special_tokens")?.unwrap_or(true);
         Ok(Self { params, prompts, logprobs, add_special_tokens })
     }
