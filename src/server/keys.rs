@@ -72,6 +72,11 @@ impl Keys {
         !self.admins.is_empty()
     }
 
+    /// Who sent these headers: everyone is the same where clients need no key.
+    pub fn caller(&self, headers: &HeaderMap) -> Caller {
+        Caller(presented(headers).filter(|_| self.guard_clients()).map(digest))
+    }
+
     fn is_admin(&self, key: &str) -> bool {
         is_among(&self.admins, &digest(key))
     }
@@ -79,6 +84,21 @@ impl Keys {
     fn is_known(&self, key: &str) -> bool {
         let digest = digest(key);
         is_among(&self.clients, &digest) | is_among(&self.admins, &digest)
+    }
+}
+
+/// The key a client came with, as far as keys tell clients apart: what one stored, others do not find.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct Caller(Option<Digest>);
+
+impl Caller {
+    /// Whoever sends no key, or need not send one.
+    pub const ANYONE: Self = Self(None);
+}
+
+impl fmt::Debug for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "Caller(key)" } else { "Caller(anyone)" })
     }
 }
 
@@ -199,6 +219,21 @@ mod tests {
             assert_eq!((keys.is_known(key), keys.is_admin(key)), (known, admin), "{key}");
         }
         assert_eq!(format!("{keys:?}"), "Keys(2 of clients, 1 of operators)");
+    }
+
+    #[test]
+    fn callers_differ_by_key_where_there_are_keys() {
+        let of = |keys: &Keys, key: &'static str| {
+            keys.caller(&HeaderMap::from_iter([(
+                axum::http::HeaderName::from_static("x-api-key"),
+                HeaderValue::from_static(key),
+            )]))
+        };
+        let keys = Keys::new(["one", "two"], []);
+        assert_eq!(of(&keys, "one"), of(&keys, "one"));
+        assert_ne!(of(&keys, "one"), of(&keys, "two"));
+        assert_eq!(of(&Keys::default(), "one"), of(&Keys::default(), "two"));
+        assert!(!format!("{:?}", of(&keys, "one")).contains("one"));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::ids::Random;
 use crate::server::json::Json;
+use crate::server::keys::{Caller, Keys};
 use crate::server::sse::{ChunkWriter, SseBody};
 use axum::body::Body;
 use axum::extract::Request;
@@ -38,15 +39,18 @@ pub struct FromHeaders {
     pub request_id: Option<String>,
     /// `X-data-parallel-rank`, unchecked.
     pub replica: Option<String>,
+    /// Whose request it is.
+    pub caller: Caller,
 }
 
 impl FromHeaders {
     /// Reads them. A malformed request id is ignored: proxies send all sorts.
-    pub fn read(headers: &HeaderMap) -> Self {
+    pub fn read(headers: &HeaderMap, keys: &Keys) -> Self {
         let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
         Self {
             request_id: text("x-request-id").filter(|id| is_request_id(id)),
             replica: text("x-data-parallel-rank"),
+            caller: keys.caller(headers),
         }
     }
 
@@ -136,7 +140,7 @@ pub async fn prepare<E: Endpoint>(
     let bytes = body.len();
     let admission = serving.client.admission();
     let ticket = admission.enter(bytes as u64).map_err(|o| app.overloaded(&o))?;
-    let headers = FromHeaders::read(&parts.headers);
+    let headers = FromHeaders::read(&parts.headers, &app.options.keys);
     let work = {
         let app = Arc::clone(app);
         move || {

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 pub(super) fn begin(prepared: Prepared<Reply>) -> Result<Response<Body>, ApiError> {
     let Prepared { mut generation, reply, .. } = prepared;
     let body = text(&reply.body(State::Queued, &[], None))?;
-    let (store, id) = (Arc::clone(&reply.app), reply.id.clone());
+    let (app, id, owner) = (Arc::clone(&reply.app), reply.id.clone(), reply.owner);
     let (kept, wait) = oneshot::channel();
     let task = tokio::spawn(async move {
         // Nothing may be finished before it is kept.
@@ -22,13 +22,24 @@ pub(super) fn begin(prepared: Prepared<Reply>) -> Result<Response<Body>, ApiErro
             return;
         }
         let made = match generation.first().await {
-            Ok(()) => reply.finish(generation).await,
+            Ok(()) => match text(&reply.body(State::InProgress, &[], None)) {
+                Ok(body) => {
+                    reply.app.responses.progress(&reply.id, body);
+                    reply.finish(generation).await
+                }
+                Err(error) => Err(error),
+            },
             Err(error) => Err(error),
         };
         let (body, items) = made.unwrap_or_else(|error| failed(&reply, &error));
         reply.app.responses.finish(&reply.id, body, &reply.history(&items));
     });
-    store.responses.put_making(&id, body.clone(), task.abort_handle());
+    let making = task.abort_handle();
+    if !app.responses.put_making(owner, &id, body.clone(), making) {
+        // Without a word from here the task ends, and its request with it.
+        let message = "the response would be too large to be kept: send it without background";
+        return Err(ApiError::invalid("background", message));
+    }
     // The task is there: only its end would close the channel.
     let _ = kept.send(());
     Ok(json_response(body))

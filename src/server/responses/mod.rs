@@ -16,9 +16,10 @@ pub use store::Store;
 use super::app::App;
 use super::error::ApiError;
 use super::openai::exchange::{self, json_response, label};
+use super::path::PathPart;
 use axum::body::Body;
-use axum::extract::{Path, Request, State};
-use axum::http::{Response, StatusCode};
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, Response, StatusCode};
 use reply::Reply;
 use serde_json::json;
 use std::sync::Arc;
@@ -42,17 +43,22 @@ pub async fn create(
 /// A kept response.
 pub async fn find(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    PathPart(id): PathPart,
+    headers: HeaderMap,
 ) -> Result<Response<Body>, ApiError> {
-    app.responses.body(&id).map(json_response).ok_or_else(unknown)
+    app.responses
+        .body(app.options.keys.caller(&headers), &id)
+        .map(json_response)
+        .ok_or_else(unknown)
 }
 
 /// Forgets a kept response.
 pub async fn delete(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    PathPart(id): PathPart,
+    headers: HeaderMap,
 ) -> Result<Response<Body>, ApiError> {
-    if !app.responses.remove(&id) {
+    if !app.responses.remove(app.options.keys.caller(&headers), &id) {
         return Err(unknown());
     }
     let body = json!({"id": id, "object": "response", "deleted": true});
@@ -62,10 +68,12 @@ pub async fn delete(
 /// Ends a response that is made in the background.
 pub async fn cancel(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    PathPart(id): PathPart,
+    headers: HeaderMap,
 ) -> Result<Response<Body>, ApiError> {
-    app.responses.cancel(&id).ok_or_else(unknown)??;
-    app.responses.body(&id).map(json_response).ok_or_else(unknown)
+    let caller = app.options.keys.caller(&headers);
+    app.responses.cancel(caller, &id).ok_or_else(unknown)??;
+    app.responses.body(caller, &id).map(json_response).ok_or_else(unknown)
 }
 
 fn unknown() -> ApiError {

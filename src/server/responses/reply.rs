@@ -7,6 +7,7 @@ use crate::engine_client::Ticket;
 use crate::server::app::{App, Serving};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
+use crate::server::keys::Caller;
 use crate::server::openai::chat::start::{Started, start};
 use crate::server::openai::choice::End;
 use crate::server::openai::collect::collect;
@@ -22,6 +23,8 @@ use std::sync::Arc;
 pub(super) struct Reply {
     pub(super) app: Arc<App>,
     pub(super) id: String,
+    /// For whom it is kept.
+    pub(super) owner: Caller,
     pub(super) names: ItemNames,
     created: u64,
     model: String,
@@ -100,7 +103,7 @@ impl Reply {
     /// Keeps a finished response, if that was asked for.
     pub(super) fn keep(&self, body: &str, output: &[Item]) {
         if self.store {
-            self.app.responses.put(&self.id, body.to_owned(), &self.history(output));
+            self.app.responses.put(self.owner, &self.id, body.to_owned(), &self.history(output));
         }
     }
 
@@ -149,7 +152,8 @@ impl Endpoint for Reply {
         headers: &FromHeaders,
         ticket: Ticket,
     ) -> Result<Prepared<Self>, ApiError> {
-        let asked = types::take(&mut fields, &serving.bounds, &serving.defaults, &app.responses)?;
+        let kept = |id: &str| app.responses.history(headers.caller, id);
+        let asked = types::take(&mut fields, &serving.bounds, &serving.defaults, kept)?;
         let ignored = ignored(app, &fields)?;
         let Asked { request, history, repeated, store, background } = asked;
         if background && request.params.stream {
@@ -162,6 +166,7 @@ impl Endpoint for Reply {
             app: Arc::clone(app),
             // Not the client's: under it others could overwrite what is kept.
             id: format!("resp_{}", app.random.id()),
+            owner: headers.caller,
             names: ItemNames { request_id: request_id.clone(), calls },
             created: unix_time(),
             model,

@@ -1,7 +1,6 @@
 //! Fields of a Responses request: forms and ranges.
 
 use super::convert::{Turns, conversation};
-use super::store::Store;
 use crate::grammar::{Constraint, Form, Spaces};
 use crate::server::error::ApiError;
 use crate::server::fields::{Fields, wrong_kind};
@@ -28,14 +27,14 @@ pub(super) struct Asked {
     pub(super) background: bool,
 }
 
-/// Reads a whole request.
+/// Reads a whole request. `kept` is the conversation of a response that the caller may continue.
 ///
 /// Errors: 400 naming the field, 404 for a response that is not kept.
 pub(super) fn take(
     fields: &mut Fields,
     bounds: &Bounds,
     defaults: &Defaults,
-    kept: &Store,
+    kept: impl Fn(&str) -> Option<Vec<Value>>,
 ) -> Result<Asked, ApiError> {
     refuse(fields)?;
     let mut repeated = Map::new();
@@ -51,13 +50,14 @@ pub(super) fn take(
     let instructions = fields.string("instructions", usize::MAX)?;
     let mut history = match &previous {
         None => Vec::new(),
-        Some(id) => kept.history(id).ok_or_else(|| not_kept("previous_response_id"))?,
+        Some(id) => kept(id).ok_or_else(|| not_kept("previous_response_id"))?,
     };
     Turns::new(&mut history).input(fields.take("input"))?;
 
     let mut params = Params::take(fields, bounds, defaults)?;
     params.check_single()?;
     params.max_tokens = max_tokens.map(|most| most as u32);
+    params.max_tokens_field = "max_output_tokens";
     params.check_min_tokens()?;
     if constraint.is_some() && params.constraint.is_some() {
         let message = "is one constraint too many: the request has another one";

@@ -73,7 +73,7 @@ pub async fn answer(
     let body = body::read(&parts.headers, body, cap, limit).await?;
     let bytes = body.len();
     let ticket = serving.client.admission().enter(bytes as u64).map_err(|o| app.overloaded(&o))?;
-    let pool = Arc::clone(&app);
+    let (pool, headers) = (Arc::clone(&app), FromHeaders::read(&parts.headers, &app.options.keys));
     let work = move || {
         let _ticket = ticket; // Counted until the work is done, also if the client leaves.
         let mut fields = Fields::of_body(Json::parse(&body)?)?;
@@ -82,8 +82,7 @@ pub async fn answer(
     };
     let (value, ignored) = pool.text.run(bytes, work).await?;
     let mut response = json_response(value.to_string());
-    let id = FromHeaders::read(&parts.headers).request_id;
-    label(&mut response, id.as_deref(), &ignored);
+    label(&mut response, headers.request_id.as_deref(), &ignored);
     Ok(response)
 }
 

@@ -2,6 +2,8 @@
 
 use crate::http_client::{Client, Reply};
 use crate::http_host::{Server, Setup};
+use hadron::server::app::Options;
+use hadron::server::keys::Keys;
 use hadron::text::{CallSyntax, Reasoning};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -107,6 +109,13 @@ fn a_response_has_items_whole_and_streamed() {
     assert_eq!(said, "I look.");
     assert_eq!(get(&mut client, last["id"].as_str().unwrap()).json(), *last);
 
+    let in_call = client.post(PATH, &body(&json!({"max_output_tokens": 85}))).json();
+    assert_eq!(in_call["output"][2]["status"], "incomplete");
+    let streamed = json!({"max_output_tokens": 85, "stream": true});
+    let streamed = events(&client.post(PATH, &body(&streamed)));
+    let last = &streamed.last().unwrap()["response"];
+    assert_eq!(without_ids(last["output"].clone()), without_ids(in_call["output"].clone()));
+
     let cut = client.post(PATH, &body(&json!({"max_output_tokens": 19, "store": false}))).json();
     assert_eq!(cut["status"], "incomplete");
     assert_eq!(cut["incomplete_details"]["reason"], "max_output_tokens");
@@ -157,11 +166,14 @@ fn work_in_the_background_can_be_fetched_and_cancelled() {
     let queued = client.post(PATH, &body(&json!({"background": true}))).json();
     assert_eq!(queued["status"], "queued");
     let id = queued["id"].as_str().unwrap();
-    let start = Instant::now();
-    while get(&mut client, id).json()["status"] == "queued" {
-        assert!(start.elapsed() < Duration::from_secs(20));
+    let (start, mut seen) = (Instant::now(), vec![json!("queued")]);
+    while seen.last() != Some(&json!("completed")) {
+        assert!(start.elapsed() < Duration::from_secs(20), "{seen:?}");
         std::thread::sleep(Duration::from_millis(5));
+        seen.push(get(&mut client, id).json()["status"].clone());
+        seen.dedup();
     }
+    assert_eq!(seen, ["queued", "in_progress", "completed"]);
     let made = get(&mut client, id).json();
     assert_eq!(
         (&made["status"], &made["output"][1]["content"][0]["text"]),
@@ -228,4 +240,31 @@ fn what_cannot_be_done_is_refused_by_name() {
         assert_eq!(reply.json()["error"]["param"], param, "{extra}");
     }
     assert_eq!(get(&mut client, "resp_none").status, 404);
+}
+
+#[test]
+fn what_one_key_stored_others_do_not_find() {
+    let keys = Keys::new(["one", "two"], ["root"]);
+    let options = Options { keys, ..Options::default() };
+    let server = Server::start(&Setup { options, ..setup(SCRIPT) });
+    let mut client = Client::connect(server.address);
+    let mut send = |method: &str, path: &str, key: &str, body: &Value| {
+        let text = if method == "GET" { String::new() } else { body.to_string() };
+        client.send(method, path, &format!("Authorization: Bearer {key}\r\n"), text.as_bytes());
+        client.read().unwrap()
+    };
+    let made = send("POST", PATH, "one", &body(&json!({}))).json();
+    let one = format!("{PATH}/{}", made["id"].as_str().unwrap());
+    let next = body(&json!({"previous_response_id": made["id"]}));
+    for other in ["two", "root"] {
+        for (method, path) in [("GET", &one), ("DELETE", &one), ("POST", &format!("{one}/cancel"))]
+        {
+            let reply = send(method, path, other, &json!({}));
+            let reason = reply.json()["error"]["reason"].clone();
+            assert_eq!((reply.status, reason), (404, json!("unknown_response")), "{method}");
+        }
+        assert_eq!(send("POST", PATH, other, &next).status, 404);
+    }
+    assert_eq!(send("GET", &one, "one", &json!({})).json(), made);
+    assert_eq!(send("POST", PATH, "one", &next).status, 200);
 }
