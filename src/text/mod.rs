@@ -8,6 +8,7 @@ mod error;
 mod grammar_vocabulary;
 mod guard;
 mod json_python;
+mod length_bound;
 mod output;
 mod pieces;
 mod reasoning;

@@ -16,6 +16,7 @@ use super::added::Added;
 use super::chat_template::Rendered;
 use super::detokenizer::{DetokenizeOptions, Machine};
 use super::error::{LoadError, TextError};
+use super::length_bound::LengthBound;
 use super::vocabulary::{Kind, Vocabulary};
 
 /// Ids beyond this are refused at load: the tables are flat.
@@ -30,6 +31,8 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     added: Added,
     pub(super) vocabulary: Vocabulary,
+    /// Absent where the bytes of a text say nothing certain about its tokens.
+    length_bound: Option<LengthBound>,
     /// Special tokens by role (`bos_token`, ...), as templates name them.
     special: Vec<(String, String)>,
     bos: Option<Token>,
@@ -56,6 +59,8 @@ impl Tokenizer {
 
         let tokens = tokens_by_id(&inner).map_err(invalid)?;
         let vocabulary = Vocabulary::new(&tokens, &json["decoder"]).map_err(invalid)?;
+        let listed: Vec<_> = inner.get_added_tokens_decoder().into_iter().collect();
+        let length_bound = LengthBound::new(&json, &tokens, &listed, &vocabulary);
         let added = Added::new(&inner).map_err(invalid)?;
         let config = read_json(&dir.join("tokenizer_config.json"))?.unwrap_or(Value::Null);
         let special = special_tokens(&config);
@@ -65,7 +70,7 @@ impl Tokenizer {
         let llama = config["tokenizer_class"].as_str().is_some_and(|c| c.starts_with("Llama"));
         let add_bos = if llama { config["add_bos_token"].as_bool() } else { None };
         let eos_ids = eos_ids(dir, role("eos_token").and_then(id))?;
-        Ok(Self { inner, added, vocabulary, special, bos, add_bos, eos_ids })
+        Ok(Self { inner, added, vocabulary, length_bound, special, bos, add_bos, eos_ids })
     }
 
     /// The ids of `text`, special tokens in it recognised; with `add_special_tokens` also what
@@ -88,6 +93,13 @@ impl Tokenizer {
             return self.encode(&rendered.text, false);
         }
         self.added.encode(&self.inner, &rendered.text, &rendered.marks).map_err(|e| failed(&e))
+    }
+
+    /// A number of tokens that `text` has at least, found without tokenising it; 0 where nothing is
+    /// certain. Linear, about a nanosecond a byte.
+    pub fn tokens_at_least(&self, text: &str) -> usize {
+        let bound = self.length_bound.as_ref().map_or(0, |bound| bound.tokens(text));
+        bound.saturating_sub(1) // A first token that the text spells may be taken off.
     }
 
     /// The text of `ids`, as a whole text of its own.

@@ -149,6 +149,24 @@ fn template(serving: &Serving, params: &Params, extra: Extra<'_>) -> Result<Subm
     })
 }
 
+/// Refuses a text that has too many tokens whatever the tokenizer makes of it: to find out how many
+/// could take seconds.
+pub fn check_length(
+    serving: &Serving,
+    text: &str,
+    truncate: Option<Truncate>,
+    field: &str,
+) -> Result<(), ApiError> {
+    let limit = serving.bounds.max_model_len as usize;
+    if truncate.is_some() || text.len() < limit {
+        return Ok(());
+    }
+    match serving.tokenizer.tokens_at_least(text) {
+        least if least < limit => Ok(()),
+        least => Err(too_long(&format!("at least {least}"), limit, field)),
+    }
+}
+
 fn too_long(tokens: &str, limit: usize, field: &str) -> ApiError {
     let message = format!("the prompt has {tokens} tokens, the model takes less than {limit}");
     ApiError::bad_request("context_length_exceeded", field, message)

@@ -191,3 +191,51 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_long_text_is_known_to_be_long() {
+    for pair in PAIRS.iter() {
+        let text = "hello wow, ".repeat(1_000);
+        let least = pair.ours.tokens_at_least(&text);
+        let tokens = pair.encoded(&text).len();
+        assert!((1_500..=tokens).contains(&least), "{least} of {tokens}");
+    }
+    // What joins or drops text makes every bound uncertain.
+    let (json, config) = byte_level();
+    let with = |key: &str, value: serde_json::Value| {
+        let mut json = json.clone();
+        json[key] = value;
+        load(&(json, config.clone())).1.tokens_at_least(&"hello ".repeat(1_000))
+    };
+    assert!(with("normalizer", json!(null)) > 0);
+    assert_eq!(
+        with("normalizer", json!({"type": "Strip", "strip_left": true, "strip_right": true})),
+        0
+    );
+    assert_eq!(with("pre_tokenizer", json!({"type": "Whitespace"})), 0);
+    let mut tokens = json["added_tokens"].clone();
+    tokens[1]["rstrip"] = json!(true);
+    assert_eq!(with("added_tokens", tokens), 0);
+}
+
+proptest! {
+    #[test]
+    fn a_text_never_has_fewer_tokens_than_said(
+        parts in proptest::collection::vec(
+            prop_oneof![
+                "\\PC{0,8}",
+                "[ \n\te\u{301}\u{212b}\u{1100}\u{1161}]{0,6}",
+                Just("hello".to_owned()), Just("<|im_end|>".to_owned()), Just("\n\n".to_owned()),
+                Just("▁▁".to_owned()), Just("<s>".to_owned()), Just("<0x41>".to_owned()),
+            ],
+            0..24,
+        ),
+    ) {
+        let text = parts.concat();
+        for pair in PAIRS.iter() {
+            let tokens = pair.ours.encode(&text, true).unwrap().len();
+            let least = pair.ours.tokens_at_least(&text);
+            prop_assert!(least <= tokens, "{} > {}: {:?}", least, tokens, text);
+        }
+    }
+}

@@ -99,14 +99,22 @@ fn a_reader_that_stops_is_cut_off_and_others_go_on() {
 fn a_slow_reader_gets_the_same_text_in_fewer_chunks() {
     // Far more than the socket buffers of both ends swallow.
     let reading = Reading::Nothing;
-    let setup = Setup { blocks: 8_192, max_model_len: 70_000, reading, ..Setup::default() };
+    // Nothing is taken for as long as a busy machine needs to write it all.
+    let deadlines = Deadlines { write: Duration::from_mins(5), ..Deadlines::default() };
+    let (blocks, max_model_len) = (8_192, 70_000);
+    let setup = Setup { blocks, max_model_len, reading, deadlines, ..Setup::default() };
     let server = Server::start(&setup);
     let mut body = json!({"prompt": "a", "max_tokens": 60_000, "ignore_eos": true, "seed": 5});
     let whole = post(server.address, "/v1/completions", &body).json();
     body["stream"] = json!(true);
     let mut slow = Client::connect(server.address);
     slow.send("POST", "/v1/completions", "", body.to_string().as_bytes());
-    std::thread::sleep(Duration::from_secs(3));
+    let (begun, mut seen) = (Instant::now(), false);
+    while !seen || server.client().requests_in_flight() > 0 {
+        seen |= server.client().requests_in_flight() > 0;
+        assert!(begun.elapsed() < Duration::from_secs(200), "it is never generated");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     let events = slow.read().unwrap().events();
     let text: String = events.iter().map(|e| e["choices"][0]["text"].as_str().unwrap()).collect();
     assert_eq!(text, whole["choices"][0]["text"].as_str().unwrap());
@@ -153,4 +161,36 @@ fn beyond_the_connection_limit_only_probes_are_answered() {
     drop(held);
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(get(server.address, "/v1/models").status, 200);
+}
+
+#[test]
+fn prompts_too_long_by_far_are_refused_without_tokenising() {
+    let server = Server::start(&Setup::default());
+    let mut client = Client::connect(server.address);
+    let far = "hello world, ".repeat(60_000);
+    let user = json!([{"role": "user", "content": far}]);
+    let cases = [
+        ("/v1/completions", json!({"prompt": far}), "prompt"),
+        ("/v1/chat/completions", json!({"messages": user}), "messages"),
+        ("/v1/responses", json!({"input": far}), "input"),
+    ];
+    for (path, body, field) in cases {
+        let reply = client.post(path, &body);
+        assert_eq!((reply.status, reason(&reply)), (400, json!("context_length_exceeded")));
+        let error = reply.json()["error"].clone();
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("the prompt has at least "), "{message}");
+        assert!(message.ends_with(" tokens, the model takes less than 4096"), "{message}");
+        assert_eq!(error["param"], field);
+    }
+    let reply = client.post("/v1/messages", &json!({"messages": user, "max_tokens": 8}));
+    let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.starts_with("messages: the prompt has at least "), "{message}");
+    // What is to be cut, or only counted, is no matter how long.
+    let cut = json!({"prompt": far, "truncate_prompt_tokens": 16, "max_tokens": 1});
+    assert_eq!(client.post("/v1/completions", &cut).status, 200);
+    assert_eq!(client.post("/tokenize", &json!({"prompt": far})).status, 200);
+    // Two letters are one token here, so this just fits.
+    let fits = json!({"prompt": "aa".repeat(4_000), "max_tokens": 1});
+    assert_eq!(client.post("/v1/completions", &fits).status, 200);
 }

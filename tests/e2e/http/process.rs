@@ -144,6 +144,6 @@ fn what_prevents_a_start_is_named_and_exits_1() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
         assert!(said.contains(cause), "{args:?}: {said}");
-        assert!(start.elapsed() < Duration::from_secs(10));
+        assert!(start.elapsed() < Duration::from_mins(1), "{args:?}: {:?}", start.elapsed());
     }
 }

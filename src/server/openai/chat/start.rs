@@ -11,8 +11,8 @@ use crate::server::ids::CallNames;
 use crate::server::openai::exchange::FromHeaders;
 use crate::server::openai::generation::Generation;
 use crate::server::openai::params::Params;
-use crate::server::openai::submit::{Extra, generate, text_error, truncate};
-use crate::text::{Beginning, CallIds, CallSyntax, ChatInput, OutputParser, Reasoning};
+use crate::server::openai::submit::{Extra, check_length, generate, text_error, truncate};
+use crate::text::{Beginning, CallIds, CallSyntax, ChatInput, OutputParser, Reasoning, Rendered};
 use protocol::Token;
 use std::sync::Arc;
 
@@ -66,7 +66,10 @@ pub fn start(
     let echo = if params.echo { last.to_owned() } else { String::new() };
     let continued = input.continue_final_message.then(|| last.to_owned());
     input.tools = tools.shown.clone();
-    let Prompt { mut ids, opening } = render(serving, input, add_special_tokens, prompt_field)?;
+    let rendered = template(serving, input, prompt_field)?;
+    check_length(serving, &rendered.text, params.truncate, prompt_field)?;
+    let prompt = tokenise(serving, &rendered, add_special_tokens, prompt_field)?;
+    let Prompt { mut ids, opening } = prompt;
     truncate(&mut ids, params.truncate);
     let reasoning = beginning(serving, continued.as_deref(), &opening);
     params.constraint = constraint(serving, params.constraint.take(), &tools, reasoning)?;
@@ -130,15 +133,19 @@ fn beginning(serving: &Serving, continued: Option<&str>, opening: &str) -> Optio
     })
 }
 
-/// Renders and tokenises a conversation; `field` names it in refusals.
+/// Renders and tokenises a conversation of any length; `field` names it in refusals.
 ///
 /// Errors: 400 `no_chat_template`, or what the template refuses.
 pub fn render(
     serving: &Serving,
-    mut input: ChatInput,
+    input: ChatInput,
     add_special_tokens: bool,
     field: &str,
 ) -> Result<Prompt, ApiError> {
+    tokenise(serving, &template(serving, input, field)?, add_special_tokens, field)
+}
+
+fn template(serving: &Serving, mut input: ChatInput, field: &str) -> Result<Rendered, ApiError> {
     let Some(template) = &serving.template else {
         let message = "the model has no chat template; use /v1/completions";
         return Err(ApiError::bad_request("no_chat_template", field, message));
@@ -146,9 +153,17 @@ pub fn render(
     for (name, value) in &serving.template_defaults {
         input.kwargs.entry(name.clone()).or_insert_with(|| value.clone());
     }
-    let rendered = template.render(input).map_err(|error| text_error(&error, field))?;
+    template.render(input).map_err(|error| text_error(&error, field))
+}
+
+fn tokenise(
+    serving: &Serving,
+    rendered: &Rendered,
+    add_special_tokens: bool,
+    field: &str,
+) -> Result<Prompt, ApiError> {
     let tokenizer = &serving.tokenizer;
-    let ids = tokenizer.encode_rendered(&rendered);
+    let ids = tokenizer.encode_rendered(rendered);
     let mut ids = ids.map_err(|error| text_error(&error, field))?;
     let bos = tokenizer.bos_id().filter(|bos| add_special_tokens && ids.first() != Some(bos));
     if let Some(bos) = bos {

@@ -8,7 +8,7 @@ use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::openai::exchange::{FromHeaders, Prepared, ReplyHead, ignored, unix_time};
 use crate::server::openai::logprobs::Spelling;
-use crate::server::openai::submit::{Extra, generate, text_error, truncate};
+use crate::server::openai::submit::{Extra, check_length, generate, text_error, truncate};
 use protocol::Token;
 use std::sync::Arc;
 
@@ -32,6 +32,9 @@ pub(super) fn prepare(
 
     let mut prompts = Vec::with_capacity(request.prompts.len());
     for prompt in &request.prompts {
+        if let Prompt::Text(text) = prompt {
+            check_length(serving, text, params.truncate, "prompt")?;
+        }
         let mut ids = encode(serving, prompt, request.add_special_tokens)?;
         truncate(&mut ids, params.truncate);
         prompts.push(ids);
