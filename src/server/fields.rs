@@ -115,6 +115,17 @@ impl Fields {
         Some(value).filter(|value| *value != Json::Null)
     }
 
+    /// Takes a field that must be there.
+    pub fn needed(&mut self, name: &str) -> Result<Json, ApiError> {
+        self.take(name).ok_or_else(|| ApiError::invalid(self.path(name), "is missing"))
+    }
+
+    /// Takes a string that must be there, of any length.
+    pub fn needed_string(&mut self, name: &str) -> Result<String, ApiError> {
+        let text = self.string(name, usize::MAX)?;
+        text.ok_or_else(|| ApiError::invalid(self.path(name), "is missing"))
+    }
+
     /// Takes the first of several spellings of a field; each one given twice is refused.
     pub fn take_alias(&mut self, name: &str, alias: &str) -> Result<Option<Json>, ApiError> {
         match (self.take(name), self.take(alias)) {

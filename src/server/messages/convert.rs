@@ -3,10 +3,11 @@
 use crate::server::error::ApiError;
 use crate::server::fields::{Fields, wrong_kind};
 use crate::server::json::Json;
+use crate::server::openai::chat::messages::{PARTS_MAX, text_of};
 use serde_json::{Map, Value, json};
 
-/// Blocks of one message.
-const BLOCKS_MAX: usize = 4_096;
+/// Types of blocks that hold text.
+const TEXT_BLOCKS: &[&str] = &["text"];
 
 /// Messages of the template so far.
 #[derive(Default)]
@@ -31,7 +32,7 @@ impl Parts {
 impl Turns {
     /// The system prompt: text, or blocks of text.
     pub(super) fn system(&mut self, path: &str, value: Json) -> Result<(), ApiError> {
-        let text = text_of(path, value)?;
+        let text = text_of(path, value, TEXT_BLOCKS)?;
         self.messages.push(json!({"role": "system", "content": text}));
         Ok(())
     }
@@ -51,13 +52,13 @@ impl Turns {
         match fields.take("content") {
             None => return Err(ApiError::invalid(path, "is missing")),
             Some(Json::Str(text)) => parts.texts.push(text),
-            Some(Json::List(blocks)) if blocks.len() <= BLOCKS_MAX => {
+            Some(Json::List(blocks)) if blocks.len() <= PARTS_MAX => {
                 for (index, block) in blocks.into_iter().enumerate() {
                     self.block(role, Fields::of(format!("{path}[{index}]"), block)?, &mut parts)?;
                 }
             }
             Some(Json::List(blocks)) => {
-                let message = format!("at most {BLOCKS_MAX} blocks, got {}", blocks.len());
+                let message = format!("at most {PARTS_MAX} blocks, got {}", blocks.len());
                 return Err(ApiError::invalid(path, message));
             }
             Some(other) => return Err(wrong_kind(path, "a string or a list of blocks", &other)),
@@ -73,9 +74,9 @@ impl Turns {
         let path = block.path("type");
         let kind = block.string("type", 64)?;
         match (kind.as_deref(), role) {
-            (Some("text"), _) => parts.texts.push(needed(&mut block, "text")?),
+            (Some("text"), _) => parts.texts.push(block.needed_string("text")?),
             (Some("thinking"), "assistant") => {
-                parts.thoughts.push(needed(&mut block, "thinking")?);
+                parts.thoughts.push(block.needed_string("thinking")?);
             }
             (Some("redacted_thinking"), "assistant") => {}
             (Some("tool_use"), "assistant") => parts.calls.push(tool_use(&mut block)?),
@@ -83,10 +84,11 @@ impl Turns {
                 if !parts.is_empty() {
                     self.push(role, std::mem::take(parts));
                 }
-                let id = needed(&mut block, "tool_use_id")?;
-                let path = block.path("content");
-                let content =
-                    block.take("content").map_or(Ok(String::new()), |c| text_of(&path, c))?;
+                let id = block.needed_string("tool_use_id")?;
+                let content = match block.take("content") {
+                    None => String::new(),
+                    Some(content) => text_of(&block.path("content"), content, TEXT_BLOCKS)?,
+                };
                 self.messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
             }
             (Some(_), _) => {
@@ -125,7 +127,7 @@ impl Turns {
 }
 
 fn tool_use(block: &mut Fields) -> Result<Value, ApiError> {
-    let (id, name) = (needed(block, "id")?, needed(block, "name")?);
+    let (id, name) = (block.needed_string("id")?, block.needed_string("name")?);
     let path = block.path("input");
     let input = match block.take("input") {
         None => json!({}),
@@ -133,29 +135,4 @@ fn tool_use(block: &mut Fields) -> Result<Value, ApiError> {
         Some(other) => return Err(wrong_kind(path, "an object", &other)),
     };
     Ok(json!({"id": id, "type": "function", "function": {"name": name, "arguments": input}}))
-}
-
-fn needed(fields: &mut Fields, name: &str) -> Result<String, ApiError> {
-    let path = fields.path(name);
-    fields.string(name, usize::MAX)?.ok_or_else(|| ApiError::invalid(path, "is missing"))
-}
-
-/// Text, or blocks of text joined by line breaks.
-fn text_of(path: &str, value: Json) -> Result<String, ApiError> {
-    let blocks = match value {
-        Json::Str(text) => return Ok(text),
-        Json::List(blocks) if blocks.len() <= BLOCKS_MAX => blocks,
-        other => return Err(wrong_kind(path.to_owned(), "a string or a list of blocks", &other)),
-    };
-    let text = |(index, block)| {
-        let mut block = Fields::of(format!("{path}[{index}]"), block)?;
-        let kind_path = block.path("type");
-        if block.string("type", 64)?.as_deref() != Some("text") {
-            let message = "only text blocks are served here";
-            return Err(ApiError::bad_request("unsupported_content", kind_path, message));
-        }
-        needed(&mut block, "text")
-    };
-    let texts: Vec<String> = blocks.into_iter().enumerate().map(text).collect::<Result<_, _>>()?;
-    Ok(texts.join("\n"))
 }

@@ -9,7 +9,7 @@ use crate::server::fields::Fields;
 use crate::server::ids::CallNames;
 use crate::server::openai::chat::start::{Started, start};
 use crate::server::openai::choice::{End, StoppedBy};
-use crate::server::openai::collect::{Whole, collect};
+use crate::server::openai::collect::{Whole, body_of, collect_single};
 use crate::server::openai::exchange::{Endpoint, FromHeaders, Prepared, ignored};
 use crate::server::openai::generation::Generation;
 use crate::server::openai::message::Message;
@@ -143,9 +143,7 @@ impl Endpoint for Reply {
     }
 
     async fn collect(self, generation: Generation) -> Result<String, ApiError> {
-        let (wholes, generation) = collect(generation).await?;
-        let whole = wholes.first().ok_or_else(ApiError::internal)?;
-        let body = self.body(self.blocks(whole), Some(&whole.end), &generation.usage());
-        serde_json::to_string(&body).map_err(|_| ApiError::internal())
+        let (whole, generation) = collect_single(generation).await?;
+        body_of(&self.body(self.blocks(&whole), Some(&whole.end), &generation.usage()))
     }
 }

@@ -2,9 +2,8 @@
 
 use super::convert::Turns;
 use crate::server::error::ApiError;
-use crate::server::fields::{Fields, wrong_kind};
-use crate::server::json::Json;
-use crate::server::openai::chat::messages::{self, MESSAGES_MAX};
+use crate::server::fields::Fields;
+use crate::server::openai::chat::messages;
 use crate::server::openai::chat::tools::{self, ToolChoice, Tools};
 use crate::server::openai::chat::types::ChatRequest;
 use crate::server::openai::params::{Bounds, Defaults, Params};
@@ -64,7 +63,7 @@ impl Conversation {
         if let Some(system) = fields.take("system") {
             turns.system("system", system)?;
         }
-        for (index, message) in message_list(fields)?.into_iter().enumerate() {
+        for (index, message) in messages::list(fields, "messages")?.into_iter().enumerate() {
             turns.message(format!("messages[{index}]"), message)?;
         }
         // A last message of the assistant is the beginning of the answer.
@@ -77,18 +76,6 @@ impl Conversation {
             ..ChatInput::default()
         };
         Ok(Self { input, tools })
-    }
-}
-
-fn message_list(fields: &mut Fields) -> Result<Vec<Json>, ApiError> {
-    match fields.take("messages") {
-        None => Err(ApiError::invalid("messages", "is missing")),
-        Some(Json::List(list)) if (1..=MESSAGES_MAX).contains(&list.len()) => Ok(list),
-        Some(Json::List(list)) => {
-            let message = format!("must hold 1 to {MESSAGES_MAX} messages, got {}", list.len());
-            Err(ApiError::invalid("messages", message))
-        }
-        Some(other) => Err(wrong_kind("messages".to_owned(), "a list of objects", &other)),
     }
 }
 

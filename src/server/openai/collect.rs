@@ -5,6 +5,7 @@ use super::generation::{Generation, failure};
 use crate::server::error::ApiError;
 use crate::text::{Piece, append};
 use protocol::{Token, TokenLogprobs};
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::future::poll_fn;
 
@@ -59,6 +60,18 @@ pub async fn collect(mut generation: Generation) -> Result<(Vec<Whole>, Generati
         Some(error) => Err(error),
         None => Ok((wholes, generation)),
     }
+}
+
+/// The same where there is one choice.
+pub async fn collect_single(generation: Generation) -> Result<(Whole, Generation), ApiError> {
+    let (wholes, generation) = collect(generation).await?;
+    let whole = wholes.into_iter().next().ok_or_else(ApiError::internal)?;
+    Ok((whole, generation))
+}
+
+/// A reply object as the body of a response.
+pub fn body_of(reply: &impl Serialize) -> Result<String, ApiError> {
+    serde_json::to_string(reply).map_err(|_| ApiError::internal())
 }
 
 /// The value of `stop_reason`.

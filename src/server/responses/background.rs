@@ -3,17 +3,18 @@
 use super::items::Item;
 use super::reply::{Reply, State};
 use crate::server::error::ApiError;
+use crate::server::openai::collect::body_of;
 use crate::server::openai::exchange::{Prepared, json_response};
+use crate::server::openai::generation::Generation;
 use axum::body::Body;
 use axum::http::Response;
-use serde::Serialize;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
 /// Answers with a queued response and makes it. Ending the task takes the request back.
 pub(super) fn begin(prepared: Prepared<Reply>) -> Result<Response<Body>, ApiError> {
-    let Prepared { mut generation, reply, .. } = prepared;
-    let body = text(&reply.body(State::Queued, &[], None))?;
+    let Prepared { generation, reply, .. } = prepared;
+    let body = body_of(&reply.body(State::Queued, &[], None))?;
     let (app, id, owner) = (Arc::clone(&reply.app), reply.id.clone(), reply.owner);
     let (kept, wait) = oneshot::channel();
     let task = tokio::spawn(async move {
@@ -21,16 +22,7 @@ pub(super) fn begin(prepared: Prepared<Reply>) -> Result<Response<Body>, ApiErro
         if wait.await.is_err() {
             return;
         }
-        let made = match generation.first().await {
-            Ok(()) => match text(&reply.body(State::InProgress, &[], None)) {
-                Ok(body) => {
-                    reply.app.responses.progress(&reply.id, body);
-                    reply.finish(generation).await
-                }
-                Err(error) => Err(error),
-            },
-            Err(error) => Err(error),
-        };
+        let made = make(&reply, generation).await;
         let (body, items) = made.unwrap_or_else(|error| failed(&reply, &error));
         reply.app.responses.finish(&reply.id, body, &reply.history(&items));
     });
@@ -45,10 +37,13 @@ pub(super) fn begin(prepared: Prepared<Reply>) -> Result<Response<Body>, ApiErro
     Ok(json_response(body))
 }
 
-fn failed(reply: &Reply, error: &ApiError) -> (String, Vec<Item>) {
-    (text(&reply.failed(error, &[])).unwrap_or_default(), Vec::new())
+async fn make(reply: &Reply, mut generation: Generation) -> Result<(String, Vec<Item>), ApiError> {
+    generation.first().await?;
+    let body = body_of(&reply.body(State::InProgress, &[], None))?;
+    reply.app.responses.progress(&reply.id, body);
+    reply.finish(generation).await
 }
 
-fn text(body: &impl Serialize) -> Result<String, ApiError> {
-    serde_json::to_string(body).map_err(|_| ApiError::internal())
+fn failed(reply: &Reply, error: &ApiError) -> (String, Vec<Item>) {
+    (body_of(&reply.failed(error, &[])).unwrap_or_default(), Vec::new())
 }

@@ -3,7 +3,7 @@
 use crate::server::error::ApiError;
 use crate::server::fields::{Fields, wrong_kind};
 use crate::server::json::Json;
-use crate::server::openai::chat::messages::{self, MESSAGES_MAX};
+use crate::server::openai::chat::messages::{self, MESSAGES_MAX, TEXT_PARTS, text_of};
 use serde_json::{Value, json};
 
 /// Adds items to a conversation.
@@ -28,10 +28,8 @@ impl<'a> Turns<'a> {
                 Ok(())
             }
             Some(Json::List(list)) if (1..=MESSAGES_MAX).contains(&list.len()) => {
-                for (index, item) in list.into_iter().enumerate() {
-                    self.item(Fields::of(format!("input[{index}]"), item)?)?;
-                }
-                Ok(())
+                let mut items = list.into_iter().enumerate();
+                items.try_for_each(|(i, item)| self.item(Fields::of(format!("input[{i}]"), item)?))
             }
             Some(Json::List(list)) => {
                 let message = format!("must hold 1 to {MESSAGES_MAX} items, got {}", list.len());
@@ -49,15 +47,8 @@ impl<'a> Turns<'a> {
             None | Some("message") => self.message(&mut item),
             Some("function_call") => self.call(&mut item),
             Some("function_call_output") => {
-                let id = needed(&mut item, "call_id")?;
-                let output = item.path("output");
-                let Some(value) = item.take("output") else {
-                    return Err(ApiError::invalid(output, "is missing"));
-                };
-                let content = match value {
-                    Json::Str(text) => text,
-                    parts => text_of(&output, parts)?,
-                };
+                let (id, output) = (item.needed_string("call_id")?, item.needed("output")?);
+                let content = text_of(&item.path("output"), output, TEXT_PARTS)?;
                 self.messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
                 Ok(())
             }
@@ -91,7 +82,7 @@ impl<'a> Turns<'a> {
 
     /// A call joins the turn of the assistant that it follows.
     fn call(&mut self, item: &mut Fields) -> Result<(), ApiError> {
-        let (id, name) = (needed(item, "call_id")?, needed(item, "name")?);
+        let (id, name) = (item.needed_string("call_id")?, item.needed_string("name")?);
         let path = item.path("arguments");
         let arguments = messages::arguments(&path, item.take("arguments"))?;
         let call = json!({"id": id, "type": "function",
@@ -113,7 +104,7 @@ impl<'a> Turns<'a> {
         if let Some(Json::List(parts)) = item.take("content") {
             for (index, part) in parts.into_iter().enumerate() {
                 let mut part = Fields::of(item.path(&format!("content[{index}]")), part)?;
-                self.thought += &needed(&mut part, "text")?;
+                self.thought += &part.needed_string("text")?;
             }
         }
         Ok(())
@@ -135,28 +126,4 @@ pub(super) fn conversation(instructions: Option<&str>, history: &[Value]) -> Val
     let first = json!({"role": "system", "content": system.join("\n\n")});
     let first = (!system.is_empty()).then_some(first);
     first.into_iter().chain(history[leading..].iter().cloned()).collect()
-}
-
-fn needed(fields: &mut Fields, name: &str) -> Result<String, ApiError> {
-    let path = fields.path(name);
-    fields.string(name, usize::MAX)?.ok_or_else(|| ApiError::invalid(path, "is missing"))
-}
-
-/// Text parts joined by line breaks.
-fn text_of(path: &str, value: Json) -> Result<String, ApiError> {
-    let Json::List(parts) = value else {
-        return Err(wrong_kind(path.to_owned(), "a string or a list of parts", &value));
-    };
-    let text = |(index, part)| {
-        let mut part = Fields::of(format!("{path}[{index}]"), part)?;
-        let kind = part.path("type");
-        let Some("input_text" | "output_text" | "text") = part.string("type", 64)?.as_deref()
-        else {
-            let message = "only text parts are served";
-            return Err(ApiError::bad_request("unsupported_content", kind, message));
-        };
-        needed(&mut part, "text")
-    };
-    let texts: Vec<String> = parts.into_iter().enumerate().map(text).collect::<Result<_, _>>()?;
-    Ok(texts.join("\n"))
 }

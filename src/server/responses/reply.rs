@@ -10,7 +10,7 @@ use crate::server::fields::Fields;
 use crate::server::keys::Caller;
 use crate::server::openai::chat::start::{Started, start};
 use crate::server::openai::choice::End;
-use crate::server::openai::collect::collect;
+use crate::server::openai::collect::{body_of, collect_single};
 use crate::server::openai::exchange::{Endpoint, FromHeaders, Prepared, ignored, unix_time};
 use crate::server::openai::generation::Generation;
 use crate::server::openai::message::Message;
@@ -112,13 +112,11 @@ impl Reply {
         &self,
         generation: Generation,
     ) -> Result<(String, Vec<Item>), ApiError> {
-        let (wholes, generation) = collect(generation).await?;
-        let whole = wholes.first().ok_or_else(ApiError::internal)?;
+        let (whole, generation) = collect_single(generation).await?;
         let state = state(&whole.end);
-        let message = Message::of(whole, 0, &self.names.calls);
+        let message = Message::of(&whole, 0, &self.names.calls);
         let items = of_message(message, &self.names, state == State::Incomplete);
-        let body = self.body(state, &items, Some(&generation.usage()));
-        let body = serde_json::to_string(&body).map_err(|_| ApiError::internal())?;
+        let body = body_of(&self.body(state, &items, Some(&generation.usage())))?;
         Ok((body, items))
     }
 }

@@ -8,7 +8,8 @@ use serde_json::{Map, Value, json};
 
 /// Messages of a conversation.
 pub const MESSAGES_MAX: usize = 4_096;
-const PARTS_MAX: usize = 4_096;
+/// Parts of one message.
+pub const PARTS_MAX: usize = 4_096;
 const KWARGS_MAX: usize = 32;
 const KWARGS_BYTES_MAX: usize = 4_096;
 const DOCUMENTS_MAX: usize = 64;
@@ -33,6 +34,8 @@ const RESERVED: &[&str] = &[
     "tools",
     "unk_token",
 ];
+/// Types of text parts in OpenAI's APIs.
+pub const TEXT_PARTS: &[&str] = &["text", "input_text", "output_text"];
 const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh"];
 
 /// Takes `messages` and everything else that shapes the prompt.
@@ -67,17 +70,21 @@ pub fn last_of_assistant(messages: &Value) -> &str {
 }
 
 fn messages(fields: &mut Fields) -> Result<Value, ApiError> {
-    let list = match fields.take("messages") {
-        None => return Err(ApiError::invalid("messages", "is missing")),
-        Some(Json::List(list)) => list,
-        Some(other) => return Err(wrong_kind("messages".to_owned(), "a list of objects", &other)),
-    };
-    if list.is_empty() || list.len() > MESSAGES_MAX {
-        let message = format!("must hold 1 to {MESSAGES_MAX} messages, got {}", list.len());
-        return Err(ApiError::invalid("messages", message));
-    }
+    let list = list(fields, "messages")?;
     let one = |(index, value)| message(format!("messages[{index}]"), value);
     list.into_iter().enumerate().map(one).collect()
+}
+
+/// A conversation's messages, as they were sent.
+pub fn list(fields: &mut Fields, name: &str) -> Result<Vec<Json>, ApiError> {
+    match fields.needed(name)? {
+        Json::List(list) if (1..=MESSAGES_MAX).contains(&list.len()) => Ok(list),
+        Json::List(list) => {
+            let message = format!("must hold 1 to {MESSAGES_MAX} entries, got {}", list.len());
+            Err(ApiError::invalid(fields.path(name), message))
+        }
+        other => Err(wrong_kind(fields.path(name), "a list of objects", &other)),
+    }
 }
 
 fn message(path: String, value: Json) -> Result<Value, ApiError> {
@@ -138,14 +145,9 @@ fn one_call(path: String, call: Json) -> Result<Value, ApiError> {
         None | Some("function") => {}
         Some(_) => return Err(ApiError::unsupported(call.path("type"), "must be function")),
     }
-    let function_path = call.path("function");
-    let Some(function) = call.take("function") else {
-        return Err(ApiError::invalid(function_path, "is missing"));
-    };
-    let mut function = Fields::of(function_path, function)?;
-    let Some(name) = function.string("name", 256)? else {
-        return Err(ApiError::invalid(function.path("name"), "is missing"));
-    };
+    let function = call.needed("function")?;
+    let mut function = Fields::of(call.path("function"), function)?;
+    let name = function.needed_string("name")?;
     let path = function.path("arguments");
     let arguments = arguments(&path, function.take("arguments"))?;
     let mut value = call.into_values();
@@ -168,43 +170,43 @@ pub fn arguments(path: &str, value: Option<Json>) -> Result<Value, ApiError> {
     Err(ApiError::invalid(path, "must be a JSON object"))
 }
 
-/// A string, or text parts joined by line breaks.
+/// A message's text; the assistant may have said nothing.
 pub fn content(fields: &mut Fields, role: &str) -> Result<Value, ApiError> {
-    let path = fields.path("content");
     match fields.take("content") {
         None if role == "assistant" => Ok(json!("")),
-        None => Err(ApiError::invalid(path, "is missing")),
-        Some(Json::Str(text)) => Ok(Value::String(text)),
-        Some(Json::List(parts)) if parts.len() <= PARTS_MAX => {
-            let part = |(index, value)| part(&format!("{path}[{index}]"), value);
-            let texts: Vec<String> =
-                parts.into_iter().enumerate().map(part).collect::<Result<_, _>>()?;
-            Ok(Value::String(texts.join("\n")))
-        }
-        Some(Json::List(parts)) => {
-            let message = format!("at most {PARTS_MAX} parts, got {}", parts.len());
-            Err(ApiError::invalid(path, message))
-        }
-        Some(other) => Err(wrong_kind(path, "a string or a list of parts", &other)),
+        None => Err(ApiError::invalid(fields.path("content"), "is missing")),
+        Some(value) => text_of(&fields.path("content"), value, TEXT_PARTS).map(Value::String),
     }
 }
 
-fn part(path: &str, value: Json) -> Result<String, ApiError> {
+/// A string, or parts of text joined by line breaks; `kinds` are the types of such parts.
+pub fn text_of(path: &str, value: Json, kinds: &[&str]) -> Result<String, ApiError> {
+    match value {
+        Json::Str(text) => Ok(text),
+        Json::List(parts) if parts.len() <= PARTS_MAX => {
+            let part = |(index, value)| part(format!("{path}[{index}]"), value, kinds);
+            let texts = parts.into_iter().enumerate().map(part);
+            Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
+        }
+        Json::List(parts) => {
+            let message = format!("at most {PARTS_MAX} parts, got {}", parts.len());
+            Err(ApiError::invalid(path, message))
+        }
+        other => Err(wrong_kind(path.to_owned(), "a string or a list of parts", &other)),
+    }
+}
+
+fn part(path: String, value: Json, kinds: &[&str]) -> Result<String, ApiError> {
     if let Json::Str(text) = value {
         return Ok(text);
     }
-    let mut fields = Fields::of(path.to_owned(), value)?;
-    match fields.string("type", 64)?.as_deref() {
-        Some("text" | "input_text" | "output_text") => {}
-        Some(_) => {
-            let message = "only text parts are supported";
-            let path = fields.path("type");
-            return Err(ApiError::bad_request("unsupported_content", path, message));
-        }
-        None => return Err(ApiError::invalid(fields.path("type"), "is missing")),
+    let mut fields = Fields::of(path, value)?;
+    let kind = fields.needed_string("type")?;
+    if !kinds.contains(&kind.as_str()) {
+        let message = "only parts of text are served";
+        return Err(ApiError::bad_request("unsupported_content", fields.path("type"), message));
     }
-    let text_path = fields.path("text");
-    fields.string("text", usize::MAX)?.ok_or_else(|| ApiError::invalid(text_path, "is missing"))
+    fields.needed_string("text")
 }
 
 fn documents(fields: &mut Fields) -> Result<Value, ApiError> {
