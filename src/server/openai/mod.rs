@@ -2,6 +2,7 @@
 
 pub mod chat;
 pub mod choice;
+mod chunk_frame;
 pub mod collect;
 pub mod completions;
 mod constraint;

@@ -3,7 +3,7 @@
 use super::ReasoningField;
 use super::reply::Reply;
 use crate::server::openai::choice::Delta;
-use crate::server::openai::exchange::ReplyHead;
+use crate::server::openai::chunk_frame::ChunkFrame;
 use crate::server::openai::generation::Generation;
 use crate::server::openai::logprobs;
 use crate::server::openai::usage::Usage;
@@ -13,57 +13,31 @@ use bytes::{BufMut, BytesMut};
 use serde_json::json;
 use std::io::Write;
 
-/// Writes the chunks of a stream. The part of a chunk that never changes is written once.
+/// Writes the chunks of a stream.
 pub(super) struct Chunks {
     reply: Reply,
-    /// Up to and including `"choices":[`.
-    head: Vec<u8>,
-    begun: Vec<bool>,
+    frame: ChunkFrame,
 }
 
 impl Chunks {
     pub(super) fn new(reply: Reply) -> Self {
-        let ReplyHead { id, created, model, fingerprint } = &reply.head;
-        let mut head = BytesMut::from(&b"data: {\"id\":\""[..]);
-        escape(id, &mut head);
-        // Writing to memory cannot fail.
-        let _ = write!(
-            (&mut head).writer(),
-            "\",\"object\":\"chat.completion.chunk\",\"created\":{created},\"model\":{},\
-             \"system_fingerprint\":\"{fingerprint}\",\"choices\":[",
-            json!(model)
-        );
-        Self { reply, head: head.to_vec(), begun: Vec::new() }
+        let frame = ChunkFrame::new(&reply.head, "chat.completion.chunk", reply.stream_options);
+        Self { reply, frame }
     }
 
     /// The role chunk, once per choice, with the echo if there is one.
     fn begin(&mut self, choice: u32, all: &Generation, out: &mut BytesMut) {
-        let index = choice as usize;
-        if self.begun.len() <= index {
-            self.begun.resize(index + 1, false);
-        }
-        if std::mem::replace(&mut self.begun[index], true) {
+        if !self.frame.begins(choice as usize) {
             return;
         }
-        out.put_slice(&self.head);
-        let _ = write!(
-            out.writer(),
-            "{{\"index\":{choice},\"delta\":{{\"role\":\"assistant\",\"content\":\""
-        );
+        self.open(choice, out);
+        out.put_slice(b"\"role\":\"assistant\",\"content\":\"");
         escape(&self.reply.echo, out);
         out.put_slice(b"\"},\"logprobs\":null,\"finish_reason\":null}]");
         if let Some(ids) = &self.reply.prompt_ids {
             let _ = write!(out.writer(), ",\"prompt_token_ids\":{}", json!(ids));
         }
-        self.close(all, out);
-    }
-
-    fn close(&self, all: &Generation, out: &mut BytesMut) {
-        if self.reply.stream_options.continuous_usage {
-            out.put_slice(b",\"usage\":");
-            all.usage().write(out);
-        }
-        out.put_slice(b"}\n\n");
+        self.frame.close(all, out);
     }
 
     /// Whether a piece has a chunk. What was streamed of a broken call cannot be taken back.
@@ -114,8 +88,8 @@ impl Chunks {
     }
 
     fn open(&self, choice: u32, out: &mut BytesMut) {
-        out.put_slice(&self.head);
-        let _ = write!(out.writer(), "{{\"index\":{choice},\"delta\":{{");
+        self.frame.open(choice, out);
+        out.put_slice(b"\"delta\":{");
     }
 }
 
@@ -138,7 +112,7 @@ impl ChunkWriter for Chunks {
             out.put_slice(b"},\"logprobs\":null");
             write_end(None, out);
             out.put_slice(b"}]");
-            self.close(all, out);
+            self.frame.close(all, out);
             piece = shown.next();
         }
         self.open(choice, out);
@@ -157,15 +131,10 @@ impl ChunkWriter for Chunks {
             let _ = write!(out.writer(), ",\"token_ids\":{}", json!(delta.tokens));
         }
         out.put_slice(b"}]");
-        self.close(all, out);
+        self.frame.close(all, out);
     }
 
     fn end(&mut self, usage: &Usage, out: &mut BytesMut) {
-        if self.reply.stream_options.include_usage {
-            out.put_slice(&self.head);
-            out.put_slice(b"],\"usage\":");
-            usage.write(out);
-            out.put_slice(b"}\n\n");
-        }
+        self.frame.usage(usage, out);
     }
 }

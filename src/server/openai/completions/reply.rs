@@ -6,6 +6,7 @@ use crate::server::app::{App, Serving};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::openai::choice::Delta;
+use crate::server::openai::chunk_frame::ChunkFrame;
 use crate::server::openai::collect::{Whole, collect, stop_reason};
 use crate::server::openai::exchange::{Endpoint, FromHeaders, Prepared, ReplyHead};
 use crate::server::openai::generation::Generation;
@@ -124,37 +125,25 @@ fn echoed_and_new<'a>(
     echoed.chain(of_output.iter().map(|entry| (entry.token, Some(entry))))
 }
 
-/// Writes the chunks of a stream. The part of a chunk that never changes is written once.
+/// Writes the chunks of a stream.
 pub(super) struct Chunks {
     reply: Reply,
-    /// Up to and including `"choices":[{"index":`.
-    head: Vec<u8>,
-    begun: Vec<bool>,
+    frame: ChunkFrame,
     offsets: Vec<TextOffsets>,
 }
 
 impl Chunks {
     fn new(reply: Reply) -> Self {
-        let ReplyHead { id, created, model, fingerprint } = &reply.head;
-        let mut head = BytesMut::from(&b"data: {\"id\":\""[..]);
-        escape(id, &mut head);
-        // Writing to memory cannot fail.
-        let _ = write!(
-            (&mut head).writer(),
-            "\",\"object\":\"text_completion\",\"created\":{created},\"model\":{},\
-             \"system_fingerprint\":\"{fingerprint}\",\"choices\":[",
-            json!(model)
-        );
-        Self { reply, head: head.to_vec(), begun: Vec::new(), offsets: Vec::new() }
+        let frame = ChunkFrame::new(&reply.head, "text_completion", reply.stream_options);
+        Self { reply, frame, offsets: Vec::new() }
     }
 
     /// Whether this is the first delta of a choice.
     fn begins(&mut self, choice: usize) -> bool {
-        if self.begun.len() <= choice {
-            self.begun.resize(choice + 1, false);
+        if self.offsets.len() <= choice {
             self.offsets.resize(choice + 1, TextOffsets { chars: 0 });
         }
-        !std::mem::replace(&mut self.begun[choice], true)
+        self.frame.begins(choice)
     }
 }
 
@@ -173,8 +162,8 @@ impl ChunkWriter for Chunks {
         if !says && !ids && !with_logprobs {
             return;
         }
-        out.put_slice(&self.head);
-        let _ = write!(out.writer(), "{{\"index\":{choice},\"text\":\"");
+        self.frame.open(choice, out);
+        out.put_slice(b"\"text\":\"");
         escape(echoed, out);
         escape(&delta.text, out);
         out.put_slice(b"\",\"logprobs\":");
@@ -196,19 +185,10 @@ impl ChunkWriter for Chunks {
             }
         }
         out.put_slice(b"}]");
-        if reply.stream_options.continuous_usage {
-            out.put_slice(b",\"usage\":");
-            all.usage().write(out);
-        }
-        out.put_slice(b"}\n\n");
+        self.frame.close(all, out);
     }
 
     fn end(&mut self, usage: &Usage, out: &mut BytesMut) {
-        if self.reply.stream_options.include_usage {
-            out.put_slice(&self.head);
-            out.put_slice(b"],\"usage\":");
-            usage.write(out);
-            out.put_slice(b"}\n\n");
-        }
+        self.frame.usage(usage, out);
     }
 }
