@@ -7,6 +7,7 @@ use super::call_object::{BareArguments, Step};
 use super::emitter::Emitter;
 use super::json_scan::is_space;
 use super::marks::Held;
+use super::raw::Raw;
 use crate::text::pieces::Pieces;
 
 pub(super) const CALLS_BEGIN: &str = "<｜tool▁calls▁begin｜>";
@@ -40,15 +41,13 @@ pub(super) struct DeepSeek {
     inside: bool,
     /// A call has ended; its fence and its closing mark have not come yet.
     closing: bool,
-    /// Syntax read, as long as no call has begun.
-    raw: String,
-    from: usize,
+    raw: Raw,
 }
 
 impl DeepSeek {
     pub(super) fn new(fenced: bool) -> Self {
-        let (held, state, raw) = (Held::default(), State::Text, String::new());
-        Self { fenced, held, state, inside: false, closing: false, raw, from: 0 }
+        let (held, state, raw) = (Held::default(), State::Text, Raw::default());
+        Self { fenced, held, state, inside: false, closing: false, raw }
     }
 
     pub(super) fn push(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) {
@@ -64,14 +63,9 @@ impl DeepSeek {
                 step => step,
             },
         };
-        match step {
-            Step::More if to.is_open() => self.raw.clear(),
-            Step::More => self.raw.push(c),
-            Step::Done => self.raw.clear(),
-            Step::Bad => {
-                self.give_up(to, out);
-                self.text(c, to, out);
-            }
+        if !self.raw.follow(c, step, to) {
+            self.give_up(to, out);
+            self.text(c, to, out);
         }
     }
 
@@ -81,7 +75,7 @@ impl DeepSeek {
             _ => self.give_up(to, out),
         }
         // An outer mark without a call is content.
-        self.raw.drain(..).for_each(|c| to.content(c, out));
+        self.raw.release(to, out);
     }
 
     fn text(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) {
@@ -95,7 +89,7 @@ impl DeepSeek {
             if !raw.is_empty() && is_space(c) {
                 return raw.push(c);
             }
-            raw.drain(..).for_each(|c| to.content(c, out));
+            raw.release(to, out);
             to.content(c, out);
         });
         let Some(found) = found else { return };
@@ -103,25 +97,23 @@ impl DeepSeek {
         match found {
             0 => {
                 self.state = State::Head(String::new());
-                self.from = out.at - CALL_BEGIN.len() - self.raw.len();
-                self.raw.push_str(CALL_BEGIN);
+                self.raw.open(CALL_BEGIN, out);
             }
             1 => {
                 self.inside = true;
-                self.raw.push_str(CALLS_BEGIN);
+                self.raw.open(CALLS_BEGIN, out);
             }
             2 if std::mem::take(&mut self.inside) && self.raw.is_empty() => {}
             3 if closing => {}
             mark => {
-                self.raw.drain(..).for_each(|c| to.content(c, out));
+                self.raw.release(to, out);
                 MARKS[mark].chars().for_each(|c| to.content(c, out));
             }
         }
     }
 
     fn give_up(&mut self, to: &mut Emitter, out: &mut Pieces<'_>) {
-        to.break_off(out.at, out);
-        self.raw.drain(..).for_each(|c| to.content(c, out));
+        self.raw.give_up(to, out);
         (self.held, self.state) = (Held::default(), State::Text);
     }
 
@@ -152,7 +144,7 @@ impl DeepSeek {
         if name.is_empty() || name.contains('\n') {
             return Step::Bad;
         }
-        to.begin(name.to_owned(), self.from, out);
+        to.begin(name.to_owned(), self.raw.from, out);
         self.state = State::Arguments(BareArguments::default());
         Step::More
     }

@@ -7,6 +7,7 @@ use super::call_object::{BareArguments, CallObject, Step};
 use super::emitter::Emitter;
 use super::json_scan::is_space;
 use super::marks::Held;
+use super::raw::Raw;
 use crate::text::pieces::Pieces;
 
 pub(super) const CALLS: &str = "[TOOL_CALLS]";
@@ -37,9 +38,7 @@ enum State {
 pub(super) struct Mistral {
     held: Held,
     state: State,
-    /// Syntax read since the mark, as long as no call has begun.
-    raw: String,
-    from: usize,
+    raw: Raw,
 }
 
 impl Mistral {
@@ -47,14 +46,10 @@ impl Mistral {
         if matches!(self.state, State::Text) {
             return self.text(c, to, out);
         }
-        match self.syntax(c, to, out) {
-            Step::More if to.is_open() => self.raw.clear(),
-            Step::More => self.raw.push(c),
-            Step::Done => self.raw.clear(),
-            Step::Bad => {
-                self.give_up(to, out);
-                self.text(c, to, out);
-            }
+        let step = self.syntax(c, to, out);
+        if !self.raw.follow(c, step, to) {
+            self.give_up(to, out);
+            self.text(c, to, out);
         }
     }
 
@@ -68,14 +63,13 @@ impl Mistral {
 
     fn text(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) {
         if self.held.push(c, &[CALLS], |c| to.content(c, out)).is_some() {
-            (self.state, self.from) = (State::Lead, out.at - CALLS.len());
-            self.raw.push_str(CALLS);
+            self.state = State::Lead;
+            self.raw.open(CALLS, out);
         }
     }
 
     fn give_up(&mut self, to: &mut Emitter, out: &mut Pieces<'_>) {
-        to.break_off(out.at, out);
-        self.raw.drain(..).for_each(|c| to.content(c, out));
+        self.raw.give_up(to, out);
         (self.held, self.state) = (Held::default(), State::Text);
     }
 
@@ -89,7 +83,7 @@ impl Mistral {
                 self.syntax(c, to, out)
             }
             State::Item if c == '{' => {
-                let mut object = Box::new(CallObject::new(None, self.from));
+                let mut object = Box::new(CallObject::new(None, self.raw.from));
                 object.push(c, to, out);
                 self.go(State::Object(object))
             }
@@ -100,7 +94,7 @@ impl Mistral {
             }
             State::Object(object) => match object.push(c, to, out) {
                 Step::Done => {
-                    (self.state, self.from) = (State::Next, out.at);
+                    (self.state, self.raw.from) = (State::Next, out.at);
                     Step::Done
                 }
                 step => step,
@@ -133,7 +127,7 @@ impl Mistral {
             return Step::Bad;
         }
         if c == '{' && self.held.is_empty() && in_name && !name.is_empty() {
-            to.begin(std::mem::take(name), self.from, out);
+            to.begin(std::mem::take(name), self.raw.from, out);
             let mut arguments = BareArguments::default();
             arguments.push(c, to, out);
             return self.go(State::Arguments(arguments));
@@ -155,7 +149,7 @@ impl Mistral {
             }
             Some(0) => Step::Bad,
             Some(_) => {
-                to.begin(std::mem::take(name), self.from, out);
+                to.begin(std::mem::take(name), self.raw.from, out);
                 self.go(State::Arguments(BareArguments::default()))
             }
         }

@@ -14,6 +14,7 @@ mod llama3_json;
 mod marks;
 mod mistral;
 mod qwen3_coder;
+mod raw;
 mod tool;
 
 use super::pieces::Pieces;

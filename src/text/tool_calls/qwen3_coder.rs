@@ -4,11 +4,13 @@
 //! the outer mark and `</parameter>` may be missing. Source: the chat template of
 //! Qwen/Qwen3-Coder-30B-A3B-Instruct.
 
+use super::call_object::Step;
 use super::coercion::{Types, Value};
 use super::emitter::Emitter;
 use super::hermes::{CLOSE, OPEN};
 use super::json_scan::is_space;
 use super::marks::Held;
+use super::raw::Raw;
 use super::tool::Tool;
 use crate::text::pieces::Pieces;
 use std::sync::Arc;
@@ -45,29 +47,27 @@ pub(super) struct Coder {
     has_parameters: bool,
     /// A call has ended and its outer mark has not been closed.
     closing: bool,
-    raw: String,
-    from: usize,
+    raw: Raw,
 }
 
 impl Coder {
     pub(super) fn new(tools: Arc<[Tool]>) -> Self {
         let (held, state) = (Held::default(), State::Text);
-        let (function, raw) = (String::new(), String::new());
+        let (function, raw) = (String::new(), Raw::default());
         let (has_parameters, closing) = (false, false);
-        Self { tools, held, state, function, has_parameters, closing, raw, from: 0 }
+        Self { tools, held, state, function, has_parameters, closing, raw }
     }
 
     pub(super) fn push(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) {
         if matches!(self.state, State::Text) {
             return self.text(c, to, out);
         }
-        if self.syntax(c, to, out) {
-            if to.is_open() || matches!(self.state, State::Text) {
-                self.raw.clear();
-            } else {
-                self.raw.push(c);
-            }
-        } else {
+        let step = match self.syntax(c, to, out) {
+            false => Step::Bad,
+            true if matches!(self.state, State::Text) => Step::Done,
+            true => Step::More,
+        };
+        if !self.raw.follow(c, step, to) {
             self.give_up(to, out);
             self.text(c, to, out);
         }
@@ -98,13 +98,11 @@ impl Coder {
 
     fn start(&mut self, mark: &str, state: State, out: &Pieces<'_>) {
         (self.state, self.closing) = (state, false);
-        self.from = out.at - mark.len();
-        self.raw.push_str(mark);
+        self.raw.open(mark, out);
     }
 
     fn give_up(&mut self, to: &mut Emitter, out: &mut Pieces<'_>) {
-        to.break_off(out.at, out);
-        self.raw.drain(..).for_each(|c| to.content(c, out));
+        self.raw.give_up(to, out);
         (self.held, self.state) = (Held::default(), State::Text);
     }
 
@@ -127,7 +125,7 @@ impl Coder {
                 }
                 self.function.clone_from(&name);
                 self.has_parameters = false;
-                to.begin(name, self.from, out);
+                to.begin(name, self.raw.from, out);
                 to.arguments("{", out);
                 self.state = State::Between;
                 true

@@ -1,0 +1,55 @@
+//! The syntax in front of a call's arguments as it was read: content, should the call turn out to be none.
+
+use super::call_object::Step;
+use super::emitter::Emitter;
+use crate::text::pieces::Pieces;
+
+/// Syntax read since a mark, as long as no call has begun.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Raw {
+    text: String,
+    /// Byte of the output at which it begins.
+    pub(super) from: usize,
+}
+
+impl Raw {
+    /// A mark has just been read: what follows may be a call. Syntax in front of the mark belongs to it.
+    pub(super) fn open(&mut self, mark: &str, out: &Pieces<'_>) {
+        self.from = out.at - mark.len() - self.text.len();
+        self.text.push_str(mark);
+    }
+
+    /// Takes what `step` made of the next character; false if it is none of the call's.
+    pub(super) fn follow(&mut self, c: char, step: Step, to: &Emitter) -> bool {
+        match step {
+            Step::More if !to.is_open() => self.text.push(c),
+            Step::More | Step::Done => self.text.clear(),
+            Step::Bad => return false,
+        }
+        true
+    }
+
+    /// More of it, outside of any call.
+    pub(super) fn push(&mut self, c: char) {
+        self.text.push(c);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.text.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.text.is_empty()
+    }
+
+    /// It is content after all.
+    pub(super) fn release(&mut self, to: &mut Emitter, out: &mut Pieces<'_>) {
+        self.text.drain(..).for_each(|c| to.content(c, out));
+    }
+
+    /// The call is none: it breaks off if it has begun, else what was read of it is content.
+    pub(super) fn give_up(&mut self, to: &mut Emitter, out: &mut Pieces<'_>) {
+        to.break_off(out.at, out);
+        self.release(to, out);
+    }
+}
