@@ -13,6 +13,7 @@ use crate::metrics::Loss;
 use protocol::{Epoch, Profiled, Ready, Replica, StepId, ToExecutor};
 use scheduler::{Control, Effect, Engine, Event, TokenEvent};
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, SyncSender};
@@ -79,6 +80,38 @@ struct Sent {
     tokens: u64,
 }
 
+/// What is under way between two looks into the inbox.
+struct Desk {
+    /// For the next tick.
+    events: Vec<Event>,
+    /// Steps that have not been answered.
+    sent: VecDeque<Sent>,
+    watch: Watch,
+    clocks: StepWatch,
+    /// Who waits for answers of the executor to orders to record, in their order.
+    profiling: VecDeque<oneshot::Sender<Profiled>>,
+    /// Who waits to hear whether cached prefixes were forgotten, in the order of the orders.
+    clearing: VecDeque<oneshot::Sender<bool>>,
+    /// Why the executor is given up, if it is.
+    lost: Option<(Loss, String)>,
+}
+
+impl Desk {
+    fn new(clocks: StepWatch) -> Self {
+        let (events, sent, watch) = (Vec::new(), VecDeque::new(), Watch::default());
+        let (profiling, clearing) = (VecDeque::new(), VecDeque::new());
+        Self { events, sent, watch, clocks, profiling, clearing, lost: None }
+    }
+}
+
+/// How the loop ends.
+enum End {
+    /// It was told to.
+    Stopped,
+    /// There is no executor and will be none.
+    Failed(String),
+}
+
 /// Judges an executor that lives but does not answer. A step is lost only if it was late at two signs of
 /// life in a row: had this process been paused, its answer would have arrived in between.
 #[derive(Default)]
@@ -123,86 +156,35 @@ impl EngineThread {
     }
 
     fn run(mut self) {
-        let mut signals = Vec::new();
-        let mut events = Vec::new();
-        let mut effects = Vec::new();
-        let mut sent = VecDeque::new();
-        let mut watch = Watch::default();
-        let mut clocks = StepWatch::new(Arc::clone(&self.observers.metrics));
-        let mut profiling = VecDeque::new();
-        let mut clearing = VecDeque::new();
+        let (mut signals, mut effects) = (Vec::new(), Vec::new());
+        let mut desk = Desk::new(StepWatch::new(Arc::clone(&self.observers.metrics)));
         loop {
-            clocks.sleeps();
+            desk.clocks.sleeps();
             self.inbox.take(&mut signals, HEARTBEAT);
-            clocks.wakes();
+            desk.clocks.wakes();
             let now_ms = self.observers.health.beat();
             if !self.recovers {
                 self.observers.metrics.life.alive(); // The executor lives and dies with this process.
             }
-            let mut lost = None;
             for signal in signals.drain(..) {
-                match signal {
-                    Signal::Event(event) => {
-                        self.note_answer(&event, now_ms, &mut sent, &mut clocks);
-                        events.push(event);
-                    }
-                    Signal::Constrain { request, session } => self.masks.begin(request, session),
-                    Signal::Lost { epoch, loss, cause } if self.is_news(epoch) => {
-                        if !self.recovers {
-                            return self.fail(cause);
-                        }
-                        lost = Some((loss, cause));
-                    }
-                    Signal::Back { executor, ready } => {
-                        self.executor = Some(executor);
-                        events.push(back(ready));
-                        self.observers.health.set_restarted();
-                    }
-                    Signal::Profile { on, reply } => self.profile(on, reply, &mut profiling),
-                    // Whoever asked may have gone.
-                    Signal::Profiled(epoch, profiled) if self.is_news(epoch) => {
-                        profiling.pop_front().map(|reply| reply.send(profiled));
-                    }
-                    Signal::Lost { .. } | Signal::Profiled(..) => {} // Of a former generation.
-                    Signal::ClearPrefixCache { restart, reply } => {
-                        clearing.push_back(reply);
-                        let op_id = 0; // Answers come in the order of the orders.
-                        events.push(Event::Control(Control::ClearPrefixCache { op_id, restart }));
-                    }
-                    Signal::Resident { reply } if reply.is_closed() => {} // Whoever asked has gone.
-                    Signal::Resident { reply } => drop(reply.send(self.resident())),
-                    Signal::Beat => {
-                        self.observers.metrics.life.alive();
-                        let before = watch.late;
-                        let late = watch.beat(now_ms, &sent, &self.deadline);
-                        if watch.late.is_some() && watch.late != before {
-                            self.observers.metrics.life.late();
-                        }
-                        lost = lost.or(late.map(|cause| (Loss::Late, cause)));
-                    }
-                    Signal::GiveUp(cause) => return self.fail(cause),
-                    Signal::Stop => return self.stop(),
+                match self.hear(signal, now_ms, &mut desk) {
+                    ControlFlow::Continue(()) => {}
+                    ControlFlow::Break(End::Stopped) => return self.stop(),
+                    ControlFlow::Break(End::Failed(cause)) => return self.fail(cause),
                 }
             }
+            let lost = desk.lost.take();
             if let Some((loss, _)) = lost {
-                profiling.clear();
-                clocks.lost();
-                self.lose(loss, &mut events, &mut sent);
+                self.lose(loss, &mut desk);
             }
-            self.engine.tick_timed(now_ms, &mut events, &mut effects, &mut clocks);
+            self.engine.tick_timed(now_ms, &mut desk.events, &mut effects, &mut desk.clocks);
             // The masks of a batch build on what the same tick committed, which comes behind it.
             self.masks.hear(&effects);
             for effect in effects.drain(..) {
-                match effect {
-                    // Whoever asked may have gone.
-                    Effect::ControlDone { done, .. } => {
-                        clearing.pop_front().map(|reply| reply.send(done));
-                    }
-                    effect => self.act(effect, now_ms, &mut sent, &mut clocks),
-                }
+                self.act(effect, now_ms, &mut desk);
             }
             self.flush_kv_events();
-            self.report_steps(&sent);
+            self.report_steps(&desk.sent);
             if let Some((_, cause)) = lost {
                 let epoch = self.engine.epoch(REPLICA);
                 // The main thread may have left already, at shutdown.
@@ -211,45 +193,92 @@ impl EngineThread {
         }
     }
 
+    /// Takes one signal; breaks if the loop is to end.
+    fn hear(&mut self, signal: Signal, now_ms: u64, desk: &mut Desk) -> ControlFlow<End> {
+        match signal {
+            Signal::Event(event) => {
+                self.note_answer(&event, now_ms, desk);
+                desk.events.push(event);
+            }
+            Signal::Constrain { request, session } => self.masks.begin(request, session),
+            Signal::Lost { epoch, loss, cause } if self.is_news(epoch) => {
+                if !self.recovers {
+                    return ControlFlow::Break(End::Failed(cause));
+                }
+                desk.lost = Some((loss, cause));
+            }
+            Signal::Back { executor, ready } => {
+                self.executor = Some(executor);
+                desk.events.push(back(ready));
+                self.observers.health.set_restarted();
+            }
+            Signal::Profile { on, reply } => self.profile(on, reply, &mut desk.profiling),
+            // Whoever asked may have gone.
+            Signal::Profiled(epoch, profiled) if self.is_news(epoch) => {
+                desk.profiling.pop_front().map(|reply| reply.send(profiled));
+            }
+            Signal::Lost { .. } | Signal::Profiled(..) => {} // Of a former generation.
+            Signal::ClearPrefixCache { restart, reply } => {
+                desk.clearing.push_back(reply);
+                let op_id = 0; // Answers come in the order of the orders.
+                desk.events.push(Event::Control(Control::ClearPrefixCache { op_id, restart }));
+            }
+            Signal::Resident { reply } if reply.is_closed() => {} // Whoever asked has gone.
+            Signal::Resident { reply } => drop(reply.send(self.resident())),
+            Signal::Beat => self.executor_lives(now_ms, desk),
+            Signal::GiveUp(cause) => return ControlFlow::Break(End::Failed(cause)),
+            Signal::Stop => return ControlFlow::Break(End::Stopped),
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// The executor gave a sign of life: is its oldest step late?
+    fn executor_lives(&mut self, now_ms: u64, desk: &mut Desk) {
+        self.observers.metrics.life.alive();
+        let before = desk.watch.late;
+        let late = desk.watch.beat(now_ms, &desk.sent, &self.deadline);
+        if desk.watch.late.is_some() && desk.watch.late != before {
+            self.observers.metrics.life.late();
+        }
+        desk.lost = desk.lost.take().or(late.map(|cause| (Loss::Late, cause)));
+    }
+
     /// Whether a loss is of the executor that works now.
     fn is_news(&self, epoch: Epoch) -> bool {
         self.executor.is_some() && epoch == self.engine.epoch(REPLICA)
     }
 
     /// Takes note that the executor is gone: what it had is computed again by the next one.
-    fn lose(&mut self, loss: Loss, events: &mut Vec<Event>, sent: &mut VecDeque<Sent>) {
+    fn lose(&mut self, loss: Loss, desk: &mut Desk) {
         self.executor = None;
-        sent.clear();
+        desk.profiling.clear();
+        desk.clocks.lost();
+        desk.sent.clear();
         self.observers.metrics.life.lost(loss);
         self.observers.health.set_restarting();
-        events.push(Event::Lost { replica: REPLICA });
+        desk.events.push(Event::Lost { replica: REPLICA });
     }
 
-    fn act(
-        &mut self,
-        effect: Effect,
-        now_ms: u64,
-        sent: &mut VecDeque<Sent>,
-        clocks: &mut StepWatch,
-    ) {
+    fn act(&mut self, effect: Effect, now_ms: u64, desk: &mut Desk) {
         match effect {
             Effect::Send { batch, .. } => {
                 let facts = BatchFacts::of(&batch);
-                sent.push_back(Sent { step: batch.step, at_ms: now_ms, tokens: facts.tokens });
+                let (step, tokens) = (batch.step, facts.tokens);
+                desk.sent.push_back(Sent { step, at_ms: now_ms, tokens });
                 if let Some(executor) = &self.executor {
-                    let (step, masked) = (batch.step, self.masks.rows_of(&batch));
+                    let masked = self.masks.rows_of(&batch);
                     // One that is gone says so on its own road, with the reason.
                     let _ = executor.send(ToExecutor::Batch(batch));
                     if !masked.is_empty() {
                         self.masks.make(step, masked, executor);
                     }
                 }
-                clocks.sent(&facts, now_ms);
+                desk.clocks.sent(&facts, now_ms);
             }
             // A closed channel means that nobody is left to hear the news.
             Effect::Tokens(list) => drop(self.news.blocking_send(list)),
             Effect::Stats(stats) => {
-                clocks.counted(&stats);
+                desk.clocks.counted(&stats);
                 self.client.set_stats(stats);
             }
             Effect::Kv { replica, events } => {
@@ -257,8 +286,10 @@ impl EngineThread {
                     feed.gather(events);
                 }
             }
-            // Answers to operations are taken by `run`.
-            Effect::ControlDone { .. } => {}
+            // Whoever asked may have gone.
+            Effect::ControlDone { done, .. } => {
+                desk.clearing.pop_front().map(|reply| reply.send(done));
+            }
         }
     }
 
@@ -284,20 +315,14 @@ impl EngineThread {
     }
 
     /// Measures the step an answer belongs to.
-    fn note_answer(
-        &mut self,
-        event: &Event,
-        now_ms: u64,
-        sent: &mut VecDeque<Sent>,
-        clocks: &mut StepWatch,
-    ) {
+    fn note_answer(&mut self, event: &Event, now_ms: u64, desk: &mut Desk) {
         let Event::Output { output, .. } = event else { return };
-        clocks.answered(output);
-        while let Some(first) = sent.pop_front_if(|s| s.step <= output.step) {
+        desk.clocks.answered(output);
+        while let Some(first) = desk.sent.pop_front_if(|s| s.step <= output.step) {
             let took = Duration::from_millis(now_ms.saturating_sub(first.at_ms));
             self.deadline.note(first.tokens, took);
             // The device gets to a step only after its predecessor.
-            if let Some(next) = sent.front_mut() {
+            if let Some(next) = desk.sent.front_mut() {
                 next.at_ms = next.at_ms.max(now_ms);
             }
         }

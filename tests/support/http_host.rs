@@ -145,33 +145,17 @@ impl Server {
         let folder = setup.model.as_deref().unwrap_or(small.path());
         let tokenizer = Tokenizer::load(folder).unwrap();
         let template = ChatTemplate::load(folder, setup.template, &tokenizer, 32 << 20).unwrap();
-        let (ours, theirs) = pair(8);
-        let device = setup.clone();
-        let vocab_size = setup.model.as_deref().map_or(small_tokenizer::VOCAB, |folder| {
-            models::Config::from_dir(folder).unwrap().vocab as u32
-        });
-        std::thread::spawn(move || match &device.model {
-            None => hash_device(&device, theirs),
-            Some(folder) => executor::run(real_device(&device, folder), theirs),
-        });
-        let (to, epoch) = (ours.sender, Epoch(1));
-        let from = Incoming { messages: Box::new(ours.receiver), epoch, process: None };
-        let mut link = ExecutorLink { to, from };
+        let mut link = device(setup);
         let (notices, notices_out) = channel();
         let wait = Duration::from_secs(10);
         let patience = Patience { hello: wait, stall: None, total: wait };
-        let expected = Expected { epoch, manifest: 0 };
+        let expected = Expected { epoch: Epoch(1), manifest: 0 };
         let shown = |_, _, _| {};
         let up = bring_up(&mut link, &notices_out, patience, expected, |b| b, shown).unwrap();
         self.notices = notices_out;
 
-        let limits = Limits {
-            tokens_per_step: setup.step_tokens,
-            requests_running: setup.seats,
-            ..Limits::cpu(setup.max_model_len, vocab_size)
-        };
         let kv = KvConfig::new(up.memory.spec.clone(), up.ready.blocks, [1, 2]);
-        let engine = Engine::new(EngineConfig::new(limits, kv)).unwrap();
+        let engine = Engine::new(EngineConfig::new(limits(setup), kv)).unwrap();
         let deadline = StepDeadline::new(None, up.memory.pace);
         let metrics = metrics(setup);
         let health = Arc::clone(&self.app.health);
@@ -198,19 +182,8 @@ impl Server {
             tokenizer,
             template,
             parsers,
-            card: ModelCard {
-                names: vec!["tiny".to_owned(), "org/alias".to_owned()],
-                root: "tiny".to_owned(),
-                created: 1,
-                fingerprint: "hadron-test-00000000".to_owned(),
-            },
-            bounds: Bounds {
-                vocab_size,
-                max_model_len: setup.max_model_len,
-                logprobs_max: Some(20),
-                replicas: 1,
-                priorities: setup.priorities,
-            },
+            card: card(),
+            bounds: bounds(setup),
             defaults: Defaults::default(),
             template_defaults: serde_json::Map::new(),
             block_tokens: BLOCK_TOKENS,
@@ -249,6 +222,51 @@ impl Drop for Server {
         if let Some(host) = self.host.take() {
             host.stop();
         }
+    }
+}
+
+/// Starts the thread of the device.
+fn device(setup: &Setup) -> ExecutorLink {
+    let (ours, theirs) = pair(8);
+    let device = setup.clone();
+    std::thread::spawn(move || match &device.model {
+        None => hash_device(&device, theirs),
+        Some(folder) => executor::run(real_device(&device, folder), theirs),
+    });
+    let (messages, epoch) = (Box::new(ours.receiver), Epoch(1));
+    ExecutorLink { to: ours.sender, from: Incoming { messages, epoch, process: None } }
+}
+
+fn vocab_size(setup: &Setup) -> u32 {
+    setup.model.as_deref().map_or(small_tokenizer::VOCAB, |folder| {
+        models::Config::from_dir(folder).unwrap().vocab as u32
+    })
+}
+
+fn limits(setup: &Setup) -> Limits {
+    Limits {
+        tokens_per_step: setup.step_tokens,
+        requests_running: setup.seats,
+        ..Limits::cpu(setup.max_model_len, vocab_size(setup))
+    }
+}
+
+fn card() -> ModelCard {
+    ModelCard {
+        names: vec!["tiny".to_owned(), "org/alias".to_owned()],
+        root: "tiny".to_owned(),
+        created: 1,
+        fingerprint: "hadron-test-00000000".to_owned(),
+    }
+}
+
+fn bounds(setup: &Setup) -> Bounds {
+    Bounds {
+        vocab_size: vocab_size(setup),
+        max_model_len: setup.max_model_len,
+        logprobs_max: Some(20),
+        replicas: 1,
+        priorities: setup.priorities,
     }
 }
 

@@ -137,6 +137,20 @@ fn what_is_not_supported_is_refused_by_name() {
         expect!["config.json: field `architectures` is missing"],
     );
     refuse(
+        json!({"hidden_act": "gelu"}),
+        expect![[r#"config.json: field `hidden_act`: "gelu" is not supported: only silu is"#]],
+    );
+    refuse(
+        json!({"torch_dtype": "float8_e4m3fn"}),
+        expect![[
+            r#"config.json: field `torch_dtype`: "float8_e4m3fn" is not supported: supported are float32, bfloat16 and float16"#
+        ]],
+    );
+}
+
+#[test]
+fn quantisation_that_is_not_supported_is_refused_by_name() {
+    refuse(
         json!({"quantization_config": {"quant_method": "gptq"}}),
         expect![[
             r#"config.json: field `quantization_config.quant_method`: "gptq" is not supported: fp8 and compressed-tensors are"#
@@ -173,6 +187,10 @@ fn what_is_not_supported_is_refused_by_name() {
             r#"config.json: field `quantization_config.config_groups.group_0.weights.strategy`: "tensor" is not supported: channel and block are"#
         ]],
     );
+}
+
+#[test]
+fn attention_that_is_not_supported_is_refused_by_name() {
     refuse(
         json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
         expect![[
@@ -207,16 +225,6 @@ fn what_is_not_supported_is_refused_by_name() {
         json!({"layer_types": ["sliding_attention"]}),
         expect![[
             r#"config.json: field `layer_types`: ["sliding_attention"] is not supported: every layer must attend to the whole context"#
-        ]],
-    );
-    refuse(
-        json!({"hidden_act": "gelu"}),
-        expect![[r#"config.json: field `hidden_act`: "gelu" is not supported: only silu is"#]],
-    );
-    refuse(
-        json!({"torch_dtype": "float8_e4m3fn"}),
-        expect![[
-            r#"config.json: field `torch_dtype`: "float8_e4m3fn" is not supported: supported are float32, bfloat16 and float16"#
         ]],
     );
 }

@@ -32,6 +32,14 @@ pub struct ReplyHead {
     pub fingerprint: String,
 }
 
+impl ReplyHead {
+    /// The head of the reply to a request; `kind` is what its id begins with.
+    pub fn new(kind: &str, request_id: &str, model: String, serving: &Serving) -> Self {
+        let fingerprint = serving.card.fingerprint.clone();
+        Self { id: format!("{kind}-{request_id}"), created: unix_time(), model, fingerprint }
+    }
+}
+
 /// Request fields that came as headers.
 #[derive(Debug, Clone, Default)]
 pub struct FromHeaders {

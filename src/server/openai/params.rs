@@ -1,7 +1,9 @@
 //! Fields that chat and text completions share: their types, ranges and defaults.
 
+use super::logprobs::Spelling;
 use super::{constraint, refused};
 use crate::grammar::Constraint;
+use crate::server::app::Options;
 use crate::server::error::ApiError;
 use crate::server::fields::{Fields, string_list, wrong_kind};
 use crate::server::json::Json;
@@ -178,6 +180,21 @@ impl Params {
             tokens_as_ids: fields.bool("return_tokens_as_token_ids")?,
             sampling,
         })
+    }
+
+    /// What events carry where the command line may ask for more.
+    pub fn events(&self, options: &Options) -> StreamOptions {
+        let StreamOptions { include_usage, continuous_usage } = self.stream_options;
+        StreamOptions {
+            include_usage: include_usage || options.force_usage,
+            continuous_usage: continuous_usage || options.force_usage,
+        }
+    }
+
+    /// How logprobs show tokens.
+    pub fn spelling(&self, options: &Options) -> Spelling {
+        let as_ids = self.tokens_as_ids.unwrap_or(options.tokens_as_ids);
+        if as_ids { Spelling::Id } else { Spelling::Text }
     }
 
     /// Refuses what an endpoint of single answers has no place for.

@@ -7,8 +7,7 @@ use crate::engine_client::Ticket;
 use crate::server::app::{App, Serving};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
-use crate::server::openai::exchange::{FromHeaders, Prepared, ReplyHead, ignored, unix_time};
-use crate::server::openai::logprobs::Spelling;
+use crate::server::openai::exchange::{FromHeaders, Prepared, ReplyHead, ignored};
 use std::sync::Arc;
 
 /// Reads, refuses and starts.
@@ -25,25 +24,15 @@ pub(super) fn prepare(
     let logprobs = request.logprobs.is_some();
     let started = start(app, serving, request, headers, ticket)?;
     let Started { generation, model, request_id, params, prompt, echo, names } = started;
-    let head = ReplyHead {
-        id: format!("chatcmpl-{request_id}"),
-        created: unix_time(),
-        model,
-        fingerprint: serving.card.fingerprint.clone(),
-    };
-    let as_ids = params.tokens_as_ids.unwrap_or(app.options.tokens_as_ids);
-    let mut stream_options = params.stream_options;
-    stream_options.include_usage |= app.options.force_usage;
-    stream_options.continuous_usage |= app.options.force_usage;
     let reply = Reply {
-        head,
+        head: ReplyHead::new("chatcmpl", &request_id, model, serving),
         tokenizer: Arc::clone(&serving.tokenizer),
-        spelling: if as_ids { Spelling::Id } else { Spelling::Text },
+        spelling: params.spelling(&app.options),
         logprobs,
         prompt_logprobs: params.prompt_logprobs.is_some(),
         echo,
         prompt_ids: params.return_token_ids.then_some(prompt),
-        stream_options,
+        stream_options: params.events(&app.options),
         names,
         reasoning: include_reasoning.then_some(app.options.reasoning_field),
     };
