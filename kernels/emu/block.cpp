@@ -8,10 +8,26 @@ namespace emu {
 
 __thread Lane* self;
 
+// Where dynamic shared memory begins: aligned no better than it must be.
+static const size_t BEHIND_1024 = 16;
+
 static Thread& running() { return *static_cast<Thread*>(self); }
 void meet_wave(u32 site, Combine combine, Exchange& e) { running().block->meet_wave(site, combine, e); }
 void meet_block() { running().block->meet_block(); }
 void pause() { running().block->pause(); }
+void cluster_arrive(u32 size) {
+    Thread& me = running();
+    Seat& mine = me.block->seat(size, me.bid->x % size);
+    mine.dynamic.store(me.dynamic, std::memory_order_relaxed);
+    mine.arrived.fetch_add(1, std::memory_order_acq_rel);
+}
+void cluster_wait(u32 size) {
+    for (u32 rank = 0; rank < size; ++rank)
+        while (running().block->seat(size, rank).arrived.load(std::memory_order_acquire) < running().bdim) pause();
+}
+u8* peer_dynamic(u32 size, u32 rank) {
+    return running().block->seat(size, rank).dynamic.load(std::memory_order_relaxed);
+}
 void* shared_array(const void* key, size_t bytes) { return running().block->shared_array(key, bytes); }
 void broken(const char* rule) { running().block->broken(rule); }
 
@@ -41,12 +57,16 @@ void Block::begin(const Grid& g, u64 index) {
     if (threads.size() < count) threads.resize(count);
     while (waves.size() < wave_count) waves.push_back(std::make_unique<WaveRun>());
     for (Array& a : arrays) a.fresh = true;
-    // Exactly as many bytes as were asked for, so that AddressSanitizer sees the first one too many.
-    if (dynamic_bytes != g.launch->shared_bytes || !dynamic) {
+    // Exactly as many bytes as were asked for, so that AddressSanitizer sees the first one too many. In every block as far
+    // behind a multiple of 1024: those of a cluster name places in each other by how far they are from the begin.
+    if (dynamic_bytes != g.launch->shared_bytes || !room) {
         dynamic_bytes = g.launch->shared_bytes;
-        dynamic.reset(new u8[dynamic_bytes]);
+        void* fresh = nullptr;
+        if (posix_memalign(&fresh, 1024, BEHIND_1024 + dynamic_bytes)) abort();
+        room.reset((u8*)fresh);
     }
-    memset(dynamic.get(), 0xff, dynamic_bytes);
+    u8* dynamic = room.get() + BEHIND_1024;
+    memset(dynamic, 0xff, dynamic_bytes);
     for (u32 w = 0; w < wave_count; ++w) {
         WaveRun& wave = *waves[w];
         wave.first = w * g.wave;
@@ -65,7 +85,7 @@ void Block::begin(const Grid& g, u64 index) {
         t.bid = &bid;
         t.grid = &grid.launch->grid;
         t.bdim = count;
-        t.dynamic = dynamic.get();
+        t.dynamic = dynamic;
         t.dynamic_bytes = (u32)dynamic_bytes;
         t.block = this;
         t.state = State::READY;
@@ -173,6 +193,14 @@ void Block::pause() {
     WaveRun& w = wave_of(me);
     me.state = State::PAUSED;
     leave(me, next_ready(w, w.position + 1), false);
+}
+
+// Of block `rank` of the cluster that this block is in.
+Seat& Block::seat(u32 size, u32 rank) {
+    const Dim& grid_size = grid.launch->grid;
+    if (grid_size.x % size != 0) broken("clusters do not divide the grid");
+    const u64 row = (u64)bid.z * grid_size.y + bid.y;
+    return grid.seats[row * grid_size.x + bid.x / size * size + rank];
 }
 
 void* Block::shared_array(const void* key, size_t bytes) {

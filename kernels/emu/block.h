@@ -1,5 +1,7 @@
 // block.h - one block of a launch: its threads, their order, the rules they must keep.
 #pragma once
+#include <atomic>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,6 +21,9 @@ enum class Order : u8 {
     RANDOM,        // waves and lanes in random order, anew at every collective
 };
 
+// What a block lets the others of its cluster know: how many of its threads have come, and its memory.
+struct Seat { std::atomic<u32> arrived{0}; std::atomic<u8*> dynamic{nullptr}; };
+
 // What all blocks of a launch share.
 struct Grid {
     const Launch* launch;
@@ -27,6 +32,7 @@ struct Grid {
     void* args;
     const char* name;
     u64 seed;               // seed % 4 is the Order; seeds from 4 on also shuffle lanes
+    Seat* seats;            // of all blocks
 };
 
 struct Block;
@@ -56,6 +62,7 @@ struct Block {
     void meet_wave(u32 site, Combine combine, Exchange& e);
     void meet_block();
     void pause();
+    Seat& seat(u32 size, u32 rank);
     void* shared_array(const void* key, size_t bytes);
     [[noreturn]] void broken(const char* rule);
     void thread_main();
@@ -63,6 +70,7 @@ struct Block {
     std::string failure;
 
 private:
+    struct Free { void operator()(void* p) const { free(p); } };
     struct Array { const void* key; size_t bytes; u8* data; bool fresh; };
 
     Thread& current() { return *static_cast<Thread*>(self); }
@@ -87,7 +95,7 @@ private:
     std::vector<Thread> threads;
     std::vector<std::unique_ptr<WaveRun>> waves;
     std::vector<Array> arrays;
-    std::unique_ptr<u8[]> dynamic;
+    std::unique_ptr<u8, Free> room;  // and dynamic shared memory in it
     size_t dynamic_bytes = 0;
     char barrier_orders[2];
     Fiber host;

@@ -88,8 +88,9 @@ struct Run {
 
 bool run(const Launch& launch, u32 wave, void (*entry)(void*), void* args, const char* name) {
     Run run;
-    run.grid = {&launch, wave, entry, args, name, settings().seed};
     run.blocks = (u64)launch.grid.x * launch.grid.y * launch.grid.z;
+    const std::unique_ptr<Seat[]> seats(new Seat[run.blocks]);
+    run.grid = {&launch, wave, entry, args, name, settings().seed, seats.get()};
     u64 helpers = run.blocks * launch.threads < THREADS_WORTH_SHARING ? 1 : settings().threads;
     if (races_watched()) helpers = 1;  // Blocks are ordered by the host thread; races inside them are looked for.
     std::vector<std::thread> others;

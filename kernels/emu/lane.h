@@ -57,6 +57,12 @@ void meet_wave(u32 site, Combine combine, Exchange& e);
 void meet_block();
 // Lets others run: this thread waits for memory to change.
 void pause();
+// Clusters are runs of consecutive blocks along x. cluster_arrive: this thread of a block whose dynamic shared memory begins
+// at self->dynamic is there. cluster_waits: until every thread of the `size` blocks around this one is. Behind that,
+// peer_dynamic is where the dynamic shared memory of block `rank` of them begins.
+void cluster_arrive(u32 size);
+void cluster_wait(u32 size);
+u8* peer_dynamic(u32 size, u32 rank);
 // The block's static shared array known by `key`, filled with NaN when the block began.
 void* shared_array(const void* key, size_t bytes);
 // The thread broke a rule: ends the launch.

@@ -169,6 +169,11 @@ pub trait Kernels: Driver {
         false
     }
 
+    /// Whether `linear_around` exists for such rows with `silu_mul` and nothing else.
+    fn fuses_silu_mul(&self, rows: usize, dtype: DType, w: &Packed) -> bool {
+        self.fuses(rows, dtype, w)
+    }
+
     /// A linear layer with its neighbours in one launch: `x [T, K]`, `y [T, N]` or `[T, N / 2]`.
     fn linear_around(
         &self,

@@ -36,10 +36,19 @@ impl Ops {
         w: &PackedLinear,
     ) -> Result<Tensor, OpError> {
         if !self.fuses(x.rows(), w) {
-            return self.silu_mul(&self.norm_linear(x, (norm, eps), w)?);
+            return self.linear_silu_mul(&self.rms_norm(x, norm, eps)?, w);
         }
         let norm = Some((norm.mat()?, eps));
         self.around(x, w, Around { norm, silu_mul: true, ..Around::default() }, w.outputs() / 2)
+    }
+
+    /// `y = silu(gate) · up` of `x Wᵀ + bias`: `x [T, K]`, `W [2 I, K]`, `y [T, I]`.
+    pub fn linear_silu_mul(&self, x: &Tensor, w: &PackedLinear) -> Result<Tensor, OpError> {
+        let fused = self.device.fuses_silu_mul(x.rows(), self.dtype(), &w.weight);
+        if w.bias.is_some() || !fused {
+            return self.silu_mul(&self.linear(x, w)?);
+        }
+        self.around(x, w, Around { silu_mul: true, ..Around::default() }, w.outputs() / 2)
     }
 
     /// `x += h Wᵀ + bias`: `h [T, K]`, `x [T, N]`, the residual stream, rounded once more by the sum.

@@ -10,6 +10,7 @@
 //   bulk_copy(to, from, n, b)  n bytes; addresses and n are multiples of 16. One costs the wave that starts it 40 ns,
 //                           whatever n is: below 2 KiB these starts are slower than memory
 //   bulk_copy_once          the same for what nobody else reads; policy: read_once(). It leaves the far cache first
+//   bulk_prefetch(from, n)  n bytes to the far cache
 //   dynamic_shared_bytes()  the launch's dynamic shared memory
 //   some_sync<ID>(n)        barrier of n threads, whole waves; ID 1..15
 #pragma once
@@ -19,9 +20,10 @@
 // before an arrival or by a copy is seen behind the wait.
 struct Barrier { u8 need, left; u16 phase; i32 bytes; };
 DEV void barrier_settle(Barrier* b) {
-    if (__atomic_load_n(&b->left, __ATOMIC_ACQUIRE) || __atomic_load_n(&b->bytes, __ATOMIC_ACQUIRE)) return;
-    __atomic_store_n(&b->left, b->need, __ATOMIC_RELEASE);
-    __atomic_add_fetch(&b->phase, 1, __ATOMIC_ACQ_REL);
+    u8 none = 0;  // By one of several threads that find nothing left: blocks of a cluster may be on different ones.
+    if (__atomic_load_n(&b->bytes, __ATOMIC_ACQUIRE)) return;
+    if (__atomic_compare_exchange_n(&b->left, &none, b->need, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        __atomic_add_fetch(&b->phase, 1, __ATOMIC_ACQ_REL);
 }
 // Of some_sync: the bytes count who has come.
 DEV Barrier* some_barrier() { SHARED(Barrier, b, 1); return b; }
@@ -46,6 +48,7 @@ DEV void bulk_copy(void* to, const void* from, u32 bytes, Barrier* b) {
     barrier_settle(b);
 }
 DEV void bulk_copy_once(void* to, const void* from, u32 bytes, Barrier* b, u64) { bulk_copy(to, from, bytes, b); }
+DEV void bulk_prefetch(const void*, u32) {}
 DEV u32 dynamic_shared_bytes() { return emu::self->dynamic_bytes; }
 template <u32 ID> DEV void some_sync(u32 threads) {
     Barrier* b = some_barrier();
@@ -93,6 +96,9 @@ DEV void bulk_copy_once(void* to, const void* from, u32 bytes, Barrier* b, u64 p
 DEV void bulk_copy(void* to, const void* from, u32 bytes, Barrier* b) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  : : "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(b)) : "memory");
+}
+DEV void bulk_prefetch(const void* from, u32 bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" : : "l"(from), "r"(bytes) : "memory");
 }
 DEV u32 dynamic_shared_bytes() {
     u32 n; asm volatile("mov.u32 %0, %%dynamic_smem_size;" : "=r"(n)); return n;

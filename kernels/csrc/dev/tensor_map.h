@@ -5,12 +5,16 @@
 //                           src/hip/tensor_map.rs. Elsewhere it is empty and the other arguments say the same
 //   box_copy(to, map, matrix, width, row, column, b)  rows [row, row + 16), columns [column, column + 64) of a matrix
 //                           [.., width]: 2048 bytes, part of a panel, eight rows of which begin at `to`. They count in b
+//   panel_copy<COUNT>(to, map, matrix, row, column, b)  the same of COUNT rows, which are the map's; rows behind the matrix'
+//                           last are zero. `matrix` is what the map names
+//   panel_copy_once         the same for what nobody else reads; policy: read_once()
 #pragma once
 #if !DEV_AMD
 #  include "dev/bulk.h"
 #endif
 
 enum : u32 { BOX_ROWS = 16, BOX_BYTES = BOX_ROWS * 128 };
+struct Matrix { const bf16* at; u32 rows, stride; };
 
 #if DEV_NV
 struct alignas(64) TensorMap { u64 bits[16]; };
@@ -19,6 +23,16 @@ DEV void box_copy(void* to, const TensorMap* map, const bf16*, u32, u32 row, u32
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
         : : "r"(shared_address(to)), "l"(map), "r"(column), "r"(row), "r"(shared_address(b)) : "memory");
+}
+template <u32 COUNT> DEV void panel_copy(void* to, const TensorMap* map, const Matrix&, u32 row, u32 column, Barrier* b) {
+    box_copy(to, map, nullptr, 0, row, column, b);
+}
+template <u32 COUNT>
+DEV void panel_copy_once(void* to, const TensorMap* map, const Matrix&, u32 row, u32 column, Barrier* b, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%2, %3}], [%4], %5;"
+        : : "r"(shared_address(to)), "l"(map), "r"(column), "r"(row), "r"(shared_address(b)), "l"(policy) : "memory");
 }
 #else
 struct TensorMap { u64 bits[16]; };
@@ -30,6 +44,20 @@ DEV void box_copy(void* to, const TensorMap*, const bf16* matrix, u32 width, u32
             memcpy((u8*)to + i * 128 + (piece ^ (i & 7)) * 16, matrix + (u64)(row + i) * width + column + piece * 8, 16);
     __atomic_sub_fetch(&b->bytes, (i32)BOX_BYTES, __ATOMIC_ACQ_REL);
     barrier_settle(b);
+}
+template <u32 COUNT> DEV void panel_copy(void* to, const TensorMap*, const Matrix& m, u32 row, u32 column, Barrier* b) {
+    for (u32 i = 0; i < COUNT; ++i)
+        for (u32 piece = 0; piece < 8; ++piece) {
+            u8* place = (u8*)to + i * 128 + (piece ^ (i & 7)) * 16;
+            if (row + i < m.rows) memcpy(place, m.at + (u64)(row + i) * m.stride + column + piece * 8, 16);
+            else memset(place, 0, 16);
+        }
+    __atomic_sub_fetch(&b->bytes, (i32)COUNT * 128, __ATOMIC_ACQ_REL);
+    barrier_settle(b);
+}
+template <u32 COUNT>
+DEV void panel_copy_once(void* to, const TensorMap* map, const Matrix& m, u32 row, u32 column, Barrier* b, u64) {
+    panel_copy<COUNT>(to, map, m, row, column, b);
 }
 #  endif
 #endif

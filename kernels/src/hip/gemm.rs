@@ -4,6 +4,7 @@
 use super::check::{check_dtype, check_size};
 use super::device::{HipDevice, act_f32};
 use super::launch::Launch;
+use super::many::reaches;
 use super::source::Source;
 use crate::{Around, DType, DeviceError, Mat, MatMut, Packed, Stream};
 
@@ -38,7 +39,7 @@ pub(super) struct SkinnyShape {
 }
 
 impl HipDevice {
-    /// As `Kernels::linear_around` says; for what `fits_skinny` allows.
+    /// As `Kernels::linear_around` says; for what `fits_skinny` allows, or `fits_many` with `silu_mul` alone.
     pub(super) fn linear_fused(
         &self,
         s: &Stream,
@@ -52,7 +53,11 @@ impl HipDevice {
             return Ok(());
         }
         if !self.fits_skinny(x.rows(), x.dtype(), w) {
-            return Err(too_many(x.rows()));
+            let alone = around.norm.is_none() && around.bias.is_none() && !around.add;
+            if !alone || !self.fits_many(x.rows(), x.dtype(), w) || !reaches(&y, x) {
+                return Err(too_many(x.rows()));
+            }
+            return self.many(s, y, x, w, around.silu_mul);
         }
         check_wide(x)?;
         if w.dtype() == DType::F8E4M3 {
@@ -75,6 +80,9 @@ impl HipDevice {
         }
         if self.fits_skinny(x.rows(), x.dtype(), w) {
             return self.skinny(s, y, x, w, &Around { bias, ..Around::default() });
+        }
+        if bias.is_none() && self.fits_many(x.rows(), x.dtype(), w) && reaches(&y, x) {
+            return self.many(s, y, x, w, false);
         }
         self.tiles(s, y, x, w, bias)
     }

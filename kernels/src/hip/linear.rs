@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | fp8 | any | see `fp8` |
 //! | bf16 | ≤ 16 | our own: it reads the weights once, and takes the neighbours along |
+//! | bf16 | ≥ 2048, with `silu_mul` | our own by warpgroups, where there are any |
 //! | bf16 | more | the matrix library; without one our own |
 //! | f32 | ≤ 64, or f32 inputs | our own: a row of an f32 model has one result in every batch |
 //! | f32 | more, of bf16 | the matrix library in f32, if y is f32; else our own |

@@ -39,6 +39,7 @@ mod jit;
 mod launch;
 mod linear;
 mod load;
+mod many;
 mod marks;
 mod memory;
 mod module;

@@ -36,6 +36,10 @@ impl Kernels for HipDevice {
         self.fits_skinny(rows, dtype, w)
     }
 
+    fn fuses_silu_mul(&self, rows: usize, dtype: DType, w: &Packed) -> bool {
+        self.fits_skinny(rows, dtype, w) || self.fits_many(rows, dtype, w)
+    }
+
     fn linear_around(
         &self,
         s: &Stream,

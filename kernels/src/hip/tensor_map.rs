@@ -5,8 +5,8 @@ use std::ffi::{c_int, c_uint};
 use super::device::HipDevice;
 use crate::DeviceError;
 
-/// Rows of a box.
-const BOX_ROWS: c_uint = 16;
+/// Rows of a box, as `BOX_ROWS` in the header.
+pub(super) const BOX_ROWS: usize = 16;
 /// Columns of a box: what 128 bytes hold.
 const BOX_COLUMNS: c_uint = 64;
 const BF16: c_int = 9;
@@ -25,6 +25,17 @@ impl TensorMap {
     pub(super) const NONE: Self = Self([0; 16]);
 }
 
+/// A matrix in bf16 that the copy engine moves in boxes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Boxed {
+    pub(super) matrix: *const u8,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    /// Values between rows.
+    pub(super) stride: usize,
+    pub(super) box_rows: usize,
+}
+
 impl HipDevice {
     /// The matrix bf16 `[rows, columns]` at `matrix`, its rows one behind the other; empty where there is no
     /// such engine.
@@ -34,12 +45,18 @@ impl HipDevice {
         rows: usize,
         columns: usize,
     ) -> Result<TensorMap, DeviceError> {
+        let stride = columns;
+        self.boxes_of(&Boxed { matrix, rows, columns, stride, box_rows: BOX_ROWS })
+    }
+
+    /// As `tensor_map`, with gaps between rows and boxes of any height.
+    pub(super) fn boxes_of(&self, m: &Boxed) -> Result<TensorMap, DeviceError> {
         let mut map = TensorMap::NONE;
         let runtime = self.runtime();
         let Some(encode) = runtime.driver.tensor_map_encode else { return Ok(map) };
         runtime.enter()?;
-        let (sizes, row_bytes) = ([columns as u64, rows as u64], [columns as u64 * 2]);
-        let (part, steps) = ([BOX_COLUMNS, BOX_ROWS], [1, 1]);
+        let (sizes, row_bytes) = ([m.columns as u64, m.rows as u64], [m.stride as u64 * 2]);
+        let (part, steps) = ([BOX_COLUMNS, m.box_rows as c_uint], [1, 1]);
         // SAFETY: a place of the size and alignment of a map, and arrays of as many entries as dimensions;
         // the address is only written down.
         let code = unsafe {
@@ -47,7 +64,7 @@ impl HipDevice {
                 (&raw mut map).cast(),
                 BF16,
                 2,
-                matrix.cast_mut().cast(),
+                m.matrix.cast_mut().cast(),
                 sizes.as_ptr(),
                 row_bytes.as_ptr(),
                 part.as_ptr(),

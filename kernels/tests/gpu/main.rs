@@ -28,6 +28,7 @@ mod fp8;
 mod kv_fp8;
 mod library;
 mod linear;
+mod linear_many;
 mod matrix_speed;
 mod moe;
 mod moe_route;

@@ -58,7 +58,10 @@ impl Residual {
         w: &PackedLinear,
     ) -> Result<Tensor, ForwardError> {
         if self.pending.is_some() {
-            return Ok(f.ops.silu_mul(&self.normed_linear(f, norm, w)?)?);
+            if f.ops.joins(self.x.rows(), w) {
+                return Ok(f.ops.silu_mul(&self.normed_linear(f, norm, w)?)?);
+            }
+            return Ok(f.ops.linear_silu_mul(&self.normed(f, norm)?, w)?);
         }
         Ok(f.ops.norm_linear_silu_mul(&self.x, (&norm.weight, norm.eps), w)?)
     }

@@ -1,0 +1,46 @@
+// dev/cluster.h - blocks that run side by side and write to each other's shared memory. NVIDIA from sm_90 on, and the
+// emulator. A cluster is CLUSTER consecutive blocks along x.
+//
+//   cluster_rank<CLUSTER>()  which of its cluster's blocks this one is
+//   cluster_arrive<CLUSTER>() cluster_wait<CLUSTER>()  every thread arrives, once, when its block's barriers are ready; who
+//                           has waited may write to the others
+//   peer_store<CLUSTER>(to, rank, v, b)  16 bytes to block `rank`, at the place that `to` is here; they count in its
+//                           barrier `b`. Both lie in dynamic shared memory, as far from its begin in every block
+//   barrier_wait_peers(b, odd)  as barrier_wait; what others stored is seen
+#pragma once
+#include "dev/bulk.h"
+
+template <u32 CLUSTER> DEV u32 cluster_rank() { return bid_x() % CLUSTER; }
+
+#if DEV_NV
+template <u32 CLUSTER> DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory"); }
+template <u32 CLUSTER> DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory"); }
+DEV u32 peer_address(const void* p, u32 rank) {
+    u32 r;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(shared_address(p)), "r"(rank));
+    return r;
+}
+template <u32 CLUSTER> DEV void peer_store(void* to, u32 rank, const f32x4& v, Barrier* b) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+                 : : "r"(peer_address(to, rank)), "f"(v.v[0]), "f"(v.v[1]), "f"(v.v[2]), "f"(v.v[3]),
+                     "r"(peer_address(b, rank)) : "memory");
+}
+DEV void barrier_wait_peers(Barrier* b, u32 odd) {
+    asm volatile(
+        "{\n\t.reg .pred over;\n\t"
+        "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 over, [%0], %1;\n\t"
+        "@over bra done;\n\tbra again;\n\tdone:\n\t}"
+        : : "r"(shared_address(b)), "r"(odd) : "memory");
+}
+#elif DEV_EMU
+template <u32 CLUSTER> DEV void cluster_arrive() { emu::cluster_arrive(CLUSTER); }
+template <u32 CLUSTER> DEV void cluster_wait() { emu::cluster_wait(CLUSTER); }
+template <u32 CLUSTER> DEV void peer_store(void* to, u32 rank, const f32x4& v, Barrier* b) {
+    u8* peer = emu::peer_dynamic(CLUSTER, rank);
+    memcpy(peer + ((u8*)to - emu::self->dynamic), &v, 16);
+    Barrier* counts = (Barrier*)(peer + ((u8*)b - emu::self->dynamic));
+    __atomic_sub_fetch(&counts->bytes, 16, __ATOMIC_ACQ_REL);
+    barrier_settle(counts);
+}
+DEV void barrier_wait_peers(Barrier* b, u32 odd) { barrier_wait(b, odd); }
+#endif

@@ -1,0 +1,90 @@
+//! Products of many rows by warpgroups, plain and with `silu_mul`: results, and rows that know no others.
+
+use kernels::{Around, DType, Kernels, Packed};
+
+use crate::pair::{Pair, Twin, pairs, tolerance};
+use crate::support::S;
+
+/// The last tile of rows is not full.
+const ROWS: usize = 2100;
+
+/// Lines of W whose tiles fill the GPU; the last is not full. More columns meet fewer lines: emulated, they take long.
+fn lines(pair: &Pair, k: usize) -> usize {
+    let clusters = pair.gpu.multiprocessors() as usize / 2;
+    256 * (clusters - usize::from(k > 64)) - 112
+}
+
+fn has_kernel(pair: &Pair) -> bool {
+    pair.gpu.arch() == "sm_90a" || (pair.gpu.arch() == "emulated" && pair.gpu.wave() == 32)
+}
+
+fn weights(pair: &Pair, k: usize) -> [Packed; 2] {
+    let n = lines(pair, k);
+    let scale = (k as f32).powf(-0.5);
+    let values: Vec<f32> = pair.numbers(1).reals::<f32>(n * k).iter().map(|w| w * scale).collect();
+    pair.pack(&values, n, k, DType::BF16)
+}
+
+#[test]
+fn many_rows_agree_with_the_cpu() {
+    for pair in pairs().iter().filter(|pair| has_kernel(pair)) {
+        // Fewer steps than the ring has stages, and more.
+        for k in [64, 320] {
+            let [w, w_cpu] = weights(pair, k);
+            assert!(pair.gpu.fuses_silu_mul(ROWS, DType::BF16, &w));
+            let x = pair.random(&mut pair.numbers(k as u64), DType::BF16, ROWS, k);
+            let mut both = pair.poisoned(DType::BF16, ROWS, w.n());
+            pair.cpu.linear(&S, both.cpu_mut(), x.cpu(), &w_cpu, None).unwrap();
+            pair.gpu.linear_around(&S, both.gpu_mut(), x.gpu(), &w, &Around::default()).unwrap();
+            pair.check(&format!("plain, {k} columns"), &both, tolerance(DType::BF16));
+
+            let mut gated = pair.poisoned(DType::BF16, ROWS, w.n() / 2);
+            pair.cpu.silu_mul(&S, gated.cpu_mut(), both.cpu()).unwrap();
+            let around = Around { silu_mul: true, ..Around::default() };
+            pair.gpu.linear_around(&S, gated.gpu_mut(), x.gpu(), &w, &around).unwrap();
+            pair.check(&format!("gated, {k} columns"), &gated, 2.0 * tolerance(DType::BF16));
+        }
+    }
+}
+
+/// Other rows around it, and another place in a tile.
+#[test]
+fn a_row_of_many_has_one_result() {
+    for pair in pairs().iter().filter(|pair| has_kernel(pair)) {
+        let (k, skipped) = (128, 75);
+        let [w, _] = weights(pair, k);
+        let values = pair.numbers(3).reals::<kernels::bf16>((ROWS + skipped) * k);
+        let product = |from: usize| {
+            let x: Twin = pair.put(&values[from * k..(from + ROWS) * k], ROWS, k);
+            let mut y = pair.poisoned(DType::BF16, ROWS, w.n() / 2);
+            let around = Around { silu_mul: true, ..Around::default() };
+            pair.gpu.linear_around(&S, y.gpu_mut(), x.gpu(), &w, &around).unwrap();
+            pair.read::<kernels::bf16>(&y)[0].clone()
+        };
+        let (first, later) = (product(0), product(skipped));
+        let row = w.n() / 2;
+        assert_eq!(first[skipped * row..], later[..(ROWS - skipped) * row]);
+    }
+}
+
+/// Few rows, few tiles, a bias, a norm: others' work.
+#[test]
+fn what_many_rows_do_not_take_along_is_refused() {
+    for pair in pairs().iter().filter(|pair| has_kernel(pair)) {
+        let k = 64;
+        let [w, _] = weights(pair, k);
+        assert!(!pair.gpu.fuses_silu_mul(2047, DType::BF16, &w));
+        assert!(!pair.gpu.fuses_silu_mul(ROWS, DType::F32, &w));
+        assert!(!pair.gpu.fuses(ROWS, DType::BF16, &w));
+        let mut numbers = pair.numbers(4);
+        let x = pair.random(&mut numbers, DType::BF16, ROWS, k);
+        let bias = pair.random(&mut numbers, DType::F32, 1, w.n());
+        let mut y = pair.poisoned(DType::BF16, ROWS, w.n());
+        for around in [
+            Around { bias: Some(bias.gpu()), ..Around::default() },
+            Around { add: true, ..Around::default() },
+        ] {
+            pair.gpu.linear_around(&S, y.gpu_mut(), x.gpu(), &w, &around).unwrap_err();
+        }
+    }
+}
