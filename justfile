@@ -43,6 +43,18 @@ clients *TOOLS:
 schemathesis:
     CASES=10000 tests/conformance/clients/run.sh target/debug/hadron target/clients schemathesis
 
+# guidellm and `hadron bench serve` in turns, five rounds, within 5 %: tests/bench/results/cpu/load_generators.md.
+load-generators:
+    ROUNDS=5 WITHIN_PERCENT=5 tests/conformance/clients/run.sh target/debug/hadron target/clients load_generator.py
+
+# Dynamo's indexer over more than ten thousand requests: tests/conformance/clients/results/indexer.md.
+indexer:
+    REQUESTS=3600 tests/conformance/clients/run.sh target/debug/hadron target/clients dynamo
+
+# What 200 slow readers, 100 scrapes a second and stuck KV-event subscribers do to steps.
+bystanders:
+    cargo test --test bench -- --ignored --exact --nocapture http::disturbed::bystanders
+
 # Ten thousand streams at once over a device that is a hash.
 streams:
     cargo test --test bench -- --ignored --exact --nocapture http::many::ten_thousand_streams

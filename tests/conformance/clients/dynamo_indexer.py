@@ -1,5 +1,6 @@
 """Compares Dynamo's indexer with our cached-token counts: dynamo_indexer.py BINARY LOG"""
 
+import os
 import random
 import socket
 import subprocess
@@ -10,7 +11,7 @@ import time
 from kv_server import Server, call, free_port
 
 BLOCK = 16
-REQUESTS = 300
+REQUESTS = int(os.environ.get("REQUESTS", 300))
 
 
 class Proxy:
@@ -171,7 +172,7 @@ def run(binary, log, events, requests):
             indexer.close()
             if late:
                 late.close()
-    print(f"{events}: {traffic.compared} requests, {traffic.cached} cached tokens, all as foretold")
+    print(f"{events or 'map'}: {traffic.compared} requests, {traffic.cached} cached tokens, all as foretold")
 
 
 def main(binary, log_path):

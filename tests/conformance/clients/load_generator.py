@@ -25,7 +25,7 @@ enter("guidellm==0.3.1", "transformers==4.57.1", "tokenizers==0.22.2", "huggingf
 
 from hadron_server import ROOT, binary  # noqa: E402 (inside the environment)
 
-CONCURRENCY, WAVES, OUTPUT_TOKENS, WORDS = 4, 5, 16, 32
+CONCURRENCY, WAVES, OUTPUT_TOKENS, WORDS = 4, 8, 16, 32
 REQUESTS = CONCURRENCY * WAVES
 ROUNDS = int(os.environ.get("ROUNDS", 1))
 WITHIN = float(os.environ.get("WITHIN_PERCENT", 15)) / 100

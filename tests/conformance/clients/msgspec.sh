@@ -1,32 +1,24 @@
 #!/usr/bin/env bash
 # vLLM's own event classes decode what we publish and encode it to the same bytes: at least 100,000 events.
-#
-#   msgspec.sh [BINARY [FOLDER]]
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-root=$(cd "$here/../../.." && pwd)
-binary=$(realpath "${1:-$root/target/debug/hadron}")
-folder=${2:-$root/target/clients}/msgspec
-mkdir -p "$folder/taker"
-folder=$(realpath "$folder")
-
-if [ ! -x "$folder/venv/bin/python" ]; then
-    python3 -m venv "$folder/venv"
-    "$folder/venv/bin/pip" install --quiet msgspec==0.22.0 "pyzmq>=26" "setuptools>=77" setuptools_scm
-fi
+. "$here/server.sh"
+venv "$2" msgspec msgspec==0.22.0 "pyzmq>=26" "setuptools>=77" setuptools_scm
+folder=$2/msgspec
 
 # One file of vLLM's source archive is wanted. pip fetches, verifies and unpacks the archive, then asks it for its metadata,
 # for which it imports torch: ours takes the file and stops there, so nothing of vLLM is built.
 if [ ! -s "$folder/kv_events.py" ]; then
+    mkdir -p "$folder/taker"
     cat >"$folder/taker/torch.py" <<PY
 import os, shutil
 if os.path.exists("vllm/distributed/kv_events.py"):
     shutil.copy("vllm/distributed/kv_events.py", "$folder/kv_events.py")
     raise SystemExit("taken")
 PY
-    PYTHONPATH="$folder/taker" "$folder/venv/bin/pip" download --no-deps --no-binary vllm --no-build-isolation \
+    PYTHONPATH="$folder/taker" "$PYTHON" -m pip download --no-deps --no-binary vllm --no-build-isolation \
         --dest "$folder/taker" vllm==0.33.0 >"$folder/pip.log" 2>&1 || true
     [ -s "$folder/kv_events.py" ] || { tail -20 "$folder/pip.log"; exit 1; }
 fi
 
-"$folder/venv/bin/python" "$here/msgspec_events.py" "$binary" "$folder/kv_events.py"
+"$PYTHON" "$here/msgspec_events.py" "$1" "$folder/kv_events.py"
