@@ -3,11 +3,11 @@
 // has the same to read whatever the contexts are; a captured grid adapts to contexts that only the device knows.
 #pragma once
 
-// Keys of a split. Short contexts are cut finely, to fill the device, but not below what a block's rings hold at once;
-// long ones coarsely, to keep merging cheap.
+// Keys of a split. Short contexts are cut finely, to fill the device, but not below twice what a block's rings hold: the
+// end of a split takes some 2 us while memory is busy. Long ones are cut coarsely, to keep merging cheap.
 // The twin of `SPLITS` in kernels/src/hip/attention.rs.
 DEV u32 split_keys(u32 context) {
-    return context <= 2048 ? 192 : context <= 8192 ? 256 : context <= 32768 ? 512 : 1024;
+    return context <= 8192 ? 256 : context <= 32768 ? 512 : 1024;
 }
 
 // A row without keys has one empty split: somebody must write its zeros.

@@ -27,8 +27,11 @@ const KERNEL: &str = "paged_attention";
 const THREADS: u32 = 256;
 /// Waves of a block of decode.
 pub(super) const DECODE_WAVES: usize = 4;
-/// Tiles of keys and values that such a wave has on their way, where they pass through shared memory.
+/// Tiles of keys and values that such a wave has on their way, where they pass through shared memory, and their bytes, at
+/// most: with half as many bytes more, queries, tables and records wait behind so many keys that steps of many rows take
+/// longer.
 const RING_TILES: usize = 3;
+const RING_BYTES: usize = 16 << 10;
 /// Blocks of decode that share a multiprocessor: as many as their registers allow.
 pub(super) const BLOCKS_WITH_RING: usize = 2;
 /// The same where few queries meet keys in fp8, which take fewer.
@@ -36,7 +39,7 @@ const BLOCKS_OF_FP8: usize = 3;
 const BLOCKS_WITHOUT_RING: usize = 4;
 /// Shared memory of a block beside what the launch asks for: the driver's own and the kernel's static arrays.
 const DRIVER_BYTES: usize = 1024;
-const STATIC_BYTES: usize = 256;
+const STATIC_BYTES: usize = 768;
 /// Queries of a KV head up to which keys are the rows of decode's products, as `KEYS_FIRST` in attention_decode.hip.
 const KEYS_FIRST_GROUP: usize = 8;
 /// Floats of a record behind its outputs.
@@ -61,7 +64,7 @@ const PLAIN_HEAD: usize = 256;
 pub(super) const LOG2_E: f32 = std::f32::consts::LOG2_E;
 
 /// Contexts up to which a split has so many keys. The twin of `split_keys` in attention_decode.hip.
-const SPLITS: [(usize, usize); 4] = [(2048, 192), (8192, 256), (32768, 512), (usize::MAX, 1024)];
+const SPLITS: [(usize, usize); 3] = [(8192, 256), (32768, 512), (usize::MAX, 1024)];
 
 /// Most splits of any context up to `longest`.
 pub(super) fn most_splits(longest: usize) -> usize {
@@ -177,7 +180,8 @@ impl HipDevice {
         }
         let stage_bytes = DECODE_WAVES * 2 * TILE * row_bytes;
         let room = self.shared_bytes() as usize;
-        let stages = (room.saturating_sub(records) / stage_bytes).clamp(1, RING_TILES);
+        let wanted = (RING_BYTES * DECODE_WAVES / stage_bytes).clamp(1, RING_TILES);
+        let stages = (room.saturating_sub(records) / stage_bytes).clamp(1, wanted);
         let shared_bytes = stages * stage_bytes + records;
         let blocks = (room + DRIVER_BYTES) / (shared_bytes + DRIVER_BYTES + STATIC_BYTES);
         DecodeFit { stages, shared_bytes, blocks: blocks.clamp(1, most_blocks) }
@@ -359,7 +363,7 @@ mod tests {
             let (_, keys) = SPLITS.into_iter().find(|(to, _)| context <= *to).unwrap();
             context.div_ceil(keys)
         };
-        for longest in [1, 191, 192, 193, 2048, 2049, 8193, 9000, 32768, 40000, 131_072] {
+        for longest in [1, 255, 256, 257, 2049, 8192, 8193, 9000, 32768, 40000, 131_072] {
             let most = (1..=longest).map(splits).max().unwrap();
             assert_eq!(most_splits(longest), most, "{longest}");
         }
