@@ -16,7 +16,7 @@ pub use inbox::Inbox;
 pub use mailbox::EventStream;
 pub use resident::Resident;
 
-use crate::grammar::Session;
+use crate::grammar::Seed;
 use crate::metrics::{Loss, Metrics, RequestTimes};
 use dashmap::DashMap;
 use mailbox::Mailbox;
@@ -39,8 +39,8 @@ pub enum Signal {
     Constrain {
         /// The request.
         request: RequestId,
-        /// Its place in its grammar.
-        session: Box<Session>,
+        /// Its grammar.
+        seed: Seed,
     },
     /// The executor of this generation failed or is gone, and why.
     Lost {

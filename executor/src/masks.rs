@@ -25,7 +25,7 @@ impl Masks for NoMasks {
 /// The masks of one step, by row.
 #[derive(Debug, Default)]
 pub(crate) struct StepMasks {
-    by_row: BTreeMap<usize, Vec<u32>>,
+    by_row: BTreeMap<usize, MaskRow>,
 }
 
 impl StepMasks {
@@ -39,8 +39,8 @@ impl StepMasks {
             return Ok(Self::default());
         }
         let got = masks.wait(step, rows)?;
-        let by_row: BTreeMap<usize, Vec<u32>> =
-            got.into_iter().map(|mask| (mask.row as usize, mask.allowed)).collect();
+        let by_row: BTreeMap<usize, MaskRow> =
+            got.into_iter().map(|mask| (mask.row as usize, mask)).collect();
         match masked().find(|row| !by_row.contains_key(row)) {
             None => Ok(Self { by_row }),
             Some(_) => Err(MaskError::Missing { step: step.0, rows, got: by_row.len() }.into()),
@@ -49,6 +49,16 @@ impl StepMasks {
 
     /// The mask of a row, if it is masked.
     pub(crate) fn of(&self, row: usize) -> Option<&[u32]> {
-        self.by_row.get(&row).map(Vec::as_slice)
+        self.by_row.get(&row).map(|mask| mask.allowed.as_slice())
+    }
+
+    /// Whether a row goes without its sample.
+    pub(crate) fn is_late(&self, row: usize) -> bool {
+        self.by_row.get(&row).is_some_and(|mask| mask.late)
+    }
+
+    /// All such rows.
+    pub(crate) fn late(&self) -> Vec<usize> {
+        self.by_row.iter().filter(|(_, mask)| mask.late).map(|(row, _)| *row).collect()
     }
 }

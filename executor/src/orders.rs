@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 /// Waiting costs nothing; the bound only keeps a lost wake-up from lasting for ever.
 const PATIENCE: Duration = Duration::from_mins(1);
-/// Time the masks of a step may take once it waits for them. A mask takes milliseconds at most.
+/// Time until a peer that sends neither masks nor word of their lateness is taken for gone. It gives each row one of
+/// them well within the deadline of its step.
 const MASK_TIME: Duration = Duration::from_secs(20);
 
 /// The direction from the scheduler.
@@ -79,7 +80,7 @@ mod tests {
     use protocol::link::pair;
 
     fn mask(step: u64, row: u32) -> ToExecutor {
-        let rows = vec![MaskRow { row, allowed: vec![row] }];
+        let rows = vec![MaskRow { row, allowed: vec![row], late: false }];
         ToExecutor::Mask(Mask { step: StepId(step), rows })
     }
 

@@ -115,6 +115,11 @@ pub(crate) fn stage_questions(
     }
 }
 
+/// Leaves out the samples of rows whose mask is late.
+pub(crate) fn drop_late(questions: &mut Vec<Question>, masks: &StepMasks) {
+    questions.retain(|question| question.known.is_some() || !masks.is_late(question.row));
+}
+
 /// Whether any of the questions wants a list.
 pub(crate) fn lists(slice: &[Question]) -> bool {
     slice.iter().any(|question| question.top.is_some_and(|top| top > 0))

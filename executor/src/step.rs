@@ -16,7 +16,7 @@ use ops::{
     AnswerMemory, AnswersInFlight, InFlight, KvLayout, KvPool, Ops, Pinned, RowBounds, Stage,
     StepBuffers, StepShape, StepSize, Tensor,
 };
-use protocol::{Batch, Bucket, Epoch, Row, RowOutput, StepId, StepOutput, StepTiming};
+use protocol::{Batch, Bucket, Epoch, Row, RowError, RowOutput, StepId, StepOutput, StepTiming};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -75,6 +75,8 @@ pub(crate) struct Pending {
     epoch: Epoch,
     rows: Vec<RowOutput>,
     questions: Vec<Question>,
+    /// Rows whose masks are late.
+    late: Vec<usize>,
     answers: Option<AnswersInFlight>,
     home: Sender<AnswerMemory>,
     timing: StepTiming,
@@ -149,6 +151,7 @@ impl State {
             epoch: self.epoch,
             rows: vec![RowOutput::default(); batch.rows.len()],
             questions: Vec::new(),
+            late: Vec::new(),
             answers: None,
             home: self.answers.0.clone(),
             timing: StepTiming::default(),
@@ -178,6 +181,8 @@ impl State {
         }
         let hidden = self.run(engine, batch, first, graph, &mut pending)?;
         let masks = StepMasks::wait(batch, masks)?;
+        sampler::drop_late(&mut questions, &masks);
+        pending.late = masks.late();
         self.answer(engine, (batch, &masks), &questions, (first, hidden), &mut pending)?;
         self.questions = questions;
         Ok(pending)
@@ -416,6 +421,9 @@ impl Pending {
             }
             // An executor that is gone needs no memory.
             let _ = self.home.send(answers.into_memory());
+        }
+        for &row in &self.late {
+            self.rows[row].error.get_or_insert(RowError::MaskLate);
         }
         let mut timing = self.timing;
         let elapsed = ns_since(self.started);

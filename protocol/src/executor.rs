@@ -4,7 +4,7 @@ use crate::{Batch, Epoch, KvSpec, Rank, StepId, StepOutput};
 use serde::{Deserialize, Serialize};
 
 /// Version of the messages; both ends must have the same.
-pub const PROTOCOL_VERSION: u16 = 2;
+pub const PROTOCOL_VERSION: u16 = 3;
 
 /// Scheduler to executor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -77,6 +77,8 @@ pub struct MaskRow {
     /// Bit `i % 32` of word `i / 32` allows id `i`; ids beyond the words are masked.
     #[serde(with = "crate::packed")]
     pub allowed: Vec<u32>,
+    /// The step is to go on without it: the row samples nothing and answers `RowError::MaskLate`.
+    pub late: bool,
 }
 
 /// What became of an order to record.

@@ -23,7 +23,7 @@ pub struct RowOutput {
     pub emitted: Tokens,
     /// Drafts accepted.
     pub accepted: u8,
-    /// Set if the row could not be computed; nothing was emitted then.
+    /// Set if the row failed, or its mask was late; nothing was emitted then.
     pub error: Option<RowError>,
     /// One entry per emitted id, if asked for; else empty.
     pub logprobs: ThinVec<TokenLogprobs>,
@@ -38,6 +38,8 @@ pub enum RowError {
     NonFiniteLogits,
     /// Every id was masked.
     AllMasked,
+    /// Its mask did not come in time: all tokens of the row were forwarded, but nothing was sampled.
+    MaskLate,
 }
 
 /// Log-probability of one token under the raw logits (log-softmax in f32).

@@ -9,7 +9,7 @@ use crate::slab::Slot;
 use crate::state::{FlightRow, State};
 use crate::{ErrorCode, Finish, Limits, TokenEvent};
 use kvcache::{Bug, KvCache};
-use protocol::{RowOutput, StepOutput, ThinVec, Token, TokenLogprobs};
+use protocol::{RowError, RowOutput, StepOutput, ThinVec, Token, TokenLogprobs};
 use std::mem::take;
 
 /// Applies the answer to the oldest step in flight; events of its requests are appended to `events`,
@@ -67,7 +67,8 @@ fn apply_row(
         request.promised -= 1;
         request.slack -= u16::from(row.drafts);
     }
-    if let Some(code) = fault(row, result, limits.vocab_size) {
+    let late = is_late(request, row, result);
+    if let Some(code) = fault(row, result, limits.vocab_size).filter(|_| !late) {
         if kv.planted().has(Bug::ErrorRowPublished) {
             publish(request, kv, hasher, request.settled + row.len);
         }
@@ -78,6 +79,9 @@ fn apply_row(
     let start = request.settled;
     request.computed += u32::from(result.accepted);
     request.settled += row.len + u32::from(result.accepted);
+    if late {
+        forward_again(request);
+    }
     let (taken, finish) = append(request, &result.emitted);
     publish(request, kv, hasher, request.settled);
     let prompt_logprobs = unseen_prompt_logprobs(request, start, take(&mut result.prompt_logprobs));
@@ -94,6 +98,20 @@ fn apply_row(
         event.finish = finish;
     }
     ended
+}
+
+/// Whether a row did all but sample, because its mask was late.
+fn is_late(request: &Request, row: &FlightRow, result: &RowOutput) -> bool {
+    let silent = result.emitted.is_empty() && result.accepted == 0;
+    result.error == Some(RowError::MaskLate) && row.samples && silent && request.masking.is_on()
+}
+
+/// Takes back the last token of a row that was to sample: it is forwarded again once its mask is there. Rows of
+/// constrained requests wait for each other, so nothing was sent behind it.
+fn forward_again(request: &mut Request) {
+    request.masking.late();
+    request.computed -= 1;
+    request.settled -= 1;
 }
 
 /// Why a row's result cannot be used.

@@ -187,7 +187,7 @@ fn write_row(request: &mut Request, plan: &PlannedRow, samples: bool, step: Step
         len: plan.len,
         drafts: plan.drafts,
         samples,
-        masked: samples && request.constrained,
+        masked: samples && request.masking.is_on(),
         input,
         tables,
         next,

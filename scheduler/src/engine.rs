@@ -134,6 +134,15 @@ impl Engine {
             Event::Ready { replica, blocks, graph_rows } => {
                 self.ready(replica, blocks, graph_rows, effects);
             }
+            Event::MaskMade { request, outputs, ahead } => self.mask_made(request, outputs, ahead),
+        }
+    }
+
+    fn mask_made(&mut self, id: RequestId, outputs: u32, ahead: bool) {
+        let Some(&Place { replica, slot }) = self.owners.get(&id) else { return };
+        let request = &mut self.domains[replica].state.requests[slot];
+        if request.len - request.cold.prompt_len == outputs {
+            request.masking.made(ahead);
         }
     }
 

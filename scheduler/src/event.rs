@@ -39,6 +39,15 @@ pub enum Event {
         /// Row counts of captured graphs, ascending.
         graph_rows: Vec<u32>,
     },
+    /// The mask of a constrained request's next token is there; what is said of another token is old news.
+    MaskMade {
+        /// Whose.
+        request: RequestId,
+        /// Tokens of its output in front of that token.
+        outputs: u32,
+        /// Whether the masks behind it are slow too: each is waited for before its row is planned.
+        ahead: bool,
+    },
 }
 
 /// An operation on the whole engine; answered by `Effect::ControlDone`.

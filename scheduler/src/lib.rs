@@ -16,6 +16,7 @@ mod laps;
 mod limits;
 mod line;
 mod lockstep;
+mod masking;
 mod owners;
 mod place;
 mod plan;

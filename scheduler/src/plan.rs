@@ -222,7 +222,7 @@ impl Planner<'_> {
     /// Drafts of a decode row. None before the seat has sampled in this epoch, nor where masks decide: they
     /// would have to be made for each draft.
     fn drafts(&self, request: &Request) -> u32 {
-        if !request.drafted || request.constrained {
+        if !request.drafted || request.masking.is_on() {
             return 0;
         }
         let room = request.limit - request.known() - u32::from(request.slack) - 1;

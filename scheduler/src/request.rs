@@ -5,6 +5,7 @@
 //! preemption and decode are this one rule with different `want`.
 
 use crate::cold::Cold;
+use crate::masking::Masking;
 use crate::{EngineConfig, StopReason, Submit, TokenEvent};
 use kvcache::{Bug, Content, Hasher, KvCache, Table};
 use protocol::{BlockId, RequestId, Seat, StepId, Token, Tokens};
@@ -62,8 +63,8 @@ pub(crate) struct Request {
     /// Whether further full blocks may be published.
     pub(crate) publishing: bool,
     pub(crate) guarded: bool,
-    /// Whether its rows that sample are masked.
-    pub(crate) constrained: bool,
+    /// How the masks of its rows that sample come, if it has any.
+    pub(crate) masking: Masking,
     /// Whether an event was sent; the first one carries figures about admission.
     announced: bool,
 }
@@ -74,7 +75,7 @@ impl Request {
     pub(crate) fn new(submit: Submit, arrival: u64, now_ms: u64, config: &EngineConfig) -> Self {
         let (id, len) = (submit.id, submit.tokens.len() as u32);
         let limit = len.saturating_add(submit.max_tokens).min(config.limits.max_model_len);
-        let constrained = submit.constrained;
+        let masking = Masking::new(submit.constrained);
         let extra_token = u32::from(config.planted.has(Bug::LengthLimitOffByOne));
         let stops = submit.eos_ids.iter().chain(&submit.stop_ids).copied().collect();
         let mut tail = [0; TAIL];
@@ -105,7 +106,7 @@ impl Request {
             fresh: true,
             publishing: true,
             guarded: false,
-            constrained,
+            masking,
             announced: false,
         }
     }
@@ -115,6 +116,7 @@ impl Request {
     pub(crate) fn commit(&mut self, token: Token) {
         self.tail[self.len as usize % TAIL] = token;
         self.len += 1;
+        self.masking.advance();
         if (self.len as usize).is_multiple_of(TAIL) {
             self.gather();
         }
@@ -211,14 +213,20 @@ impl Request {
     /// the mask of the next one follows from it.
     #[inline]
     pub(crate) fn decodes(&self) -> bool {
-        let waits = self.constrained && self.promised > 0;
-        self.want() == 1 && self.known() + u32::from(self.slack) < self.limit && !waits
+        let waits = self.masking.is_on() && (self.promised > 0 || self.masking.waits());
+        self.wants_next() && !waits
+    }
+
+    /// Whether all known tokens but the last are forwarded, and another one may follow.
+    #[inline]
+    fn wants_next(&self) -> bool {
+        self.want() == 1 && self.known() + u32::from(self.slack) < self.limit
     }
 
     /// Whether the next row is a chunk of several tokens, or the last one of a prompt that is only scored.
     #[inline]
     pub(crate) fn resumes(&self) -> bool {
-        self.want() > 0 && self.promised == 0 && !self.decodes()
+        self.want() > 0 && self.promised == 0 && !self.wants_next()
     }
 
     /// Whether a row that ends at position `end` samples.

@@ -1,7 +1,7 @@
 //! Requests that wait outside the engine until a grammar they need is compiled.
 
 use super::{ENGINE_LOST, EngineClient, Signal};
-use crate::grammar::Session;
+use crate::grammar::Seed;
 use protocol::RequestId;
 use scheduler::{Event, Finish, Refusal, Submit, TokenEvent};
 use std::mem;
@@ -19,11 +19,11 @@ impl Held {
         Self { client, submits }
     }
 
-    /// Submits those that nobody took back meanwhile, each with a session of its own.
-    pub fn release(mut self, mut session: impl FnMut() -> Session) {
+    /// Submits those that nobody took back meanwhile.
+    pub fn release(mut self, seed: &Seed) {
         for submit in self.take() {
             let request = submit.id;
-            let constrain = Signal::Constrain { request, session: Box::new(session()) };
+            let constrain = Signal::Constrain { request, seed: seed.clone() };
             // The route is held while they are sent: an abort comes before and nothing is sent, or behind.
             if let Some(_route) = self.client.shared.inflight.get(&request) {
                 let submit = Signal::Event(Event::Submit(Box::new(submit)));

@@ -1,9 +1,11 @@
 //! A constraint becomes a grammar that sessions can follow, or a refusal that says why not.
 
 use super::constraint::{Constraint, Form, Spaces};
+use super::copies::{Copies, Own};
 use super::guard;
 use super::limits::{COMPILE_TIME, COMPILED_BYTES_MAX, NESTING_MAX, TEXT_BYTES_MAX, parser_limits};
-use super::session::Session;
+use super::lock;
+use super::session::{Seed, Session};
 use super::vocabulary::{TokenTrie, Vocabulary};
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use llguidance::toktrie::TokEnv;
@@ -11,7 +13,7 @@ use llguidance::{Matcher, ParserFactory};
 use protocol::Token;
 use serde_json::{Value, json};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Characters of an explanation that a client gets to see.
 const EXPLANATION_CHARS: usize = 240;
@@ -62,6 +64,7 @@ pub enum GrammarError {
 pub(super) struct Compiler {
     factory: ParserFactory,
     ends: Arc<[Token]>,
+    copies: Copies,
 }
 
 /// A compiled grammar; clones share it.
@@ -71,6 +74,7 @@ pub struct Compiled {
     /// no other's.
     prototype: Arc<Mutex<Matcher>>,
     ends: Arc<[Token]>,
+    copies: Copies,
     /// Bytes it takes, roughly.
     pub(super) bytes: usize,
 }
@@ -85,7 +89,13 @@ impl Compiler {
         let mut factory = factory.map_err(|error| error.to_string())?;
         factory.quiet();
         *factory.limits_mut() = parser_limits();
-        Ok(Self { factory, ends })
+        Ok(Self { factory, ends, copies: Copies::default() })
+    }
+
+    /// Bytes of the copies that sessions follow.
+    #[cfg(test)]
+    pub(super) fn copies_held(&self) -> usize {
+        self.copies.held()
     }
 
     /// Compiles, however long it takes.
@@ -97,7 +107,8 @@ impl Compiler {
         });
         let (matcher, bytes) = made?;
         let prototype = Arc::new(Mutex::new(matcher));
-        Ok(Compiled { prototype, ends: Arc::clone(&self.ends), bytes })
+        let (ends, copies) = (Arc::clone(&self.ends), self.copies.clone());
+        Ok(Compiled { prototype, ends, copies, bytes })
     }
 
     fn matcher(&self, constraint: &Constraint) -> Result<(Matcher, usize), GrammarError> {
@@ -108,43 +119,43 @@ impl Compiler {
         if bytes > COMPILED_BYTES_MAX {
             return Err(GrammarError::TooLarge { bytes });
         }
-        let mut matcher = Matcher::new(Ok(parser));
-        // A grammar without any text is found out here, not by its first token.
-        matcher.compute_mask_or_eos().map_err(refused)?;
-        let walk = |walk| follow(matcher.deep_clone(), &self.ends, walk);
-        (0..WALKS).try_for_each(walk).map_err(refused)?;
+        let matcher = Matcher::new(Ok(parser));
+        let session = || Session::new(matcher.deep_clone(), Arc::clone(&self.ends), false);
+        (0..WALKS).try_for_each(|walk| follow(session(), walk)).map_err(refused)?;
         Ok((matcher, bytes))
     }
 }
 
 /// Follows some text for a few tokens. Fails where a step costs more than it may: most grammars that do so
 /// anywhere do so soon, and are then refused instead of failing in the middle of an output.
-fn follow(mut matcher: Matcher, ends: &[Token], walk: u32) -> anyhow::Result<()> {
+fn follow(mut session: Session, walk: u32) -> anyhow::Result<()> {
     for step in 0..WALK_TOKENS {
-        if matcher.is_stopped() {
+        let mask = session.try_mask()?; // A grammar without any text is found out by the first one.
+        if session.is_over() {
             break;
         }
-        let mut allowed: Vec<Token> = matcher.compute_mask_or_eos()?.to_list();
-        allowed.retain(|id| !ends.contains(id));
         let pick = (walk * WALK_TOKENS + step).wrapping_mul(0x9e37_79b9) >> 8;
-        let Some(&token) = allowed.get(pick as usize % allowed.len().max(1)) else { break };
-        matcher.consume_token(token)?;
+        let Some(token) = session.pick(&mask, pick) else { break };
+        session.advance(&[token]);
     }
     Ok(())
 }
 
 impl Compiled {
-    /// Follows one output from its first token. With `ignores_end` a token that ends the text is allowed only
+    /// What the choices of one request begin with. With `ignores_end` a token that ends the text is allowed only
     /// where nothing else is.
-    pub fn session(&self, ignores_end: bool) -> Session {
-        self.sessions(ignores_end)()
+    pub fn seed(&self, ignores_end: bool) -> Seed {
+        Seed::new(self.clone(), ignores_end)
     }
 
-    /// The same for each choice of one request: they share what they find out about the grammar.
-    pub fn sessions(&self, ignores_end: bool) -> impl FnMut() -> Session + use<> {
-        let prototype = self.prototype.lock().unwrap_or_else(PoisonError::into_inner);
-        let (own, ends) = (prototype.deep_clone(), Arc::clone(&self.ends));
-        move || Session::new(own.clone(), Arc::clone(&ends), ignores_end)
+    /// A copy for one request.
+    pub(super) fn copy(&self) -> Own {
+        self.copies.of(&lock(&self.prototype), self.bytes)
+    }
+
+    /// Ids that end a text.
+    pub(super) fn ends(&self) -> &Arc<[Token]> {
+        &self.ends
     }
 }
 
@@ -166,7 +177,11 @@ fn check(constraint: &Constraint) -> Result<usize, GrammarError> {
             guard::check(schema)?;
             (schema.to_string().len() + spaces.0, depth_of(schema).max(spaces.1))
         }
-        Form::Regex(text) | Form::Lark(text) => pattern(text),
+        Form::Regex(text) => pattern(text),
+        Form::Lark(text) => {
+            guard::check_lark(text)?;
+            pattern(text)
+        }
         Form::Choice(texts) => (texts.iter().map(String::len).sum(), 0),
     };
     match (bytes, depth) {
@@ -245,16 +260,42 @@ fn with_spaces(schema: &Value, spaces: &Spaces) -> Result<Value, GrammarError> {
     Ok(Value::Object(schema))
 }
 
-/// The first line of what the compiler says, without what would break a header or a log.
+/// What the compiler says, in our words where it has only a name for it, on one line, and without what would break
+/// a header or a log.
 fn explanation(error: &anyhow::Error) -> String {
+    const WORDS: [(&str, &str); 4] = [
+        ("NoExtensionBias", "the grammar accepts no text"),
+        ("LexerTooComplex", "the grammar is too complex: its words take too much to tell apart"),
+        ("ParserTooComplex", "the grammar is too complex: too many ways to read a text"),
+        ("InternalError", "the grammar cannot be followed"),
+    ];
+    const NO_STATE: &str = "<non-verbose/>"; // Stands where the compiler's state would be printed.
     let text = error.to_string();
-    let line = text.lines().find(|line| !line.trim().is_empty()).unwrap_or("invalid grammar");
+    let text = text.trim().trim_end_matches(NO_STATE).trim();
+    if let Some((_, words)) = WORDS.iter().find(|(name, _)| text == *name) {
+        return (*words).to_owned();
+    }
+    let is_pointer = |line: &&str| line.chars().all(|c| c == '^');
+    let lines = text.lines().map(str::trim).filter(|line| !is_pointer(line));
+    let line = lines.collect::<Vec<_>>().join(" ");
+    let line = if line.is_empty() { "the grammar is invalid" } else { &line };
     line.chars().filter(|c| !c.is_control()).take(EXPLANATION_CHARS).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn explanations_are_whole_and_in_words() {
+        let said = |text: &str| explanation(&anyhow::Error::msg(text.to_owned()));
+        assert_eq!(
+            said("regex parse error:\n    (\n    ^\nerror: unclosed group\n"),
+            "regex parse error: ( error: unclosed group"
+        );
+        assert_eq!(said("NoExtensionBias\n<non-verbose/>"), "the grammar accepts no text");
+        assert_eq!(said("\n"), "the grammar is invalid");
+    }
 
     #[test]
     fn depth_is_that_of_brackets() {

@@ -38,6 +38,19 @@ pub(super) fn check(schema: &Value) -> Result<(), GrammarError> {
     Ok(())
 }
 
+/// The same for each schema inside a grammar in Lark. Text that only looks like one is checked with them.
+pub(super) fn check_lark(grammar: &str) -> Result<(), GrammarError> {
+    const KEYWORD: &str = "%json";
+    let behind = |(at, keyword): (usize, &str)| &grammar[at + keyword.len()..];
+    for text in grammar.match_indices(KEYWORD).map(behind) {
+        let mut values = serde_json::Deserializer::from_str(text).into_iter();
+        if let Some(Ok(schema)) = values.next() {
+            check(&schema)?;
+        }
+    }
+    Ok(())
+}
+
 fn refuse(message: String) -> Result<(), GrammarError> {
     Err(GrammarError::Invalid(message))
 }
@@ -103,5 +116,15 @@ mod tests {
         ] {
             assert_eq!(check(&json!({"multipleOf": multiple})).is_ok(), fits, "{multiple}");
         }
+    }
+
+    #[test]
+    fn schemas_inside_grammars_are_no_way_around() {
+        let lark = |schema: &Value| format!("start: \"a\" b\nb: %json {schema} \"c\"\n");
+        assert!(check_lark(&lark(&json!({"multipleOf": 7}))).is_ok());
+        assert!(check_lark(&lark(&json!({"items": {"multipleOf": 99_991}}))).is_err());
+        let two = lark(&json!({})) + &lark(&json!({"multipleOf": 99_991}));
+        assert!(check_lark(&two).is_err());
+        assert!(check_lark("start: \"%json\" | /%json {/").is_ok());
     }
 }

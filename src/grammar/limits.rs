@@ -21,8 +21,23 @@ pub(super) const THREADS_MAX: usize = 6;
 pub(super) const COMPILE_STACK_BYTES: usize = 256 << 20;
 /// Stack of a thread that makes masks.
 pub(super) const MASK_STACK_BYTES: usize = 64 << 20;
-/// Memory of a compiled grammar: each request that follows it holds a copy.
+/// Time that a step waits for masks beyond what it is expected to take.
+pub(super) const MASK_GRACE: Duration = Duration::from_millis(5);
+/// Processor time of a mask that is not made while a step waits, if it can be foreseen.
+pub(super) const MASK_SLOW: Duration = Duration::from_millis(5);
+/// Processor time of a quick mask.
+pub(super) const MASK_CALM: Duration = Duration::from_millis(1);
+/// Quick masks in a row after which the next ones are taken for quick too.
+pub(super) const CALM_MASKS: u32 = 16;
+/// Time after which a mask is given up.
+pub(super) const MASK_TIME: Duration = Duration::from_secs(3);
+/// Processor time that a request may spend on its masks, and more of it with each token of its output.
+pub(super) const MASK_BUDGET: Duration = Duration::from_secs(10);
+pub(super) const MASK_BUDGET_PER_TOKEN: Duration = Duration::from_millis(20);
+/// Memory of a compiled grammar.
 pub(super) const COMPILED_BYTES_MAX: usize = 16 << 20;
+/// Copies that running requests follow: each has one of its own as long as they fit.
+pub(super) const COPIES_BYTES: usize = 1 << 30;
 /// Compiled grammars that are kept.
 pub(super) const CACHE_BYTES: usize = 64 << 20;
 /// Tokens longer than this are never allowed: the trie has room for no longer ones.
@@ -35,7 +50,7 @@ pub(super) fn parser_limits() -> ParserLimits {
         initial_lexer_fuel: 1_000_000,
         step_lexer_fuel: 200_000,
         step_max_items: 50_000,
-        max_lexer_states: 250_000,
+        max_lexer_states: 50_000,
         max_grammar_size: 500_000,
         precompute_large_lexemes: true,
         verbose_errors: false,

@@ -1,73 +1,115 @@
-//! The threads that hold the sessions of live requests and make their masks while the device works.
+//! The threads that make the masks of live requests while the device works, and how one slow request is kept from
+//! holding up the others.
 //!
-//! A session lives on one thread, chosen by its request; orders reach it in order, so a mask is always made
-//! behind every token committed before. Each thread sends the executor the masks of its rows; a row whose
-//! mask cannot be made gets one that allows nothing, which ends its request and no other.
+//! - A step waits for its masks only as long as it would have computed anyway, and a moment more. Then its late rows
+//!   go without a sample, and are planned again when their masks are there (`Event::MaskMade`).
+//! - Requests whose masks are slow are served by threads of their own, with less of the processor.
+//! - A mask that takes far too long is given up; a request that spends too much on its masks gets no more. Both end
+//!   with a mask that allows nothing, which ends that request and no other.
 
-use super::limits::MASK_STACK_BYTES;
-use super::session::Session;
+use super::limits::{MASK_GRACE, MASK_STACK_BYTES, MASK_TIME};
+use super::mask_seat::{Announce, Order, Seat};
+use super::mask_step::StepMasks;
+use super::session::Seed;
 use super::timings::GrammarTimings;
-use protocol::{Batch, Mask, MaskRow, RequestId, StepId, ToExecutor, Tokens};
+use super::{lock, yield_to_others};
+use protocol::{Batch, RequestId, StepId, ToExecutor};
 use scheduler::{Effect, TokenEvent};
-use std::collections::{HashMap, HashSet};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// Threads at least, and at most.
-const THREADS: std::ops::RangeInclusive<usize> = 2..=8;
+/// Threads of the quick requests at least, and at most.
+const QUICK_THREADS: std::ops::RangeInclusive<usize> = 2..=8;
 /// Cores for each of them: masks must not take those of the forward pass.
 const CORES_PER_THREAD: usize = 4;
+/// Threads of the slow ones.
+const SLOW_THREADS: usize = 2;
+/// How often masks under way are looked at.
+const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The engine thread's end.
 pub struct MaskWorkers {
-    workers: Vec<Sender<Order>>,
-    live: HashSet<RequestId>,
+    live: HashMap<RequestId, Live>,
+    pool: Arc<Pool>,
+    clock: Sender<Tick>,
 }
 
-enum Order {
-    Begin(RequestId, Box<Session>),
-    Tokens(RequestId, Tokens),
-    End(RequestId),
-    Masks(Masks),
+struct Live {
+    seat: Arc<Seat>,
+    /// Tokens of output so far.
+    outputs: u32,
 }
 
-/// Masks wanted of one thread for one step.
-struct Masks {
-    step: StepId,
-    /// Rows of the batch, and whose they are.
-    rows: Vec<(u32, RequestId)>,
-    executor: SyncSender<ToExecutor>,
+struct Pool {
+    quick: Lane,
+    slow: Lane,
+    timings: Arc<GrammarTimings>,
+    announce: Announce,
+}
+
+/// Seats that wait for a thread.
+#[derive(Default)]
+struct Lane {
+    queue: Mutex<Queue>,
+    added: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    seats: VecDeque<Arc<Seat>>,
+    closed: bool,
+}
+
+/// What the clock hears.
+enum Tick {
+    /// A request lives.
+    Begin(Weak<Seat>),
+    /// A step waits until then.
+    Step(Instant, Arc<StepMasks>),
 }
 
 impl MaskWorkers {
-    /// Starts the threads.
+    /// Starts the threads. `announce` hears of masks that steps have not waited for, once they are there:
+    /// whose, behind how many tokens of output, and whether the next ones will be told of too.
     ///
-    /// Errors: the system gives none.
-    pub fn start(timings: &Arc<GrammarTimings>) -> io::Result<Self> {
+    /// Errors: the system gives no thread.
+    pub fn start(
+        timings: &Arc<GrammarTimings>,
+        announce: impl Fn(RequestId, u32, bool) + Send + Sync + 'static,
+    ) -> io::Result<Self> {
+        let pool = Arc::new(Pool {
+            quick: Lane::default(),
+            slow: Lane::default(),
+            timings: Arc::clone(timings),
+            announce: Arc::new(announce),
+        });
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let count = (cores / CORES_PER_THREAD).clamp(*THREADS.start(), *THREADS.end());
-        let spawn = |_| {
-            let (orders, inbox) = channel();
-            let worker = Worker { sessions: HashMap::new(), timings: Arc::clone(timings) };
-            let thread = thread::Builder::new()
-                .name("grammar-masks".to_owned())
+        let quick = (cores / CORES_PER_THREAD).clamp(*QUICK_THREADS.start(), *QUICK_THREADS.end());
+        for slow in (0..quick + SLOW_THREADS).map(|i| i >= quick) {
+            let pool = Arc::clone(&pool);
+            thread::Builder::new()
+                .name(if slow { "grammar-slow" } else { "grammar-masks" }.to_owned())
                 .stack_size(MASK_STACK_BYTES)
-                .spawn(move || worker.run(&inbox));
-            thread.map(|_| orders)
-        };
-        let workers = (0..count).map(spawn).collect::<io::Result<_>>()?;
-        Ok(Self { workers, live: HashSet::new() })
+                .spawn(move || pool.serve(slow))?;
+        }
+        let (clock, ticks) = channel();
+        let timings = Arc::clone(timings);
+        let run = move || Clock::default().run(&ticks, &timings);
+        thread::Builder::new().name("grammar-clock".to_owned()).spawn(run)?;
+        Ok(Self { live: HashMap::new(), pool, clock })
     }
 
-    /// A request whose output follows `session` is about to be submitted.
-    pub fn begin(&mut self, request: RequestId, session: Box<Session>) {
-        self.live.insert(request);
-        self.tell(request, Order::Begin(request, session));
+    /// A request whose output follows the grammar of `seed` is about to be submitted.
+    pub fn begin(&mut self, request: RequestId, seed: Seed) {
+        let seat = Arc::new(Seat::new(request, seed));
+        self.tick(Tick::Begin(Arc::downgrade(&seat)));
+        self.live.insert(request, Live { seat, outputs: 0 });
     }
 
     /// Passes on what a tick committed. Call it before any batch of the same tick is sent: its masks build on it.
@@ -77,21 +119,21 @@ impl MaskWorkers {
         }
         for effect in effects {
             if let Effect::Tokens(news) = effect {
-                for event in news {
-                    self.hear_one(event);
-                }
+                news.iter().for_each(|event| self.hear_one(event));
             }
         }
     }
 
     fn hear_one(&mut self, event: &TokenEvent) {
-        let request = event.request;
         if event.finish.is_some() {
-            if self.live.remove(&request) {
-                self.tell(request, Order::End(request));
+            if let Some(live) = self.live.remove(&event.request) {
+                live.seat.end();
             }
-        } else if !event.tokens.is_empty() && self.live.contains(&request) {
-            self.tell(request, Order::Tokens(request, event.tokens.clone()));
+        } else if let Some(live) = self.live.get_mut(&event.request)
+            && !event.tokens.is_empty()
+        {
+            live.outputs += event.tokens.len() as u32;
+            self.pool.order(&live.seat, Order::Tokens(event.tokens.clone()));
         }
     }
 
@@ -104,71 +146,149 @@ impl MaskWorkers {
         rows.map(|(index, row)| (index, row.request)).collect()
     }
 
-    /// Has the masks of a batch made that has just been sent to `executor`.
+    /// Has the masks of a batch made that has just been sent to `executor`, which is expected to answer after
+    /// `expected`.
     pub fn make(
         &self,
         step: StepId,
         rows: Vec<(u32, RequestId)>,
         executor: &SyncSender<ToExecutor>,
+        expected: Duration,
     ) {
-        let mut parts: Vec<Vec<(u32, RequestId)>> = vec![Vec::new(); self.workers.len()];
+        let due = Instant::now() + expected + MASK_GRACE;
+        let waiting = rows.iter().map(|(row, _)| *row).collect();
+        let step = Arc::new(StepMasks::new(step, executor.clone(), waiting));
         for (row, request) in rows {
-            parts[self.place(request)].push((row, request));
-        }
-        for (worker, rows) in self.workers.iter().zip(parts).filter(|(_, rows)| !rows.is_empty()) {
-            // Threads end only with this end of their channel.
-            let _ = worker.send(Order::Masks(Masks { step, rows, executor: executor.clone() }));
-        }
-    }
-
-    fn tell(&self, request: RequestId, order: Order) {
-        let _ = self.workers[self.place(request)].send(order);
-    }
-
-    fn place(&self, request: RequestId) -> usize {
-        request.0 as usize % self.workers.len()
-    }
-}
-
-struct Worker {
-    sessions: HashMap<RequestId, Box<Session>>,
-    timings: Arc<GrammarTimings>,
-}
-
-impl Worker {
-    fn run(mut self, inbox: &Receiver<Order>) {
-        for order in inbox {
-            match order {
-                Order::Begin(request, session) => drop(self.sessions.insert(request, session)),
-                Order::End(request) => drop(self.sessions.remove(&request)),
-                Order::Tokens(request, tokens) => self.advance(request, &tokens),
-                Order::Masks(Masks { step, rows, executor }) => {
-                    let rows = rows.into_iter().map(|(row, request)| self.row(row, request));
-                    let mask = Mask { step, rows: rows.collect() };
-                    // An executor that is gone needs none; its successor gets others.
-                    let _ = executor.send(ToExecutor::Mask(mask));
+            let live = self.live.get(&request);
+            let made = live.map_or(Some(Vec::new()), |live| live.seat.made(live.outputs));
+            match (made, live) {
+                (None, Some(live)) => {
+                    self.pool.order(&live.seat, Order::Want(Arc::clone(&step), row));
                 }
+                // A request that nobody follows is allowed nothing.
+                (made, _) => drop(step.put(row, made.unwrap_or_default())),
+            }
+        }
+        if !step.is_whole() {
+            self.tick(Tick::Step(due, step));
+        }
+    }
+
+    fn tick(&self, tick: Tick) {
+        let _ = self.clock.send(tick); // The clock ends with this end of its channel.
+    }
+}
+
+impl Drop for MaskWorkers {
+    fn drop(&mut self) {
+        self.live.values().for_each(|live| live.seat.end());
+        self.pool.quick.close();
+        self.pool.slow.close();
+    }
+}
+
+impl Pool {
+    fn order(&self, seat: &Arc<Seat>, order: Order) {
+        if seat.order(order) {
+            self.lane_of(seat).add(Arc::clone(seat));
+        }
+    }
+
+    fn lane_of(&self, seat: &Seat) -> &Lane {
+        if seat.is_slow() { &self.slow } else { &self.quick }
+    }
+
+    /// Serves the seats of a lane until it is closed.
+    fn serve(&self, slow: bool) {
+        if slow {
+            yield_to_others();
+        }
+        let lane = if slow { &self.slow } else { &self.quick };
+        while let Some(seat) = lane.next() {
+            if seat.serve(&self.timings, &self.announce) {
+                self.lane_of(&seat).add(seat);
+            }
+        }
+    }
+}
+
+impl Lane {
+    fn add(&self, seat: Arc<Seat>) {
+        lock(&self.queue).seats.push_back(seat);
+        self.added.notify_one();
+    }
+
+    /// Waits for a seat; `None` = the lane is closed.
+    fn next(&self) -> Option<Arc<Seat>> {
+        let queue = lock(&self.queue);
+        let waits = |queue: &mut Queue| queue.seats.is_empty() && !queue.closed;
+        let waited = self.added.wait_while(queue, waits);
+        waited.unwrap_or_else(PoisonError::into_inner).seats.pop_front()
+    }
+
+    fn close(&self) {
+        let mut queue = lock(&self.queue);
+        queue.seats.clear();
+        queue.closed = true;
+        self.added.notify_all();
+    }
+}
+
+/// Ends the patience of steps, and that with masks.
+#[derive(Default)]
+struct Clock {
+    /// By the time until which they wait; the number tells equal ones apart.
+    steps: BTreeMap<Reverse<(Instant, u64)>, Arc<StepMasks>>,
+    count: u64,
+    seats: Vec<Weak<Seat>>,
+}
+
+impl Clock {
+    fn run(mut self, ticks: &Receiver<Tick>, timings: &GrammarTimings) {
+        let mut watched_at = Instant::now();
+        loop {
+            match ticks.recv_timeout(self.patience()) {
+                Ok(Tick::Begin(seat)) => self.seats.push(seat),
+                Ok(Tick::Step(due, step)) => {
+                    self.count += 1;
+                    self.steps.insert(Reverse((due, self.count)), step);
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            let now = Instant::now();
+            self.expire(now, timings);
+            if now.saturating_duration_since(watched_at) >= WATCH_INTERVAL {
+                watched_at = now;
+                self.watch(now);
             }
         }
     }
 
-    fn advance(&mut self, request: RequestId, tokens: &[protocol::Token]) {
-        let Some(session) = self.sessions.get_mut(&request) else { return };
-        if catch_unwind(AssertUnwindSafe(|| session.advance(tokens))).is_err() {
-            self.sessions.remove(&request);
+    fn patience(&self) -> Duration {
+        let idle = if self.seats.is_empty() { MASK_TIME } else { WATCH_INTERVAL };
+        let first = self.steps.last_key_value().map(|(Reverse((due, _)), _)| *due);
+        first.map_or(idle, |due| due.saturating_duration_since(Instant::now()).min(idle))
+    }
+
+    fn expire(&mut self, now: Instant, timings: &GrammarTimings) {
+        while let Some(first) = self.steps.last_entry() {
+            let Reverse((due, _)) = *first.key();
+            if due > now {
+                return;
+            }
+            let late = first.remove().expire();
+            timings.masks_late.fetch_add(late as u64, Ordering::Relaxed);
         }
     }
 
-    fn row(&mut self, row: u32, request: RequestId) -> MaskRow {
-        let since = Instant::now();
-        let session = self.sessions.get_mut(&request);
-        let mask = session.and_then(|session| {
-            catch_unwind(AssertUnwindSafe(|| session.mask())).unwrap_or_default()
+    fn watch(&mut self, now: Instant) {
+        self.seats.retain(|seat| match seat.upgrade() {
+            Some(seat) => {
+                seat.check_time(now);
+                true
+            }
+            None => false,
         });
-        self.timings.masks.note(since.elapsed());
-        if mask.is_none() {
-            self.timings.masks_failed.fetch_add(1, Ordering::Relaxed);
-        }
-        MaskRow { row, allowed: mask.unwrap_or_default() }
     }
 }

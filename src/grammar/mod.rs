@@ -7,10 +7,11 @@
 //!   request is converted, `Params::constraint` takes it.
 //! - [`Grammars::compile`] makes it a [`Compiled`] grammar on threads of its own, under limits, or says why
 //!   not; the request waits outside the scheduler (`EngineClient::hold`).
-//! - Each choice gets a [`Session`], which follows its committed tokens and nothing else: a preempted or
-//!   recomputed request needs no care here.
+//! - Each choice gets a [`Seed`], and of it, once it runs, a [`Session`], which follows its committed tokens and
+//!   nothing else: a preempted or recomputed request needs no care here.
 //! - The engine's thread owns [`MaskWorkers`]: they hold the sessions, and while the device runs the forward
-//!   pass of a step they work out which tokens its masked rows may take, and tell the executor.
+//!   pass of a step they work out which tokens its masked rows may take, and tell the executor. A step does not
+//!   wait for masks that are late.
 //!
 //! Knows token ids and their bytes, but no tokenizer and no HTTP: whoever starts [`Grammars`] brings a
 //! [`Vocabulary`].
@@ -18,8 +19,11 @@
 mod cache;
 mod compile;
 mod constraint;
+mod copies;
 mod guard;
 mod limits;
+mod mask_seat;
+mod mask_step;
 mod mask_workers;
 mod pool;
 mod session;
@@ -33,6 +37,22 @@ pub use constraint::{Constraint, Form, Spaces};
 pub use limits::{NESTING_MAX, TEXT_BYTES_MAX};
 pub use mask_workers::MaskWorkers;
 pub use pool::Grammars;
-pub use session::Session;
+pub use session::{Seed, Session};
 pub use timings::{BOUNDS_US, GrammarTimings, Timings};
 pub use vocabulary::{Encode, Vocabulary};
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What threads that may have much to do leave to others, in steps of the system's scale.
+const NICENESS: i32 = 10;
+
+/// Gives this thread a lower priority.
+fn yield_to_others() {
+    if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
+        tracing::debug!(%error, "grammars get as much of the processor as everything else");
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -2,7 +2,8 @@
 //! longer than allowed.
 //!
 //! A thread cannot be stopped, so one whose grammar takes too long is given up: its request is refused, another
-//! thread takes its place, and what it still finds is dropped.
+//! thread takes its place, and what it still finds is dropped. Until it ends it takes what others leave of the
+//! processor.
 
 use super::cache::Cache;
 use super::compile::{Compiled, Compiler, GrammarError};
@@ -13,10 +14,12 @@ use super::limits::{
 };
 use super::timings::GrammarTimings;
 use super::vocabulary::Vocabulary;
+use super::{lock, yield_to_others};
 use std::collections::VecDeque;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -212,7 +215,14 @@ impl Pool {
             .name("grammar-compile".to_owned())
             .stack_size(COMPILE_STACK_BYTES)
             .spawn(move || {
-                work.run();
+                yield_to_others();
+                let reply = Arc::clone(&work.reply);
+                if catch_unwind(AssertUnwindSafe(|| work.run())).is_err() {
+                    tracing::error!("a thread that compiles grammars panicked");
+                    let refusal =
+                        GrammarError::Invalid("the grammar cannot be compiled".to_owned());
+                    answer(&reply, Err(refusal));
+                }
                 // A pool that is gone counts no threads.
                 let _ = again.send(Order::Ended(number));
             });
@@ -265,8 +275,4 @@ fn answer(reply: &SharedReply, result: Result<Compiled, GrammarError>) {
     if let Some(reply) = reply {
         reply(result);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,25 +1,73 @@
 //! One output as its grammar sees it: committed tokens in, masks out.
 
-use llguidance::Matcher;
+use super::compile::Compiled;
+use super::copies::Own;
+use llguidance::{CancellationHandle, Matcher};
 use protocol::Token;
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock};
+
+/// What the session of one output begins with. It shares the grammar until then: a request that waits has no copy.
+#[derive(Clone)]
+pub struct Seed {
+    compiled: Compiled,
+    /// The copy that the choices of one request share: what they find out about the grammar they find out once.
+    own: Arc<OnceLock<Own>>,
+    ignores_end: bool,
+}
+
+impl Seed {
+    pub(super) fn new(compiled: Compiled, ignores_end: bool) -> Self {
+        Self { compiled, own: Arc::default(), ignores_end }
+    }
+
+    /// Follows an output from its first token.
+    pub fn session(&self) -> Session {
+        let matcher = self.own.get_or_init(|| self.compiled.copy()).matcher.clone();
+        let session = Session::new(matcher, Arc::clone(self.compiled.ends()), self.ignores_end);
+        Session { _own: Some(Arc::clone(&self.own)), ..session }
+    }
+}
+
+impl std::fmt::Debug for Seed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Seed").field("compiled", &self.compiled).finish_non_exhaustive()
+    }
+}
 
 /// Where one output stands in its grammar.
 pub struct Session {
     matcher: Matcher,
     ends: Arc<[Token]>,
     ignores_end: bool,
+    /// Ids that must come next, one after the other. A text without a choice in it is spelled once, not anew for
+    /// each of its tokens.
+    forced: VecDeque<Token>,
+    /// Counted as long as this lives.
+    _own: Option<Arc<OnceLock<Own>>>,
 }
 
 impl Session {
     pub(super) fn new(matcher: Matcher, ends: Arc<[Token]>, ignores_end: bool) -> Self {
-        Self { matcher, ends, ignores_end }
+        let matcher = matcher.into_cancellable();
+        Self { matcher, ends, ignores_end, forced: VecDeque::new(), _own: None }
+    }
+
+    /// What makes it give up, for good, whatever it is doing.
+    pub(super) fn cancellation(&self) -> CancellationHandle {
+        self.matcher.cancellation_handle().unwrap_or_default()
     }
 
     /// Follows committed tokens. What the grammar does not know is found out by the next mask.
     pub fn advance(&mut self, tokens: &[Token]) {
+        for token in tokens {
+            if self.forced.pop_front() != Some(*token) {
+                self.forced.clear();
+            }
+        }
         if let Err(error) = self.matcher.consume_tokens(tokens) {
             tracing::warn!(%error, "a token left the grammar");
+            self.forced.clear();
         }
     }
 
@@ -28,14 +76,25 @@ impl Session {
     ///
     /// `None` = the grammar cannot be followed any further: it costs more than it may, or nothing is allowed.
     pub fn mask(&mut self) -> Option<Vec<u32>> {
-        let allowed = match self.matcher.compute_mask_or_eos() {
-            Ok(allowed) => allowed,
+        match self.try_mask() {
+            Ok(words) => words.iter().any(|&word| word != 0).then_some(words),
             Err(error) => {
                 tracing::warn!(%error, "no mask");
-                return None;
+                None
             }
-        };
-        let mut words = allowed.as_slice().to_vec();
+        }
+    }
+
+    /// The same; errors say why there is none.
+    pub(super) fn try_mask(&mut self) -> anyhow::Result<Vec<u32>> {
+        if self.forced.is_empty() && !self.matcher.is_stopped() {
+            self.forced = self.matcher.compute_ff_tokens().into();
+        }
+        let env = self.matcher.tok_env()?;
+        if let Some(&next) = self.forced.front() {
+            return Ok(env.tok_trie().singleton_token_set(next).as_slice().to_vec());
+        }
+        let mut words = self.matcher.compute_mask_or_eos()?.as_slice().to_vec();
         if self.ignores_end {
             let mut others = words.clone();
             for &id in &*self.ends {
@@ -47,7 +106,22 @@ impl Session {
                 words = others;
             }
         }
-        words.iter().any(|&word| word != 0).then_some(words)
+        Ok(words)
+    }
+
+    /// One of the allowed ids that do not end the text, chosen by `pick`.
+    pub(super) fn pick(&self, mask: &[u32], pick: u32) -> Option<Token> {
+        let words = (0..).step_by(32).zip(mask);
+        let bits = words.flat_map(|(first, word): (Token, &u32)| {
+            (0..32).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit)
+        });
+        let allowed: Vec<Token> = bits.filter(|id| !self.ends.contains(id)).collect();
+        allowed.get(pick as usize % allowed.len().max(1)).copied()
+    }
+
+    /// Whether the text is over: nothing but its end may come.
+    pub(super) fn is_over(&self) -> bool {
+        self.matcher.is_stopped()
     }
 
     /// Whether the text may end here.

@@ -4,12 +4,15 @@
 use super::cache::Cache;
 use super::compile::{Compiled, Compiler, GrammarError};
 use super::{
-    Constraint, Form, GrammarTimings, Grammars, Session, Spaces, TEXT_BYTES_MAX, Vocabulary,
+    Constraint, Form, GrammarTimings, Grammars, MaskWorkers, Session, Spaces, TEXT_BYTES_MAX,
+    Vocabulary,
 };
-use protocol::Token;
+use protocol::{RequestId, StepId, ToExecutor, Token};
+use scheduler::{Effect, Finish, TokenEvent};
 use serde_json::{Value, json};
-use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const END: Token = 256;
@@ -45,7 +48,7 @@ fn advance(session: &mut Session, text: &str) {
 
 /// Whether a text is allowed byte by byte and may end.
 fn accepts(compiled: &Compiled, text: &str) -> bool {
-    let mut session = compiled.session(false);
+    let mut session = compiled.seed(false).session();
     for byte in text.bytes() {
         let fits =
             session.mask().is_some_and(|m| m[usize::from(byte) / 32] >> (byte % 32) & 1 == 1);
@@ -97,7 +100,7 @@ fn every_form_accepts_its_texts_and_no_others() {
 #[test]
 fn the_end_comes_where_it_may_and_where_it_must() {
     let compiled = compile(Form::Regex("a(b|bb)?".to_owned())).unwrap();
-    let mut session = compiled.session(false);
+    let mut session = compiled.seed(false).session();
     assert_eq!(allowed(&mut session), "a");
     advance(&mut session, "a");
     assert_eq!(allowed(&mut session), "b$");
@@ -105,7 +108,7 @@ fn the_end_comes_where_it_may_and_where_it_must() {
     assert_eq!(allowed(&mut session), "b$");
     advance(&mut session, "b");
     assert_eq!(allowed(&mut session), "$");
-    let mut session = compiled.session(true);
+    let mut session = compiled.seed(true).session();
     advance(&mut session, "a");
     assert_eq!(allowed(&mut session), "b", "an ignored end");
     advance(&mut session, "bb");
@@ -117,11 +120,11 @@ fn the_end_comes_where_it_may_and_where_it_must() {
 #[test]
 fn sessions_of_one_grammar_share_nothing() {
     let compiled = compile(Form::Choice(vec!["ab".into(), "cd".into()])).unwrap();
-    let (mut first, mut second) = (compiled.session(false), compiled.session(false));
+    let (mut first, mut second) = (compiled.seed(false).session(), compiled.seed(false).session());
     advance(&mut first, "a");
     advance(&mut second, "c");
     assert_eq!((allowed(&mut first), allowed(&mut second)), ("b".into(), "d".into()));
-    assert_eq!(allowed(&mut compiled.session(false)), "ac");
+    assert_eq!(allowed(&mut compiled.seed(false).session()), "ac");
 }
 
 #[test]
@@ -205,7 +208,7 @@ fn hostile_grammars_are_refused_or_harmless_within_a_second() {
         println!("{took:?} {shown}: {:?}", result.as_ref().map(|compiled| compiled.bytes));
         refused += u32::from(result.is_err());
         if let Ok(compiled) = result {
-            let mut session = compiled.session(false);
+            let mut session = compiled.seed(false).session();
             let mut made = 0;
             while made < 50 && session.mask().is_some_and(|mask| take_first(&mut session, &mask)) {
                 made += 1;
@@ -244,4 +247,84 @@ fn the_cache_keeps_what_is_asked_for_and_its_bound() {
     assert_eq!(cache.held(), (3, 303));
     cache.put("large".to_owned(), made("x", 400));
     assert_eq!(cache.held(), (3, 303));
+}
+
+/// A vocabulary that, once told to, waits for leave before it spells a text that has no choice in it.
+fn slow_vocabulary(slow: Arc<AtomicBool>, leave: Receiver<()>) -> Vocabulary {
+    let leave = Mutex::new(leave);
+    let encode = move |text: &str| {
+        if slow.load(Ordering::Relaxed) {
+            leave.lock().unwrap().recv().unwrap();
+        }
+        Some(text.bytes().map(Token::from).collect())
+    };
+    Vocabulary { encode: Arc::new(encode), ..vocabulary() }
+}
+
+#[test]
+fn a_step_goes_on_without_a_mask_that_is_late() {
+    let (slow, (give, leave)) = (Arc::new(AtomicBool::new(false)), channel());
+    let compiler = Compiler::new(slow_vocabulary(Arc::clone(&slow), leave)).unwrap();
+    let seed = |form| compiler.compile(&Constraint::new(form, "test")).unwrap().seed(false);
+    let (forced, free) =
+        (seed(Form::Choice(vec!["abc".into()])), seed(Form::Regex("[ab]+".into())));
+    slow.store(true, Ordering::Relaxed);
+    let timings = Arc::new(GrammarTimings::default());
+    let (announced, news) = channel();
+    let mut workers = MaskWorkers::start(&timings, move |request, outputs, ahead| {
+        announced.send((request, outputs, ahead)).unwrap();
+    })
+    .unwrap();
+    let (executor, sent) = sync_channel(8);
+    let wait = Duration::from_secs(20);
+    let next = || match sent.recv_timeout(wait).unwrap() {
+        ToExecutor::Mask(mask) => {
+            let mut rows: Vec<_> = mask.rows.iter().map(|r| (r.row, r.late)).collect();
+            rows.sort_unstable();
+            rows
+        }
+        other => panic!("{other:?}"),
+    };
+    let (a, b) = (RequestId(1), RequestId(2));
+    workers.begin(a, forced);
+    workers.begin(b, free);
+    workers.make(StepId(1), vec![(0, a), (1, b)], &executor, Duration::from_millis(200));
+    assert_eq!(next(), [(0, true), (1, false)], "one waits, its neighbour does not");
+    assert!(news.try_recv().is_err(), "it is not there yet");
+    slow.store(false, Ordering::Relaxed);
+    give.send(()).unwrap();
+    assert_eq!(news.recv_timeout(wait), Ok((a, 0, true)));
+    assert_eq!(timings.masks_late.load(Ordering::Relaxed), 1);
+    workers.make(StepId(2), vec![(0, a)], &executor, Duration::ZERO);
+    assert_eq!(next(), [(0, false)], "it waits for the step now");
+    let token = |request, byte: u8| TokenEvent {
+        request,
+        tokens: [Token::from(byte)].as_slice().into(),
+        ..TokenEvent::end(request, Finish::Length)
+    };
+    let heard = |event: TokenEvent| Effect::Tokens(vec![TokenEvent { finish: None, ..event }]);
+    workers.hear(&[heard(token(a, b'a'))]);
+    assert_eq!(
+        news.recv_timeout(wait),
+        Ok((a, 1, true)),
+        "the next one is made ahead, spelled already"
+    );
+    workers.make(StepId(3), vec![(0, a)], &executor, Duration::ZERO);
+    assert_eq!(next(), [(0, false)]);
+    workers.make(StepId(4), vec![(5, RequestId(9))], &executor, Duration::ZERO);
+    assert_eq!(next(), [(5, false)], "nobody follows it: it is allowed nothing");
+}
+
+#[test]
+fn a_request_that_waits_has_no_copy_and_one_that_ends_leaves_none() {
+    let compiler = Compiler::new(vocabulary()).unwrap();
+    let compiled = compiler.compile(&Constraint::new(Form::Regex("a+".into()), "test")).unwrap();
+    let seeds: Vec<_> = (0..3).map(|_| compiled.seed(false)).collect();
+    assert_eq!(compiler.copies_held(), 0);
+    let choices = [seeds[0].session(), seeds[0].session()];
+    assert_eq!(compiler.copies_held(), compiled.bytes, "choices of one request share");
+    let other = seeds[1].session();
+    assert_eq!(compiler.copies_held(), 2 * compiled.bytes);
+    drop((choices, other, seeds));
+    assert_eq!(compiler.copies_held(), 0);
 }

@@ -45,4 +45,6 @@ pub struct GrammarTimings {
     pub masks: Timings,
     /// Masks that could not be made: their requests ended with `error`.
     pub masks_failed: AtomicU64,
+    /// Masks that steps did not wait for.
+    pub masks_late: AtomicU64,
 }

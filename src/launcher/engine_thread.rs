@@ -200,7 +200,7 @@ impl EngineThread {
                 self.note_answer(&event, now_ms, desk);
                 desk.events.push(event);
             }
-            Signal::Constrain { request, session } => self.masks.begin(request, session),
+            Signal::Constrain { request, seed } => self.masks.begin(request, seed),
             Signal::Lost { epoch, loss, cause } if self.is_news(epoch) => {
                 if !self.recovers {
                     return ControlFlow::Break(End::Failed(cause));
@@ -265,12 +265,13 @@ impl EngineThread {
                 let facts = BatchFacts::of(&batch);
                 let (step, tokens) = (batch.step, facts.tokens);
                 desk.sent.push_back(Sent { step, at_ms: now_ms, tokens });
+                let expected = self.expected(&desk.sent);
                 if let Some(executor) = &self.executor {
                     let masked = self.masks.rows_of(&batch);
                     // One that is gone says so on its own road, with the reason.
                     let _ = executor.send(ToExecutor::Batch(batch));
                     if !masked.is_empty() {
-                        self.masks.make(step, masked, executor);
+                        self.masks.make(step, masked, executor, expected);
                     }
                 }
                 desk.clocks.sent(&facts, now_ms);
@@ -291,6 +292,14 @@ impl EngineThread {
                 desk.clearing.pop_front().map(|reply| reply.send(done));
             }
         }
+    }
+
+    /// Time until the newest of these steps is answered, if all goes well; never so long that waiting for it would
+    /// make it late.
+    fn expected(&self, sent: &VecDeque<Sent>) -> Duration {
+        let expected = sent.iter().map(|step| self.deadline.expected(step.tokens)).sum();
+        let newest = sent.back().map_or(Duration::ZERO, |step| self.deadline.of(step.tokens) / 2);
+        newest.min(expected)
     }
 
     /// Hands over what this tick changed in the prefix indices.

@@ -9,7 +9,7 @@ use crate::kv_events::Feed;
 use crate::metrics::Metrics;
 use crate::server::health::Health;
 use protocol::Ready;
-use scheduler::Engine;
+use scheduler::{Engine, Event};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -77,7 +77,7 @@ impl Host {
             client: client.clone(),
             observers,
             deadline,
-            masks: MaskWorkers::start(&grammar_timings)?,
+            masks: mask_workers(&grammar_timings, &inbox)?,
             notices,
         };
         Ok(Self { client, grammar_timings, inbox, scheduler: thread.spawn()? })
@@ -104,4 +104,15 @@ impl Host {
         // A panic in that thread aborts the process, so joining cannot fail.
         let _ = self.scheduler.join();
     }
+}
+
+/// The threads that make masks; the engine hears of those that come late.
+fn mask_workers(
+    timings: &Arc<GrammarTimings>,
+    inbox: &Arc<Inbox<Signal>>,
+) -> io::Result<MaskWorkers> {
+    let inbox = Arc::clone(inbox);
+    MaskWorkers::start(timings, move |request, outputs, ahead| {
+        inbox.push(Signal::Event(Event::MaskMade { request, outputs, ahead }));
+    })
 }

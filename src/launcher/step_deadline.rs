@@ -40,6 +40,11 @@ impl StepDeadline {
         self.fixed.unwrap_or_else(|| limit.max(FLOOR))
     }
 
+    /// How long a step of so many tokens is expected to take.
+    pub fn expected(&self, tokens: u64) -> Duration {
+        Duration::from_nanos(self.expected_ns(tokens) as u64)
+    }
+
     /// A step of so many tokens took so long.
     pub fn note(&mut self, tokens: u64, took: Duration) {
         let expected = self.expected_ns(tokens);

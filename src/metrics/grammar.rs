@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering;
 /// Series that are brought up to date at a scrape; the histograms read their owner themselves.
 pub(super) struct GrammarSeries {
     masks_failed: IntCounter,
+    masks_late: IntCounter,
 }
 
 impl GrammarSeries {
@@ -21,11 +22,12 @@ impl GrammarSeries {
         let of = |name, help, children| TimingSeries::new(f.model(), name, help, (Arc::clone(timings), children));
         f.add_collector(of("hadron:grammar_compile_seconds", "Time to compile a grammar, by whether it could be used; one that is kept already takes none.", vec![("ok", |t| &t.compiled), ("error", |t| &t.refused)])?)?;
         f.add_collector(of("hadron:grammar_mask_seconds", "Time to make one mask of allowed tokens.", vec![("ok", |t| &t.masks)])?)?;
-        Ok(Self { masks_failed: f.counter("hadron:grammar_masks_failed_total", "Masks that could not be made: their requests ended with an error.")? })
+        Ok(Self { masks_failed: f.counter("hadron:grammar_masks_failed_total", "Masks that could not be made: their requests ended with an error.")?, masks_late: f.counter("hadron:grammar_masks_late_total", "Masks that steps did not wait for: their rows were forwarded again.")? })
     }
 
     pub(super) fn set(&self, timings: &GrammarTimings) {
         raise(&self.masks_failed, timings.masks_failed.load(Ordering::Relaxed));
+        raise(&self.masks_late, timings.masks_late.load(Ordering::Relaxed));
     }
 }
 

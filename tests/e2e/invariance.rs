@@ -113,7 +113,7 @@ struct Sessions<'a> {
 impl Sessions<'_> {
     fn hear(&mut self, event: &TokenEvent) {
         if is_constrained(event.request) {
-            let new = || self.grammar.session(true);
+            let new = || self.grammar.seed(true).session();
             self.by_request.entry(event.request).or_insert_with(new).advance(&event.tokens);
         }
     }
@@ -131,8 +131,8 @@ impl Masks for Sessions<'_> {
         assert_eq!(self.wanted.len(), rows);
         let Self { grammar, by_request, wanted } = self;
         let mask = |&(row, request): &(u32, RequestId)| {
-            let session = by_request.entry(request).or_insert_with(|| grammar.session(true));
-            MaskRow { row, allowed: session.mask().expect("the grammar goes on") }
+            let session = by_request.entry(request).or_insert_with(|| grammar.seed(true).session());
+            MaskRow { row, allowed: session.mask().expect("the grammar goes on"), late: false }
         };
         Ok(wanted.iter().map(mask).collect())
     }

@@ -63,6 +63,9 @@ impl World {
         self.tally.tokens += event.tokens.len() as u64;
         self.tally.refused += u64::from(matches!(event.finish, Some(Finish::Refused(_))));
         self.clients[index].hear(event, &self.setup)?;
+        if !event.tokens.is_empty() {
+            self.make_mask_ahead(index);
+        }
         if matches!(event.finish, Some(Finish::Length | Finish::Stop(StopReason::Id(_)))) {
             self.check_found_again(index)?;
         }
@@ -112,7 +115,7 @@ impl World {
 
     /// What a batch's masked rows may sample, as far as their owners know their outputs. I21: rows are masked
     /// where they must be, and never before the token in front of them is known.
-    fn masks(&self, batch: &Batch) -> Result<Vec<MaskRow>, Broken> {
+    fn masks(&mut self, batch: &Batch) -> Result<Vec<MaskRow>, Broken> {
         let mut masks = Vec::new();
         for (index, row) in (0..).zip(&batch.rows) {
             let (id, client) = (row.request.0, &self.clients[row.request.0 as usize - 1]);
@@ -128,7 +131,12 @@ impl World {
             let vocab = self.setup.engine.limits.vocab_size;
             let mut grammar = Grammar::new(client.submit.key, vocab);
             client.text[client.submit.tokens.len()..].iter().for_each(|&token| grammar.hear(token));
-            masks.push(MaskRow { row: index, allowed: grammar.mask() });
+            masks.push(MaskRow { row: index, allowed: grammar.mask(), late: false });
+        }
+        for mask in &mut masks {
+            if self.is_late(batch.rows[mask.row as usize].request) {
+                (mask.allowed, mask.late) = (Vec::new(), true);
+            }
         }
         Ok(masks)
     }

@@ -3,6 +3,7 @@
 
 use crate::broken::{Checked, ensure};
 use crate::hash_model::text::{EMPTY, Oracle, entry, fold, logprobs};
+use crate::mask_maker::MaskMaker;
 use crate::requests::oracle;
 use crate::setup::Setup;
 use protocol::{RequestId, RowError, Token, TokenLogprobs};
@@ -49,6 +50,8 @@ pub(crate) struct Client {
     pub(crate) text: Vec<Token>,
     /// Preemptions reported.
     pub(crate) preemptions: u32,
+    /// Who makes its masks.
+    pub(crate) masks: MaskMaker,
     oracle: Oracle,
     last: Option<StopReason>,
     prompt_logprobs: Vec<TokenLogprobs>,
@@ -67,6 +70,7 @@ impl Client {
             delivered: 0,
             text: submit.tokens.clone(),
             preemptions: 0,
+            masks: MaskMaker::default(),
             last: None,
             prompt_logprobs: Vec::new(),
             admitted: false,
@@ -87,6 +91,11 @@ impl Client {
     /// Position behind the last token that is ever forwarded: the last one produced never is.
     pub(crate) fn forwarded(&self) -> u32 {
         self.limit() - u32::from(self.submit.max_tokens > 0)
+    }
+
+    /// Tokens of its output so far.
+    pub(crate) fn outputs(&self) -> u32 {
+        (self.text.len() - self.submit.tokens.len()) as u32
     }
 
     /// Takes one event.
@@ -166,6 +175,7 @@ impl Client {
             Finish::Length => self.last.is_none() && delivered == self.submit.max_tokens,
             Finish::Error(ErrorCode::Row(RowError::NonFiniteLogits)) => excuses.row_failed,
             Finish::Error(ErrorCode::Row(RowError::AllMasked)) => self.oracle.next().is_none(),
+            Finish::Error(ErrorCode::Row(RowError::MaskLate)) => false,
             Finish::Error(ErrorCode::BadOutput) => excuses.bad_output,
             Finish::Error(ErrorCode::EngineUnavailable) => excuses.unavailable,
             Finish::Refused(refusal) => delivered == 0 && self.deserves(refusal, setup),

@@ -1,6 +1,6 @@
 //! What can happen in a world, and the heap that orders it by time, then by when it was decided.
 
-use protocol::StepOutput;
+use protocol::{RequestId, StepOutput};
 use scheduler::AbortCause;
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -20,6 +20,8 @@ pub(crate) enum Happening {
     Lost { replica: usize },
     /// New executors of a replica are ready.
     Ready { replica: usize },
+    /// A mask that was late, or is made ahead, is there.
+    MaskMade { request: RequestId, outputs: u32 },
     /// Somebody clears the prefix cache.
     Clear,
     /// Time passes.

@@ -22,6 +22,7 @@ mod executor;
 mod finish;
 mod happening;
 mod inside;
+mod mask_maker;
 mod mirror;
 mod people;
 mod regressions;

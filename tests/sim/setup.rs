@@ -58,6 +58,8 @@ pub(crate) struct Faults {
     pub(crate) duplicate: u32,
     /// Rows that fail.
     pub(crate) row: u32,
+    /// Masks that are late.
+    pub(crate) late: u32,
     /// Steps that take very long.
     pub(crate) stall: u32,
     /// Ticks that come late, so that several events meet in one inbox.
@@ -192,6 +194,7 @@ impl Faults {
             jump: rate(&[0, 0, 0, 1]),
             shrink: rate(&[300, 1000]),
             clear: rate(&[1, 10]),
+            late: rate(&[10, 100, 400]),
         }
     }
 

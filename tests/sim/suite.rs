@@ -28,6 +28,7 @@ fn a_million_steps_break_nothing() {
         tally.stale,
         tally.failed_rows,
         tally.masked_rows,
+        tally.late_masks,
         tally.refused,
     ];
     assert!(happened.iter().all(|&count| count > 100), "too few faults: {tally:?}");

@@ -129,6 +129,7 @@ impl AddAssign for Tally {
         self.stale += other.stale;
         self.failed_rows += other.failed_rows;
         self.masked_rows += other.masked_rows;
+        self.late_masks += other.late_masks;
         self.refused += other.refused;
     }
 }

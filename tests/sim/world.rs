@@ -62,6 +62,7 @@ pub(crate) struct Tally {
     pub(crate) stale: u64,
     pub(crate) failed_rows: u64,
     pub(crate) masked_rows: u64,
+    pub(crate) late_masks: u64,
     pub(crate) refused: u64,
 }
 
@@ -178,6 +179,7 @@ impl World {
                 let restart = op_id.is_multiple_of(2);
                 self.inbox.push(Event::Control(Control::ClearPrefixCache { op_id, restart }));
             }
+            Happening::MaskMade { request, outputs } => self.mask_made(request, outputs),
             Happening::Wake => {}
             Happening::Heal => {
                 self.setup.faults = Faults::none();
@@ -283,11 +285,11 @@ impl World {
     }
 
     /// Steps within which everything must be over: each token is forwarded at most once per
-    /// admission, and every step forwards a token on some replica.
+    /// admission and once more for each late mask, and every step forwards a token on some replica.
     fn step_bound(&self) -> u64 {
         let tokens: u64 = self.clients.iter().map(|c| u64::from(c.limit())).sum();
         let lives = 6 + self.tally.crashes;
-        tokens * lives * u64::from(self.setup.engine.replicas) + 1000
+        tokens * lives * u64::from(self.setup.engine.replicas) + self.tally.late_masks + 1000
     }
 }
 

@@ -144,9 +144,13 @@ impl HashModel {
         for (index, ((row, span), output)) in
             (0..).zip(batch.rows.iter().zip(&spans).zip(&mut rows))
         {
-            let mask = masks.iter().find(|mask| mask.row == index).map(|mask| &mask.allowed[..]);
+            let found = masks.iter().find(|mask| mask.row == index);
+            let mask = found.map(|mask| &mask.allowed[..]);
             if mask.is_some() != row.masked {
                 return fail(row, format_args!("masked {}, mask {mask:?}", row.masked));
+            }
+            if found.is_some_and(|mask| mask.late) {
+                output.error.get_or_insert(RowError::MaskLate);
             }
             match output.error {
                 Some(_) => {

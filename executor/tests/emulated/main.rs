@@ -202,6 +202,33 @@ fn masked_rows_are_those_of_the_cpu() {
     }
 }
 
+/// A row without its mask leaves nothing behind: not on its seat, not in the rows beside it.
+#[test]
+fn late_masks_delay_their_rows_and_change_nothing() {
+    let masked = [1, 2];
+    let expected = play_masked(&mut Player::with(small(config(Dtype::Float32, 2))), &masked);
+    let late = |config| {
+        let mut player = Player::with(config);
+        player.late_masks = true;
+        play_masked(&mut player, &masked)
+    };
+    let check = |found: &[Output], what: &str| {
+        let lens: Vec<_> = found.iter().map(|(tokens, _)| tokens.len()).collect();
+        for (i, (len, (tokens, _))) in lens.iter().zip(&expected).enumerate() {
+            assert!(*len > 2 && (*len < tokens.len()) == masked.contains(&i), "{what}: {lens:?}");
+        }
+        let begun = |((tokens, told), len): (&Output, &usize)| {
+            (tokens[..*len].to_vec(), told[..*len].to_vec())
+        };
+        let expected: Vec<Output> = expected.iter().zip(&lens).map(begun).collect();
+        assert_close(found, &expected, what);
+    };
+    check(&late(small(config(Dtype::Float32, 2))), "cpu");
+    for wave in WAVES {
+        check(&late(gpu_config(wave, Dtype::Float32, false)), &format!("wave {wave}"));
+    }
+}
+
 #[test]
 fn bf16_replays_what_it_launches() {
     for (what, of) in [("dense", config(Dtype::Bfloat16, 2)), ("experts", experts(Dtype::Bfloat16))]

@@ -3,8 +3,8 @@
 use executor::{Dtype, Executor, ExecutorConfig, ExecutorError, KvSize, Masks};
 use models::Config;
 use protocol::{
-    Batch, BlockId, Bucket, Epoch, Input, MaskRow, Rank, RequestId, Row, Sampling, Seat, SeatInit,
-    Settings, StepId, StepOutput, TableUpdate, ThinVec, Token, TokenLogprobs,
+    Batch, BlockId, Bucket, Epoch, Input, MaskRow, Rank, RequestId, Row, RowError, Sampling, Seat,
+    SeatInit, Settings, StepId, StepOutput, TableUpdate, ThinVec, Token, TokenLogprobs,
 };
 use std::path::{Path, PathBuf};
 
@@ -149,6 +149,8 @@ pub(crate) struct Player {
     step: StepId,
     /// Decode rows name the step that sampled their token instead of the token.
     pub(crate) from_device: bool,
+    /// The masks of every other step are late.
+    pub(crate) late_masks: bool,
     /// Rows of the steps that the executor has recorded; decode steps are replayed if there are any.
     pub(crate) graphs: Vec<u32>,
 }
@@ -164,7 +166,7 @@ impl Player {
         let graphs = executor.size_kv(blocks, &mut |_| {}).unwrap().graph_rows;
         // Blocks of a request shall not lie in order.
         let free = (0..blocks).map(|i| BlockId(i * 229 % blocks)).collect();
-        Self { executor, free, step: StepId(0), from_device: false, graphs }
+        Self { executor, free, step: StepId(0), from_device: false, late_masks: false, graphs }
     }
 
     pub(crate) fn free(&mut self, blocks: Vec<BlockId>) {
@@ -175,6 +177,13 @@ impl Player {
     pub(crate) fn step(&mut self, jobs: &mut [(&mut Job, usize)]) -> StepOutput {
         let (rows, output) = self.try_step(jobs);
         for (((job, _), row), result) in jobs.iter_mut().zip(&rows).zip(&output.rows) {
+            if row.masked && self.is_late() {
+                assert_eq!((result.error, result.emitted.len()), (Some(RowError::MaskLate), 0));
+                job.computed += row.len as usize - 1;
+                job.prompt_logprobs.extend(result.prompt_logprobs.clone());
+                job.sampled_at = None;
+                continue;
+            }
             assert_eq!(result.error, None);
             assert_eq!(result.emitted.len(), usize::from(row.samples));
             assert!(!row.masked || result.emitted.iter().all(|&id| job.allows(id)));
@@ -198,12 +207,21 @@ impl Player {
         };
         let batch = Batch { step: self.step, epoch: Epoch(1), bucket, moe_tokens: 0, rows };
         let masked = (0..).zip(jobs.iter().zip(&batch.rows)).filter(|(_, (_, row))| row.masked);
-        let masks = masked.map(|(row, ((job, _), _))| MaskRow { row, allowed: job.mask() });
+        let late = self.is_late();
+        let masks = masked.map(|(row, ((job, _), _))| {
+            let allowed = if late { Vec::new() } else { job.mask() };
+            MaskRow { row, allowed, late }
+        });
         let mut masks = Given(masks.collect());
         let output = self.executor.submit_masked(&batch, &mut masks).unwrap().finish().unwrap();
         assert_eq!((output.step, output.epoch), (batch.step, batch.epoch));
         assert_eq!(output.rows.len(), jobs.len());
         (batch.rows, output)
+    }
+
+    /// Whether the masks of this step are late.
+    fn is_late(&self) -> bool {
+        self.late_masks && !self.step.0.is_multiple_of(2)
     }
 
     fn row(&mut self, job: &mut Job, len: usize) -> Row {

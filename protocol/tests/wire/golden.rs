@@ -62,7 +62,7 @@ fn a_batch() {
     check(
         &ToExecutor::Batch(batch),
         &expect![[r#"
-            4844524e0200030002000000000000009c00000047b0e2f3
+            4844524e0300030002000000000000009c0000008ab8a436
             95070281a54561676572910200929ccd012c0104100100c3c281a6546f6b656e
             73c4045b50020091930001c4080900000070110100c0949eca0000000000ca3f
             800000ca00000000ca3f800000ca00000000ca000000000090c4080500000000
@@ -76,15 +76,15 @@ fn masks() {
     let mask = Mask {
         step: StepId(7),
         rows: vec![
-            MaskRow { row: 0, allowed: vec![0x8000_0001, 2] },
-            MaskRow { row: 3, allowed: vec![] },
+            MaskRow { row: 0, allowed: vec![0x8000_0001, 2], late: false },
+            MaskRow { row: 3, allowed: vec![], late: true },
         ],
     };
     check(
         &ToExecutor::Mask(mask),
         &expect![[r#"
-        4844524e020006000200000000000000130000006ed18a79
-        9207929200c40801000080020000009203c400"#]],
+        4844524e030006000200000000000000150000004366e77d
+        9207929300c4080100008002000000c29303c400c3"#]],
     );
 }
 
@@ -93,16 +93,16 @@ fn short_orders() {
     check(
         &ToExecutor::SizeKv { blocks: 65_536 },
         &expect![[r#"
-            4844524e0200020002000000000000000600000010109d63
+            4844524e03000200020000000000000006000000a4fe883f
             91ce00010000"#]],
     );
     check(
         &ToExecutor::Profile { on: true },
         &expect![[r#"
-            4844524e0200050002000000000000000200000032f5adc7
+            4844524e0300050002000000000000000200000019f7c4c8
             91c3"#]],
     );
-    check(&ToExecutor::Shutdown, &expect!["4844524e0200040002000000000000000000000075897aa4"]);
+    check(&ToExecutor::Shutdown, &expect!["4844524e030004000200000000000000000000008b847656"]);
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn a_step_output() {
     check(
         &FromExecutor::StepOutput(output),
         &expect![[r#"
-            4844524e0200150002000000000000004400000029710309
+            4844524e030015000200000000000000440000006aab4115
             9407029295c4040300000000c0919403cabf00000001c41003000000000000bf
             040000000000c0bf9095c40000a9416c6c4d61736b656490909401ce000f4240
             cd01f4c3"#]],
@@ -141,14 +141,14 @@ fn the_start() {
     check(
         &FromExecutor::Hello(hello),
         &expect![[r#"
-            4844524e02001100020000000000000017000000bd8d4949
+            4844524e03001100020000000000000017000000c38cb769
             96010002a3637075a5302e312e30cfffffffffffffffff"#]],
     );
     let progress = FromExecutor::Progress { phase: Phase::Load, done: 1, total: 1 << 33 };
     check(
         &progress,
         &expect![[r#"
-            4844524e02001200020000000000000010000000b4a60b79
+            4844524e030012000200000000000000100000007f76ad44
             93a44c6f616401cf0000000200000000"#]],
     );
     let group = KvGroup { layers: vec![0, 1], kind: KvKind::Full, bytes_per_block: 8_192 };
@@ -157,22 +157,22 @@ fn the_start() {
     check(
         &FromExecutor::Memory(memory),
         &expect![[r#"
-            4844524e02001300020000000000000018000000b7a8dad9
+            4844524e030013000200000000000000180000009cbd1a04
             9392109193920001a446756c6ccd2000cd01f492cd012c0c"#]],
     );
     let fault = FromExecutor::Fault { step: Some(StepId(7)), text: "gone".to_owned() };
     check(
         &fault,
         &expect![[r#"
-            4844524e02001600020000000000000007000000deabf973
+            4844524e03001600020000000000000007000000e65b2a06
             9207a4676f6e65"#]],
     );
     let profiled = Profiled::Started("/t/rank0-1.json".to_owned());
     check(
         &FromExecutor::Profiled(profiled),
         &expect![[r#"
-            4844524e0200180002000000000000001900000083a7dadd
+            4844524e0300180002000000000000001900000073423364
             81a753746172746564af2f742f72616e6b302d312e6a736f6e"#]],
     );
-    check(&FromExecutor::Beat, &expect!["4844524e02001700020000000000000000000000ea8f5b0a"]);
+    check(&FromExecutor::Beat, &expect!["4844524e03001700020000000000000000000000148257f8"]);
 }

@@ -100,7 +100,11 @@ fn logprobs() -> impl Strategy<Value = Vec<TokenLogprobs>> {
 }
 
 fn output() -> impl Strategy<Value = StepOutput> {
-    let error = prop_oneof![Just(RowError::NonFiniteLogits), Just(RowError::AllMasked)];
+    let error = prop_oneof![
+        Just(RowError::NonFiniteLogits),
+        Just(RowError::AllMasked),
+        Just(RowError::MaskLate)
+    ];
     let row = (ids(), any::<u8>(), of(error), logprobs(), logprobs()).prop_map(
         |(emitted, accepted, error, logprobs, prompt_logprobs)| RowOutput {
             emitted: emitted.into(),

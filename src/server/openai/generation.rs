@@ -216,7 +216,8 @@ fn refused(refusal: &Refusal, prompts: &PromptFacts) -> ApiError {
         Refusal::PoolTooSmall { .. } => {
             ApiError::bad_request("never_fits", max_tokens_field, message)
         }
-        Refusal::Unusable { param, .. } => {
+        Refusal::Unusable { param, message } => {
+            let message = format!("{param}: {message}");
             ApiError::bad_request("invalid_grammar", param.clone(), message)
         }
         Refusal::UnknownReplica { .. } => ApiError::invalid("data_parallel_rank", message),
@@ -246,7 +247,8 @@ pub fn failure(code: ErrorCode) -> ApiError {
             "nan_logits",
             "the model produced no usable probabilities for this request",
         ),
-        ErrorCode::BadOutput => ApiError::internal(),
+        // A late mask ends no request that has one.
+        ErrorCode::BadOutput | ErrorCode::Row(RowError::MaskLate) => ApiError::internal(),
     }
 }
 

@@ -110,7 +110,7 @@ fn submit_constrained(
     let (stream, held) = serving.client.hold(submits, params.n, name, ticket);
     let (param, ignores_end) = (constraint.param.clone(), params.ignore_eos);
     serving.grammars.compile(constraint, move |compiled| match compiled {
-        Ok(compiled) => held.release(compiled.sessions(ignores_end)),
+        Ok(compiled) => held.release(&compiled.seed(ignores_end)),
         Err(GrammarError::Busy { waiting, limit }) => {
             let (waiting, cap) = (waiting as u32, limit as u32);
             held.refuse(&Refusal::QueueFull { waiting, cap });

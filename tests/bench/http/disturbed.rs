@@ -79,7 +79,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// How many, their median and their 99th percentile in milliseconds.
-fn spread(mut times: Vec<u64>) -> (usize, f64, f64) {
+pub(super) fn spread(mut times: Vec<u64>) -> (usize, f64, f64) {
     times.sort_unstable();
     let last = times.len().saturating_sub(1) as f64;
     let at = |share: f64| times.get((last * share) as usize).map_or(0.0, |ns| *ns as f64 * 1e-6);
@@ -139,7 +139,7 @@ fn measure(disturbed: bool) -> (Vec<u64>, Vec<u64>) {
 }
 
 /// Collects what the server keeps of its steps while `MEASURED` passes.
-fn steps(server: &Server) -> Vec<u64> {
+pub(super) fn steps(server: &Server) -> Vec<u64> {
     let ring = &server.app.serving().unwrap().metrics.steps.ring;
     let first = ring.newest(1).last().map_or(0, |record| record.step);
     let (start, mut seen) = (Instant::now(), BTreeMap::new());
@@ -151,7 +151,7 @@ fn steps(server: &Server) -> Vec<u64> {
     seen.values().filter(|record| record.step > first).map(time).collect()
 }
 
-async fn read(address: SocketAddr, slow: bool) {
+pub(super) async fn read(address: SocketAddr, slow: bool) {
     let body = format!(
         r#"{{"prompt":"once upon a time","max_tokens":{TOKENS},"ignore_eos":true,"stream":true}}"#
     );

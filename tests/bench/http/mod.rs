@@ -5,6 +5,7 @@
 
 mod ceiling;
 mod client;
+mod constrained;
 mod disturbed;
 mod many;
 mod paced;

@@ -1,0 +1,98 @@
+//! The masks of one step: gathered row by row, and sent as one message when all are there, or when the step waits no
+//! longer.
+
+use super::lock;
+use protocol::{Mask, MaskRow, StepId, ToExecutor};
+use std::mem::take;
+use std::sync::Mutex;
+use std::sync::mpsc::SyncSender;
+
+/// A step whose masked rows wait for their masks.
+pub(super) struct StepMasks {
+    step: StepId,
+    executor: SyncSender<ToExecutor>,
+    open: Mutex<Open>,
+}
+
+struct Open {
+    /// Rows without a mask.
+    waiting: Vec<u32>,
+    gathered: Vec<MaskRow>,
+}
+
+impl StepMasks {
+    /// A step with these masked rows that `executor` has been sent.
+    pub(super) fn new(step: StepId, executor: SyncSender<ToExecutor>, waiting: Vec<u32>) -> Self {
+        let gathered = Vec::with_capacity(waiting.len());
+        Self { step, executor, open: Mutex::new(Open { waiting, gathered }) }
+    }
+
+    /// Gives a row its mask; false if the step went on without it.
+    pub(super) fn put(&self, row: u32, allowed: Vec<u32>) -> bool {
+        let mut open = lock(&self.open);
+        let Some(place) = open.waiting.iter().position(|&waiting| waiting == row) else {
+            return false;
+        };
+        open.waiting.swap_remove(place);
+        open.gathered.push(MaskRow { row, allowed, late: false });
+        let whole = open.waiting.is_empty().then(|| take(&mut open.gathered));
+        drop(open);
+        self.send(whole);
+        true
+    }
+
+    /// The step waits no longer; how many rows go without a mask.
+    pub(super) fn expire(&self) -> usize {
+        let mut open = lock(&self.open);
+        let late = take(&mut open.waiting);
+        let rows = late.iter().map(|&row| MaskRow { row, allowed: Vec::new(), late: true });
+        open.gathered.extend(rows);
+        let whole = (!late.is_empty()).then(|| take(&mut open.gathered));
+        drop(open);
+        self.send(whole);
+        late.len()
+    }
+
+    /// Whether every row has its mask.
+    pub(super) fn is_whole(&self) -> bool {
+        lock(&self.open).waiting.is_empty()
+    }
+
+    fn send(&self, rows: Option<Vec<MaskRow>>) {
+        if let Some(rows) = rows {
+            // An executor that is gone needs none; its successor gets others.
+            let _ = self.executor.send(ToExecutor::Mask(Mask { step: self.step, rows }));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::sync_channel;
+
+    #[test]
+    fn a_step_gets_one_message_whatever_is_late() {
+        let (executor, sent) = sync_channel(4);
+        let told = |late: &[(u32, bool)]| match sent.try_recv() {
+            Ok(ToExecutor::Mask(mask)) => {
+                let rows: Vec<_> = mask.rows.iter().map(|row| (row.row, row.late)).collect();
+                assert_eq!((mask.step, rows.as_slice()), (StepId(7), late));
+            }
+            other => panic!("{other:?}"),
+        };
+        let step = || StepMasks::new(StepId(7), executor.clone(), vec![2, 5]);
+        let whole = step();
+        assert!(whole.put(5, vec![1]) && sent.try_recv().is_err() && !whole.is_whole());
+        assert!(whole.put(2, vec![1]) && whole.is_whole());
+        told(&[(5, false), (2, false)]);
+        assert_eq!(whole.expire(), 0);
+
+        let torn = step();
+        assert!(torn.put(5, vec![1]));
+        assert_eq!(torn.expire(), 1);
+        told(&[(5, false), (2, true)]);
+        assert!(!torn.put(2, vec![1]), "the step is gone");
+        assert!(sent.try_recv().is_err(), "one message");
+    }
+}
