@@ -41,6 +41,8 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("gemm/tile.h", include_str!("gemm/tile.h")),
     ("linear_many/ring.h", include_str!("linear_many/ring.h")),
     ("linear_many/roles.h", include_str!("linear_many/roles.h")),
+    ("linear_stream/multiply.h", include_str!("linear_stream/multiply.h")),
+    ("linear_stream/ring.h", include_str!("linear_stream/ring.h")),
     ("skinny/rows.h", include_str!("skinny/rows.h")),
     ("skinny/share.h", include_str!("skinny/share.h")),
     ("skinny/slab.h", include_str!("skinny/slab.h")),

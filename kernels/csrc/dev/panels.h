@@ -44,7 +44,7 @@ template <class T> DEV T* in_block(T* here, u32 cluster, u32 rank) {
 template <u32 CLUSTER, u32 COUNT>
 DEV void panel_copy_all(void* to, const TensorMap* map, const Matrix& m, u32 row, u32 column, Barrier* b) {
     for (u32 rank = 0; rank < CLUSTER; ++rank)
-        panel_copy<COUNT>(in_block((u8*)to, CLUSTER, rank), map, m, row, column, in_block(b, CLUSTER, rank));
+        panel_copy(in_block((u8*)to, CLUSTER, rank), map, m, COUNT, row, column, in_block(b, CLUSTER, rank));
 }
 template <u32 CLUSTER> DEV void barrier_arrive_at(Barrier* b, u32 rank) { barrier_arrive(in_block(b, CLUSTER, rank)); }
 DEV void box_store(const TensorMap*, const Matrix& m, u32 columns, u32 row, u32 column, const void* from) {

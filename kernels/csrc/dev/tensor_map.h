@@ -5,8 +5,8 @@
 //                           src/hip/tensor_map.rs. Elsewhere it is empty and the other arguments say the same
 //   box_copy(to, map, matrix, width, row, column, b)  rows [row, row + 16), columns [column, column + 64) of a matrix
 //                           [.., width]: 2048 bytes, part of a panel, eight rows of which begin at `to`. They count in b
-//   panel_copy<COUNT>(to, map, matrix, row, column, b)  the same of COUNT rows, which are the map's; rows behind the matrix'
-//                           last are zero. `matrix` is what the map names
+//   panel_copy(to, map, matrix, rows, row, column, b)  the same of `rows` rows, as the map's box has; those behind the
+//                           last of the matrix are zero, and slow. `matrix` is what the map names
 //   panel_copy_once         the same for what nobody else reads; policy: read_once()
 #pragma once
 #if !DEV_AMD
@@ -24,11 +24,10 @@ DEV void box_copy(void* to, const TensorMap* map, const bf16*, u32, u32 row, u32
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
         : : "r"(shared_address(to)), "l"(map), "r"(column), "r"(row), "r"(shared_address(b)) : "memory");
 }
-template <u32 COUNT> DEV void panel_copy(void* to, const TensorMap* map, const Matrix&, u32 row, u32 column, Barrier* b) {
+DEV void panel_copy(void* to, const TensorMap* map, const Matrix&, u32, u32 row, u32 column, Barrier* b) {
     box_copy(to, map, nullptr, 0, row, column, b);
 }
-template <u32 COUNT>
-DEV void panel_copy_once(void* to, const TensorMap* map, const Matrix&, u32 row, u32 column, Barrier* b, u64 policy) {
+DEV void panel_copy_once(void* to, const TensorMap* map, const Matrix&, u32, u32 row, u32 column, Barrier* b, u64 policy) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
         "[%0], [%1, {%2, %3}], [%4], %5;"
@@ -45,19 +44,18 @@ DEV void box_copy(void* to, const TensorMap*, const bf16* matrix, u32 width, u32
     __atomic_sub_fetch(&b->bytes, (i32)BOX_BYTES, __ATOMIC_ACQ_REL);
     barrier_settle(b);
 }
-template <u32 COUNT> DEV void panel_copy(void* to, const TensorMap*, const Matrix& m, u32 row, u32 column, Barrier* b) {
-    for (u32 i = 0; i < COUNT; ++i)
+DEV void panel_copy(void* to, const TensorMap*, const Matrix& m, u32 rows, u32 row, u32 column, Barrier* b) {
+    for (u32 i = 0; i < rows; ++i)
         for (u32 piece = 0; piece < 8; ++piece) {
             u8* place = (u8*)to + i * 128 + (piece ^ (i & 7)) * 16;
             if (row + i < m.rows) memcpy(place, m.at + (u64)(row + i) * m.stride + column + piece * 8, 16);
             else memset(place, 0, 16);
         }
-    __atomic_sub_fetch(&b->bytes, (i32)COUNT * 128, __ATOMIC_ACQ_REL);
+    __atomic_sub_fetch(&b->bytes, (i32)rows * 128, __ATOMIC_ACQ_REL);
     barrier_settle(b);
 }
-template <u32 COUNT>
-DEV void panel_copy_once(void* to, const TensorMap* map, const Matrix& m, u32 row, u32 column, Barrier* b, u64) {
-    panel_copy<COUNT>(to, map, m, row, column, b);
+DEV void panel_copy_once(void* to, const TensorMap* map, const Matrix& m, u32 rows, u32 row, u32 column, Barrier* b, u64) {
+    panel_copy(to, map, m, rows, row, column, b);
 }
 #  endif
 #endif

@@ -10,7 +10,7 @@
 //   by_n(panel, next)       NMajor: a row holds 64 consecutive columns of B of one k; the next 64 are `next` bytes on
 //   further(x, bytes)       the operand that begins so much later: 32 bytes are 16 k in a row, 128 bytes are a row
 //
-//   wgmma<N>(c, a, b, add)  c [64][N] = a [64][16] b [16][N] (+ c if add); N 32, 64, 128 or 256; c: float[N / 2].
+//   wgmma<N>(c, a, b, add)  c [64][N] = a [64][16] b [16][N] (+ c if add); N: see WGMMA_WIDTH; c: float[N / 2].
 //                           a: KMajor or u32[4]; b: KMajor or NMajor
 //     element i of c is row wgmma_row(i), column wgmma_col(i). Registers a hold columns of c as the next product's k:
 //     a[i] = pack_bf16(c[2 i], c[2 i + 1]), i < 4, are its first 16, and so on
@@ -99,20 +99,33 @@ template <class B> struct WgmmaTurn;  // the instruction's flag for B
 template <> struct WgmmaTurn<KMajor> { enum : int { FLAG = 0 }; };
 template <> struct WgmmaTurn<NMajor> { enum : int { FLAG = 1 }; };
 
-// Sixteen accumulators each: their names in the instruction, and their places.
-#  define WGMMA_NAMES_0 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-#  define WGMMA_NAMES_1 WGMMA_NAMES_0 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#  define WGMMA_NAMES_2 WGMMA_NAMES_1 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
-#  define WGMMA_NAMES_3 WGMMA_NAMES_2 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#  define WGMMA_NAMES_4 WGMMA_NAMES_3 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
-#  define WGMMA_NAMES_5 WGMMA_NAMES_4 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
-#  define WGMMA_NAMES_6 WGMMA_NAMES_5 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
-#  define WGMMA_NAMES_7 WGMMA_NAMES_6 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+// Eight accumulators each: their names in the instruction, and their places.
+#  define WGMMA_NAMES_8 "%0,%1,%2,%3,%4,%5,%6,%7"
+#  define WGMMA_NAMES_16 WGMMA_NAMES_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#  define WGMMA_NAMES_24 WGMMA_NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#  define WGMMA_NAMES_32 WGMMA_NAMES_24 ",%24,%25,%26,%27,%28,%29,%30,%31"
+#  define WGMMA_NAMES_40 WGMMA_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#  define WGMMA_NAMES_48 WGMMA_NAMES_40 ",%40,%41,%42,%43,%44,%45,%46,%47"
+#  define WGMMA_NAMES_56 WGMMA_NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#  define WGMMA_NAMES_64 WGMMA_NAMES_56 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#  define WGMMA_NAMES_72 WGMMA_NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71"
+#  define WGMMA_NAMES_80 WGMMA_NAMES_72 ",%72,%73,%74,%75,%76,%77,%78,%79"
+#  define WGMMA_NAMES_88 WGMMA_NAMES_80 ",%80,%81,%82,%83,%84,%85,%86,%87"
+#  define WGMMA_NAMES_96 WGMMA_NAMES_88 ",%88,%89,%90,%91,%92,%93,%94,%95"
+#  define WGMMA_NAMES_104 WGMMA_NAMES_96 ",%96,%97,%98,%99,%100,%101,%102,%103"
+#  define WGMMA_NAMES_112 WGMMA_NAMES_104 ",%104,%105,%106,%107,%108,%109,%110,%111"
+#  define WGMMA_NAMES_120 WGMMA_NAMES_112 ",%112,%113,%114,%115,%116,%117,%118,%119"
+#  define WGMMA_NAMES_128 WGMMA_NAMES_120 ",%120,%121,%122,%123,%124,%125,%126,%127"
 #  define WGMMA_FOUR(i) "+f"(c[i]), "+f"(c[(i) + 1]), "+f"(c[(i) + 2]), "+f"(c[(i) + 3])
-#  define WGMMA_16(i) WGMMA_FOUR(i), WGMMA_FOUR((i) + 4), WGMMA_FOUR((i) + 8), WGMMA_FOUR((i) + 12)
+#  define WGMMA_8(i) WGMMA_FOUR(i), WGMMA_FOUR((i) + 4)
+#  define WGMMA_16(i) WGMMA_8(i), WGMMA_8((i) + 8)
+#  define WGMMA_24(i) WGMMA_16(i), WGMMA_8((i) + 16)
 #  define WGMMA_32(i) WGMMA_16(i), WGMMA_16((i) + 16)
+#  define WGMMA_40(i) WGMMA_32(i), WGMMA_8((i) + 32)
+#  define WGMMA_48(i) WGMMA_32(i), WGMMA_16((i) + 32)
 #  define WGMMA_64(i) WGMMA_32(i), WGMMA_32((i) + 32)
-#  define WGMMA_128(i) WGMMA_64(i), WGMMA_64((i) + 64)
+#  define WGMMA_96(i) WGMMA_64(i), WGMMA_32((i) + 64)
+#  define WGMMA_128(i) WGMMA_96(i), WGMMA_32((i) + 96)
 
 // NAMES and PLACES of N / 2 accumulators; I0... the seven names that follow.
 template <u32 N> struct Wgmma;
@@ -131,10 +144,15 @@ template <u32 N> struct Wgmma;
                          : PLACES(0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TURN));      \
         }                                                                                                             \
     };
-WGMMA_WIDTH(32, WGMMA_NAMES_0, WGMMA_16, "%16", "%17", "%18", "%19", "%20", "%21", "%22")
-WGMMA_WIDTH(64, WGMMA_NAMES_1, WGMMA_32, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
-WGMMA_WIDTH(128, WGMMA_NAMES_3, WGMMA_64, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
-WGMMA_WIDTH(256, WGMMA_NAMES_7, WGMMA_128, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
+WGMMA_WIDTH(16, WGMMA_NAMES_8, WGMMA_8, "%8", "%9", "%10", "%11", "%12", "%13", "%14")
+WGMMA_WIDTH(32, WGMMA_NAMES_16, WGMMA_16, "%16", "%17", "%18", "%19", "%20", "%21", "%22")
+WGMMA_WIDTH(48, WGMMA_NAMES_24, WGMMA_24, "%24", "%25", "%26", "%27", "%28", "%29", "%30")
+WGMMA_WIDTH(64, WGMMA_NAMES_32, WGMMA_32, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
+WGMMA_WIDTH(80, WGMMA_NAMES_40, WGMMA_40, "%40", "%41", "%42", "%43", "%44", "%45", "%46")
+WGMMA_WIDTH(96, WGMMA_NAMES_48, WGMMA_48, "%48", "%49", "%50", "%51", "%52", "%53", "%54")
+WGMMA_WIDTH(128, WGMMA_NAMES_64, WGMMA_64, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
+WGMMA_WIDTH(192, WGMMA_NAMES_96, WGMMA_96, "%96", "%97", "%98", "%99", "%100", "%101", "%102")
+WGMMA_WIDTH(256, WGMMA_NAMES_128, WGMMA_128, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
 
 template <u32 N, class B> DEV void wgmma(float (&c)[N / 2], KMajor a, B b, bool add) {
     Wgmma<N>::template run<WgmmaTurn<B>::FLAG>(c, a, b.bits, add);

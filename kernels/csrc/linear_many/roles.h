@@ -14,7 +14,7 @@ DEV void fetch(const Ring& ring, const Product& p, const Maps& maps) {
             Barrier* there = ring.there + turn.stage;
             barrier_wait(ring.free + turn.stage, turn.odd ^ 1);
             barrier_expect(there, STAGE_BYTES);
-            panel_copy<TILE_ROWS>(stage, maps.x, p.x, tile.row, at, there);
+            panel_copy(stage, maps.x, p.x, TILE_ROWS, tile.row, at, there);
             panel_copy_all<CLUSTER, HALF_LINES>(stage + X_BYTES + half * HALF_BYTES, maps.w, p.w,
                                                 tile.output + half * apart, at, there);
         }

@@ -151,6 +151,14 @@ impl LaunchAttribute {
         value[0] = 1;
         Self { id: 6, pad: 0, value }
     }
+
+    /// So many blocks beside each other run at once, and reach each other's shared memory.
+    #[must_use]
+    pub const fn clusters(blocks: c_uint) -> Self {
+        let mut value = [0; 16];
+        (value[0], value[1], value[2]) = (blocks, 1, 1);
+        Self { id: 4, pad: 0, value }
+    }
 }
 
 /// A property of a device that both vendors number, differently.

@@ -53,11 +53,7 @@ impl HipDevice {
             return Ok(());
         }
         if !self.fits_skinny(x.rows(), x.dtype(), w) {
-            let alone = around.norm.is_none() && around.bias.is_none() && !around.add;
-            if !alone || !self.fits_many(x.rows(), x.dtype(), w) || !reaches(&y, x) {
-                return Err(too_many(x.rows()));
-            }
-            return self.many(s, y, x, w, around.silu_mul);
+            return self.fused_rows(s, y, x, w, around);
         }
         check_wide(x)?;
         if w.dtype() == DType::F8E4M3 {
@@ -66,11 +62,31 @@ impl HipDevice {
         self.skinny(s, y, x, w, around)
     }
 
+    /// More rows than `skinny` takes.
+    fn fused_rows(
+        &self,
+        s: &Stream,
+        y: MatMut<'_>,
+        x: Mat<'_>,
+        w: &Packed,
+        around: &Around<'_>,
+    ) -> Result<(), DeviceError> {
+        if self.streams_rows(x.rows(), x.dtype(), w) {
+            check_wide(x)?;
+            return self.stream_rows(s, y, x, w, around);
+        }
+        let alone = around.norm.is_none() && around.bias.is_none() && !around.add;
+        if !alone || !self.fits_many(x.rows(), x.dtype(), w) || !reaches(&y, x) {
+            return Err(too_many(x.rows()));
+        }
+        self.many(s, y, x, w, around.silu_mul)
+    }
+
     /// `y = x Wᵀ + bias` for shapes that have been checked.
     pub(super) fn own_linear(
         &self,
         s: &Stream,
-        y: MatMut<'_>,
+        mut y: MatMut<'_>,
         x: Mat<'_>,
         w: &Packed,
         bias: Option<Mat<'_>>,
@@ -83,6 +99,9 @@ impl HipDevice {
         }
         if bias.is_none() && self.fits_many(x.rows(), x.dtype(), w) && reaches(&y, x) {
             return self.many(s, y, x, w, false);
+        }
+        if self.streams_rows(x.rows(), x.dtype(), w) && Self::lies_right(x, &mut y) {
+            return self.stream_rows(s, y, x, w, &Around { bias, ..Around::default() });
         }
         self.tiles(s, y, x, w, bias)
     }

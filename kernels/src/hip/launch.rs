@@ -17,6 +17,7 @@ pub(super) struct Launch {
     block: u32,
     shared_bytes: u32,
     overlaps: bool,
+    cluster: u32,
     /// Each argument in the low bytes of a word of its own, or in several.
     words: [u64; MAX_WORDS],
     /// The word in which each argument begins.
@@ -40,6 +41,7 @@ impl Launch {
             block,
             shared_bytes,
             overlaps: false,
+            cluster: 1,
             words,
             begins,
             used: 0,
@@ -97,6 +99,12 @@ impl Launch {
         self
     }
 
+    /// So many blocks beside each other run at once and reach each other's shared memory: `csrc/dev/cluster.h`.
+    pub(super) fn in_clusters(mut self, blocks: u32) -> Self {
+        self.cluster = blocks;
+        self
+    }
+
     /// Launches on `s`. An empty grid is no launch.
     ///
     /// # Safety
@@ -118,16 +126,19 @@ impl Launch {
             *argument = std::ptr::from_mut(&mut self.words[usize::from(*begin)..]).cast();
         }
         let arguments = arguments.as_mut_ptr();
+        let (overlaps, clustered) = (self.overlaps && !runtime.is_marking(), self.cluster > 1);
+        let both =
+            [LaunchAttribute::overlap_predecessor(), LaunchAttribute::clusters(self.cluster)];
+        let attributes = &both[usize::from(!overlaps)..=usize::from(clustered)];
         let code = match runtime.driver.launch_ex {
-            Some(launch_ex) if self.overlaps && !runtime.is_marking() => {
-                let attributes = [LaunchAttribute::overlap_predecessor()];
+            Some(launch_ex) if !attributes.is_empty() => {
                 let config = LaunchConfig {
                     grid: [x, y, z],
                     block: [self.block, 1, 1],
                     shared_bytes: self.shared_bytes,
                     stream,
                     attributes: attributes.as_ptr(),
-                    attribute_count: 1,
+                    attribute_count: attributes.len() as u32,
                 };
                 // SAFETY: the caller vouches for the arguments; the driver copies all records.
                 unsafe {

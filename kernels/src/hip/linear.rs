@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | fp8 | any | see `fp8` |
 //! | bf16 | ≤ 16 | our own: it reads the weights once, and takes the neighbours along |
+//! | bf16 | ≤ 128, on sm_90a, few tiles of `W` | our own: its weights come while the predecessor ends |
 //! | bf16 | ≥ 2048, with `silu_mul` | our own by warpgroups, where there are any |
 //! | bf16 | more | the matrix library; without one our own |
 //! | f32 | ≤ 64, or f32 inputs | our own: a row of an f32 model has one result in every batch |
@@ -53,8 +54,9 @@ impl HipDevice {
             check_wide(x)?;
             return self.fp8_linear(s, y, x, w, bias);
         }
-        let few = self.fits_skinny(x.rows(), x.dtype(), w);
         let mut y = y;
+        let few = self.fits_skinny(x.rows(), x.dtype(), w)
+            || (self.streams_rows(x.rows(), x.dtype(), w) && Self::lies_right(x, &mut y));
         let library = !few && self.matrix_library().is_some();
         if way(x.rows(), x.dtype(), w.dtype(), y.dtype(), library) == Way::Library {
             match self.linear_library(s, y.reborrow(), x, w, bias) {

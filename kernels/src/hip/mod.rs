@@ -38,6 +38,7 @@ mod graph;
 mod jit;
 mod launch;
 mod linear;
+mod linear_stream;
 mod load;
 mod many;
 mod marks;

@@ -33,11 +33,11 @@ impl Kernels for HipDevice {
     }
 
     fn fuses(&self, rows: usize, dtype: DType, w: &Packed) -> bool {
-        self.fits_skinny(rows, dtype, w)
+        self.fits_skinny(rows, dtype, w) || self.streams_rows(rows, dtype, w)
     }
 
     fn fuses_silu_mul(&self, rows: usize, dtype: DType, w: &Packed) -> bool {
-        self.fits_skinny(rows, dtype, w) || self.fits_many(rows, dtype, w)
+        self.fuses(rows, dtype, w) || self.fits_many(rows, dtype, w)
     }
 
     fn linear_around(

@@ -1,7 +1,7 @@
 //! Products: every kernel that `linear` may choose, with and without neighbours, and rows that do not depend on
 //! how many there are.
 
-use kernels::{Around, DType, Kernels};
+use kernels::{Around, DType, Kernels, Packed};
 
 use crate::pair::{Pair, Twin, pairs, tolerance};
 use crate::support::{Numbers, S};
@@ -54,16 +54,39 @@ fn products_agree_with_the_cpu() {
 #[test]
 fn neighbours_in_one_launch_are_the_kernels_one_by_one() {
     for pair in &pairs() {
-        check_neighbours(pair, 72, 264);
-        check_neighbours(pair, 72, 1312);
+        for k in [264, 1312] {
+            let w = check_neighbours(pair, 72, k, &[1, 5, 16]);
+            assert!(!pair.gpu.fuses(17, DType::BF16, &w));
+            assert!(!pair.gpu.fuses(1, DType::F32, &w));
+        }
     }
 }
 
-fn check_neighbours(pair: &Pair, n: usize, k: usize) {
+/// More rows where the copy engine streams weights to warpgroups: tiles of one block, of two and of four, the last of
+/// them not full, and more and fewer columns than a ring holds.
+#[test]
+fn streamed_rows_agree_with_the_cpu() {
+    use DType::{BF16, F32};
+    for pair in pairs().iter().filter(|pair| streams(pair)) {
+        for shape in [(17, 48, 128), (64, 80, 1152), (100, 48, 512), (33, 720, 64)] {
+            check_product(pair, shape, [BF16; 3], shape.0 != 64);
+            check_product(pair, shape, [BF16, BF16, F32], shape.0 == 64);
+        }
+        check_neighbours(pair, 48, 512, &[17, 70]);
+        check_neighbours(pair, 112, 192, &[64]);
+    }
+}
+
+fn streams(pair: &Pair) -> bool {
+    pair.gpu.arch() == "sm_90a" || (pair.gpu.arch() == "emulated" && pair.gpu.wave() == 32)
+}
+
+/// Results for these numbers of rows; gives the weights.
+fn check_neighbours(pair: &Pair, n: usize, k: usize, rows: &[usize]) -> Packed {
     let eps = 1e-6;
     let mut numbers = pair.numbers(1);
     let [w, w_cpu] = pair.pack(&weights(&mut numbers, n, k), n, k, DType::BF16);
-    for m in [1, 5, 16] {
+    for &m in rows {
         assert!(pair.gpu.fuses(m, DType::BF16, &w));
         let x = pair.random(&mut numbers, DType::BF16, m, k);
         let norm = pair.random(&mut numbers, DType::BF16, 1, k);
@@ -93,22 +116,32 @@ fn check_neighbours(pair: &Pair, n: usize, k: usize) {
         std::mem::swap(&mut stream.gpu, &mut sum.gpu);
         pair.check("add", &sum, tolerance(DType::BF16));
     }
-    assert!(!pair.gpu.fuses(17, DType::BF16, &w));
-    assert!(!pair.gpu.fuses(1, DType::F32, &w));
+    w
 }
 
 /// Alone, among few and among many: the same bits, with a norm in front or without.
 #[test]
 fn a_row_has_one_result_in_every_batch() {
     for pair in &pairs() {
-        check_rows(pair, (48, 1160), false);
-        check_rows(pair, (24, 2592), false);
-        check_rows(pair, (24, 2592), true);
+        let few = [(0, 1), (7, 1), (15, 1), (3, 2), (5, 9)];
+        check_rows(pair, (48, 1160), false, 16, &few);
+        check_rows(pair, (24, 2592), false, 16, &few);
+        check_rows(pair, (24, 2592), true, 16, &few);
+        if streams(pair) {
+            check_rows(pair, (48, 576), false, 100, &[(0, 17), (13, 64), (1, 99)]);
+        }
     }
 }
 
-fn check_rows(pair: &Pair, (n, k): (usize, usize), normed: bool) {
-    let (rows, eps) = (16, 1e-6);
+/// `parts`: first rows and numbers of rows.
+fn check_rows(
+    pair: &Pair,
+    (n, k): (usize, usize),
+    normed: bool,
+    rows: usize,
+    parts: &[(usize, usize)],
+) {
+    let eps = 1e-6;
     let mut numbers = pair.numbers(2);
     let values = numbers.reals::<kernels::bf16>(rows * k);
     let norm = pair.random(&mut numbers, DType::BF16, 1, k);
@@ -125,7 +158,7 @@ fn check_rows(pair: &Pair, (n, k): (usize, usize), normed: bool) {
         pair.read::<f32>(&y)[0].clone()
     };
     let all = product(0, rows);
-    for (from, m) in [(0, 1), (7, 1), (15, 1), (3, 2), (5, 9)] {
+    for &(from, m) in parts {
         assert_eq!(product(from, m), all[from * n..(from + m) * n], "{m} rows from {from}");
     }
 }
