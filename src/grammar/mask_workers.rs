@@ -119,7 +119,9 @@ impl MaskWorkers {
         }
         for effect in effects {
             if let Effect::Tokens(news) = effect {
-                news.iter().for_each(|event| self.hear_one(event));
+                for event in news.iter() {
+                    self.hear_one(event);
+                }
             }
         }
     }

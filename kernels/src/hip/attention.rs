@@ -29,9 +29,10 @@ const THREADS: u32 = 256;
 pub(super) const DECODE_WAVES: usize = 4;
 /// Tiles of keys and values that such a wave has on their way, where they pass through shared memory, and their bytes, at
 /// most: with half as many bytes more, queries, tables and records wait behind so many keys that steps of many rows take
-/// longer.
+/// longer. A lone row has nobody to wait for.
 const RING_TILES: usize = 3;
 const RING_BYTES: usize = 16 << 10;
+pub(super) const LONE_RING_BYTES: usize = 24 << 10;
 /// Blocks of decode that share a multiprocessor: as many as their registers allow.
 pub(super) const BLOCKS_WITH_RING: usize = 2;
 /// The same where few queries meet keys in fp8, which take fewer.
@@ -144,7 +145,7 @@ impl HipDevice {
         let few_in_fp8 = shape.fp8() == 1 && group <= KEYS_FIRST_GROUP;
         let most_blocks = if few_in_fp8 { BLOCKS_OF_FP8 } else { BLOCKS_WITH_RING };
         let row_bytes = dim * shape.layout.dtype.bytes();
-        let fit = self.decode_fit(row_bytes, group, record_bytes, most_blocks);
+        let fit = self.decode_fit((row_bytes, RING_BYTES), group, record_bytes, most_blocks);
         let [dim, block, group, fp8] = shape.defines();
         let defines = [dim, block, group, fp8, ("STAGES", fit.stages as u32)];
         let kernel = self.kernel(&DECODE, "attention_decode", &defines)?;
@@ -165,10 +166,11 @@ impl HipDevice {
         unsafe { launch.go(self, s) }
     }
 
-    /// What decode finds room for, with keys of `row_bytes` and records of one wave of `record_bytes`.
+    /// What decode finds room for, with keys of `row_bytes`, of which a wave has `ring_bytes` on their way at most, and
+    /// records of one wave of `record_bytes`.
     pub(super) fn decode_fit(
         &self,
-        row_bytes: usize,
+        (row_bytes, ring_bytes): (usize, usize),
         group: usize,
         record_bytes: usize,
         most_blocks: usize,
@@ -180,7 +182,7 @@ impl HipDevice {
         }
         let stage_bytes = DECODE_WAVES * 2 * TILE * row_bytes;
         let room = self.shared_bytes() as usize;
-        let wanted = (RING_BYTES * DECODE_WAVES / stage_bytes).clamp(1, RING_TILES);
+        let wanted = (ring_bytes * DECODE_WAVES / stage_bytes).clamp(1, RING_TILES);
         let stages = (room.saturating_sub(records) / stage_bytes).clamp(1, wanted);
         let shared_bytes = stages * stage_bytes + records;
         let blocks = (room + DRIVER_BYTES) / (shared_bytes + DRIVER_BYTES + STATIC_BYTES);

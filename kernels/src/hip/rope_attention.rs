@@ -1,7 +1,8 @@
 //! Decode attention out of the projections: norms, rotation and the store of keys and values in one launch with it.
 
 use super::attention::{
-    BLOCKS_WITH_RING, DECODE, DECODE_WAVES, LOG2_E, RECORD_FACTS, TILE, most_splits,
+    BLOCKS_WITH_RING, DECODE, DECODE_WAVES, LOG2_E, LONE_RING_BYTES, RECORD_FACTS, TILE,
+    most_splits,
 };
 use super::check::{check_dtype, check_size};
 use super::device::HipDevice;
@@ -72,8 +73,8 @@ impl HipDevice {
         let record_bytes = group * (dim + RECORD_FACTS) * 4;
         let partial = self.scratch(rows.len() * kv_heads * splits * record_bytes)?;
         let arrived = self.counters(rows.len() * kv_heads)?;
-        let fit =
-            self.decode_fit(dim * layout.dtype.bytes(), group, record_bytes, BLOCKS_WITH_RING);
+        let ring = (dim * layout.dtype.bytes(), LONE_RING_BYTES);
+        let fit = self.decode_fit(ring, group, record_bytes, BLOCKS_WITH_RING);
         let defines = [
             ("HEAD_DIM", dim as u32),
             ("BLOCK_TOKENS", layout.block_tokens as u32),
