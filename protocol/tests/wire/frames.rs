@@ -4,7 +4,7 @@ use crate::messages::{from_executor, settings, to_executor};
 use proptest::prelude::*;
 use protocol::codec::{CodecError, Message};
 use protocol::frame::{BODY_BYTES_MAX, FrameError, HEADER_BYTES, decode, encode};
-use protocol::{Epoch, FromExecutor, Settings, ToExecutor};
+use protocol::{Epoch, FromExecutor, PROTOCOL_VERSION, Settings, ToExecutor};
 
 fn frame<M: Message>(message: &M, epoch: Epoch) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -113,7 +113,7 @@ fn each_defect_has_its_error() {
         decode::<ToExecutor>(&frame).unwrap_err()
     };
     assert_eq!(with(0, b"HTTP"), FrameError::Magic(*b"HTTP"));
-    assert_eq!(with(4, &[9, 0]), FrameError::Version { theirs: 9, ours: 2 });
+    assert_eq!(with(4, &[9, 0]), FrameError::Version { theirs: 9, ours: PROTOCOL_VERSION });
     let bytes = u32::MAX as usize;
     assert_eq!(with(16, &[255; 4]), FrameError::TooLong { bytes, limit: BODY_BYTES_MAX });
     assert!(matches!(with(HEADER_BYTES, &[0]), FrameError::Checksum { .. }));

@@ -6,7 +6,7 @@ use protocol::frame::{FrameError, encode};
 use protocol::link::{
     Beat, FrameReader, FrameWriter, Link, LinkError, Receiving, Sending, UnixLink, drain, unix,
 };
-use protocol::{Epoch, FromExecutor, ToExecutor};
+use protocol::{Epoch, FromExecutor, PROTOCOL_VERSION, ToExecutor};
 use std::io::{Cursor, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::sync_channel;
@@ -78,7 +78,10 @@ fn the_halves_work_from_two_threads() {
 fn another_protocol_and_garbage_are_typed_errors() {
     let cases: [(&[u8], FrameError); 2] = [
         (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", FrameError::Magic(*b"GET ")),
-        (b"HDRN\x03\x00________________________", FrameError::Version { theirs: 3, ours: 2 }),
+        (
+            b"HDRN\x09\x00________________________",
+            FrameError::Version { theirs: 9, ours: PROTOCOL_VERSION },
+        ),
     ];
     for (bytes, expected) in cases {
         let (mut raw, socket) = UnixStream::pair().unwrap();

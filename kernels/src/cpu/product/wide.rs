@@ -68,7 +68,7 @@ unsafe impl Lanes for __m512 {
         unsafe {
             let pairs = _mm512_loadu_si512(from.cast());
             let odd = _mm512_and_si512(pairs, _mm512_set1_epi32(ODD));
-            [_mm512_slli_epi32::<16>(pairs), odd].map(|x| _mm512_castsi512_ps(x))
+            [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)), _mm512_castsi512_ps(odd)]
         }
     }
 }
@@ -107,7 +107,7 @@ unsafe impl Lanes for __m256 {
         unsafe {
             let pairs = _mm256_loadu_si256(from.cast());
             let odd = _mm256_and_si256(pairs, _mm256_set1_epi32(ODD));
-            [_mm256_slli_epi32::<16>(pairs), odd].map(|x| _mm256_castsi256_ps(x))
+            [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)), _mm256_castsi256_ps(odd)]
         }
     }
 }

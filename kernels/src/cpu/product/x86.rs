@@ -186,7 +186,11 @@ unsafe fn tile<V: Lanes, S: Step, const M: usize, const R: usize>(
                 segment.start[place(i) / HALF].add(place(i) % HALF * COLUMN_BYTES)
             });
             for step in 0..segment.steps {
-                let b = from.map(|from| S::b::<V>(from.add(step * o.b_stride)));
+                // No closure: compilers that check overflow leave one out of line, and its instructions with it.
+                let mut b = [[V::zero(); 2]; R];
+                for (b, from) in b.iter_mut().zip(&from) {
+                    *b = S::b::<V>(from.add(step * o.b_stride));
+                }
                 for (r, sums) in sums.iter_mut().enumerate() {
                     let a = S::a(a.add(r * o.a_stride), step);
                     for (depth, &a) in a.iter().enumerate().take(S::DEPTH) {
