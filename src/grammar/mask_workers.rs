@@ -119,7 +119,7 @@ impl MaskWorkers {
         }
         for effect in effects {
             if let Effect::Tokens(news) = effect {
-                for event in news.iter() {
+                for event in news {
                     self.hear_one(event);
                 }
             }
