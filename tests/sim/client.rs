@@ -169,13 +169,13 @@ impl Client {
         let (id, delivered, excuses) = (self.id().0, self.delivered, self.excuses);
         let right = match finish {
             Finish::Stop(StopReason::Text) => excuses.abort == Some(AbortCause::StopText),
-            Finish::Abort(AbortCause::StopText) => false,
+            Finish::Abort(AbortCause::StopText)
+            | Finish::Error(ErrorCode::Row(RowError::MaskLate)) => false,
             Finish::Abort(cause) => excuses.abort == Some(*cause),
             Finish::Stop(reason) => self.last == Some(*reason),
             Finish::Length => self.last.is_none() && delivered == self.submit.max_tokens,
             Finish::Error(ErrorCode::Row(RowError::NonFiniteLogits)) => excuses.row_failed,
             Finish::Error(ErrorCode::Row(RowError::AllMasked)) => self.oracle.next().is_none(),
-            Finish::Error(ErrorCode::Row(RowError::MaskLate)) => false,
             Finish::Error(ErrorCode::BadOutput) => excuses.bad_output,
             Finish::Error(ErrorCode::EngineUnavailable) => excuses.unavailable,
             Finish::Refused(refusal) => delivered == 0 && self.deserves(refusal, setup),
