@@ -78,7 +78,7 @@ class Indexer:
             "block_size": BLOCK,
             "dp_rank": 0,
         }
-        call("127.0.0.1", self.port, "POST", "/register", worker, attempts=50)
+        call("127.0.0.1", self.port, "POST", "/register", worker, attempts=600)
 
     def score(self, tokens):
         """Leading tokens that it believes to be cached."""
