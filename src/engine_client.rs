@@ -16,7 +16,7 @@ pub use inbox::Inbox;
 pub use mailbox::EventStream;
 pub use resident::Resident;
 
-use crate::grammar::Seed;
+use crate::grammar::Guide;
 use crate::metrics::{Loss, Metrics, RequestTimes};
 use dashmap::DashMap;
 use mailbox::Mailbox;
@@ -36,11 +36,11 @@ pub enum Signal {
     /// For `Engine::tick`.
     Event(Event),
     /// What the output of a request follows whose submit comes next.
-    Constrain {
+    Guide {
         /// The request.
         request: RequestId,
-        /// Its grammar.
-        seed: Seed,
+        /// What limits its tokens.
+        guide: Guide,
     },
     /// The executor of this generation failed or is gone, and why.
     Lost {

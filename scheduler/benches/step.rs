@@ -155,7 +155,7 @@ fn submit(engine: &Engine, id: u64, prompt: u32, max_tokens: u32) -> Event {
         tokens,
         max_tokens,
         sampling: Sampling::greedy(),
-        constrained: false,
+        masked_from: None,
         key: id,
         eos_ids: vec![VOCAB - 1],
         stop_ids: Vec::new(),

@@ -35,6 +35,8 @@ pub(crate) struct Asked {
     pub(crate) sampling: Sampling,
     /// Key of the request's random numbers.
     pub(crate) key: u64,
+    /// Position of the first token that a mask limits.
+    pub(crate) masked_from: u32,
     /// The replica was chosen by the user: the request moves to no other.
     pub(crate) pinned: bool,
     /// Tokens this request adds to its replica's outstanding load.
@@ -52,6 +54,9 @@ impl Cold {
         let asked = Asked {
             sampling: submit.sampling,
             key: submit.key,
+            masked_from: submit
+                .masked_from
+                .map_or(u32::MAX, |from| from.saturating_add(tokens.len() as u32)),
             pinned: submit.replica.is_some(),
             charge: tokens.len() as u64,
             submitted_ms: now_ms,

@@ -135,6 +135,7 @@ impl Engine {
                 self.ready(replica, blocks, graph_rows, effects);
             }
             Event::MaskMade { request, outputs, ahead } => self.mask_made(request, outputs, ahead),
+            Event::MasksOver { request } => self.masks_over(request),
         }
     }
 
@@ -143,6 +144,12 @@ impl Engine {
         let request = &mut self.domains[replica].state.requests[slot];
         if request.len - request.cold.prompt_len == outputs {
             request.masking.made(ahead);
+        }
+    }
+
+    fn masks_over(&mut self, id: RequestId) {
+        if let Some(&Place { replica, slot }) = self.owners.get(&id) {
+            self.domains[replica].state.requests[slot].masking.end();
         }
     }
 

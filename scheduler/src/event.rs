@@ -48,6 +48,11 @@ pub enum Event {
         /// Whether the masks behind it are slow too: each is waited for before its row is planned.
         ahead: bool,
     },
+    /// No mask limits what a request samples from now on. Masked rows that are under way are answered as ever.
+    MasksOver {
+        /// Whose.
+        request: RequestId,
+    },
 }
 
 /// An operation on the whole engine; answered by `Effect::ControlDone`.

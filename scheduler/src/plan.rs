@@ -225,7 +225,8 @@ impl Planner<'_> {
         if !request.drafted || request.masking.is_on() {
             return 0;
         }
-        let room = request.limit - request.known() - u32::from(request.slack) - 1;
+        let last = request.limit.min(request.unmasked_below());
+        let room = last.saturating_sub(request.known() + u32::from(request.slack) + 1);
         u32::from(self.limits.drafts).min(room).min(self.budget - 1)
     }
 

@@ -106,7 +106,7 @@ fn request(entry: &Written, arrival: u64, config: &EngineConfig) -> Request {
         tokens,
         max_tokens: 8,
         sampling: Sampling::greedy(),
-        constrained: false,
+        masked_from: None,
         key: 0,
         eos_ids: Vec::new(),
         stop_ids: Vec::new(),

@@ -75,7 +75,7 @@ impl Request {
     pub(crate) fn new(submit: Submit, arrival: u64, now_ms: u64, config: &EngineConfig) -> Self {
         let (id, len) = (submit.id, submit.tokens.len() as u32);
         let limit = len.saturating_add(submit.max_tokens).min(config.limits.max_model_len);
-        let masking = Masking::new(submit.constrained);
+        let masking = Masking::new(submit.masked_from);
         let extra_token = u32::from(config.planted.has(Bug::LengthLimitOffByOne));
         let stops = submit.eos_ids.iter().chain(&submit.stop_ids).copied().collect();
         let mut tail = [0; TAIL];
@@ -117,6 +117,9 @@ impl Request {
         self.tail[self.len as usize % TAIL] = token;
         self.len += 1;
         self.masking.advance();
+        if self.masking == Masking::Later && self.len >= self.cold.asked.masked_from {
+            self.masking.begin();
+        }
         if (self.len as usize).is_multiple_of(TAIL) {
             self.gather();
         }
@@ -209,12 +212,28 @@ impl Request {
     }
 
     /// Whether the next row produces a token from the last known one. Requests about to reach their
-    /// limit do not, so a length end never wastes a row; constrained ones wait for the token itself, because
-    /// the mask of the next one follows from it.
+    /// limit do not, so a length end never wastes a row; masked ones wait for the token itself, because the mask
+    /// of the next one follows from it.
     #[inline]
     pub(crate) fn decodes(&self) -> bool {
-        let waits = self.masking.is_on() && (self.promised > 0 || self.masking.waits());
-        self.wants_next() && !waits
+        let waits = || self.masking.waits() || self.promised > 0 && self.samples_masked();
+        self.wants_next() && !waits()
+    }
+
+    /// Whether the token behind the last one promised, every draft accepted, is limited by a mask.
+    #[inline]
+    fn samples_masked(&self) -> bool {
+        self.masking.is_on() || self.known() + u32::from(self.slack) >= self.unmasked_below()
+    }
+
+    /// Tokens below this position are sampled without a mask.
+    #[inline]
+    pub(crate) fn unmasked_below(&self) -> u32 {
+        match self.masking {
+            Masking::Free => u32::MAX,
+            Masking::Later => self.cold.asked.masked_from,
+            _ => 0,
+        }
     }
 
     /// Whether all known tokens but the last are forwarded, and another one may follow.

@@ -15,9 +15,10 @@ pub struct Submit {
     pub max_tokens: u32,
     /// How tokens are chosen.
     pub sampling: Sampling,
-    /// Whether masks limit its tokens: each of its rows that samples is `masked` and waits for the token
-    /// before it. Whoever submits sees to it that the masks are made.
-    pub constrained: bool,
+    /// The token of the output, counted from 0, from which on masks limit what may be sampled: each row that samples
+    /// there is `masked` and waits for the token before it. `None` = no mask. Whoever submits sees to it that the masks
+    /// are made.
+    pub masked_from: Option<u32>,
     /// Key of the request's random numbers, drawn by the submitter.
     pub key: u64,
     /// Ids that end the request as end of text; empty if they shall be ignored.

@@ -177,7 +177,7 @@ impl World {
             tokens,
             max_tokens,
             sampling: Sampling::greedy(),
-            constrained: false,
+            masked_from: None,
             key: id,
             eos_ids: Vec::new(),
             stop_ids,

@@ -121,7 +121,7 @@ impl Bench {
                 tokens: (0..args.input_len).map(token).collect(),
                 max_tokens,
                 sampling: Sampling::greedy(),
-                constrained: false,
+                masked_from: None,
                 key: 0,
                 eos_ids: Vec::new(),
                 stop_ids: Vec::new(),

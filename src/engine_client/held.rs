@@ -1,7 +1,7 @@
 //! Requests that wait outside the engine until a grammar they need is compiled.
 
 use super::{ENGINE_LOST, EngineClient, Signal};
-use crate::grammar::Seed;
+use crate::grammar::Guide;
 use protocol::RequestId;
 use scheduler::{Event, Finish, Refusal, Submit, TokenEvent};
 use std::mem;
@@ -20,14 +20,14 @@ impl Held {
     }
 
     /// Submits those that nobody took back meanwhile.
-    pub fn release(mut self, seed: &Seed) {
+    pub fn release(mut self, guide: &Guide) {
         for submit in self.take() {
             let request = submit.id;
-            let constrain = Signal::Constrain { request, seed: seed.clone() };
+            let guided = Signal::Guide { request, guide: guide.clone() };
             // The route is held while they are sent: an abort comes before and nothing is sent, or behind.
             if let Some(_route) = self.client.shared.inflight.get(&request) {
                 let submit = Signal::Event(Event::Submit(Box::new(submit)));
-                self.client.shared.inbox.push_all([constrain, submit]);
+                self.client.shared.inbox.push_all([guided, submit]);
             }
         }
     }

@@ -1,25 +1,38 @@
-//! One live constrained request: its session, the orders for it, and how slow its masks are.
+//! One live request that masks limit: what it follows, the orders for it, and how slow its masks are.
 //!
 //! Orders wait in an inbox until a thread takes the seat; no two threads have it at a time. The mask of the next
 //! token is begun as soon as the tokens in front of it are known.
 
+use super::guide::{Guide, Guided};
 use super::limits::{
     CALM_MASKS, MASK_BUDGET, MASK_BUDGET_PER_TOKEN, MASK_CALM, MASK_SLOW, MASK_TIME,
 };
 use super::lock;
 use super::mask_step::StepMasks;
-use super::session::{Seed, Session};
 use super::timings::GrammarTimings;
 use protocol::{RequestId, Token, Tokens};
 use rustix::time::{ClockId, clock_gettime};
 use std::mem::take;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Hears of masks that are made ahead: whose, behind how many tokens of output, and whether the next one will be.
-pub(super) type Announce = Arc<dyn Fn(RequestId, u32, bool) + Send + Sync>;
+/// Hears of masks what those who plan must know.
+pub(super) type Announce = Arc<dyn Fn(RequestId, News) + Send + Sync>;
+
+/// What there is to know about the masks of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum News {
+    /// One that a step did not wait for, or that is made ahead, is there.
+    Made {
+        /// Tokens of output in front of the token that it limits.
+        outputs: u32,
+        /// Whether the next one will be made ahead.
+        ahead: bool,
+    },
+    /// None is needed any more.
+    Over,
+}
 
 /// A live request.
 pub(super) struct Seat {
@@ -31,6 +44,8 @@ pub(super) struct Seat {
     /// What stops the work of a thread that has the seat.
     stop: Mutex<Option<Stop>>,
     slow: AtomicBool,
+    /// Nothing limits its tokens any more.
+    over: AtomicBool,
 }
 
 struct Stop {
@@ -56,19 +71,14 @@ pub(super) enum Order {
 }
 
 struct Work {
-    following: Following,
+    guided: Guided,
+    /// Tokens of output in front of the first that may be limited.
+    masked_from: u32,
     /// Tokens of output so far.
     outputs: u32,
     /// Processor time of all its masks.
     spent: Duration,
     pace: Pace,
-}
-
-enum Following {
-    Seed(Seed),
-    Session(Box<Session>),
-    /// It failed, or ended.
-    Nothing,
 }
 
 /// Whether a request's masks are made ahead of their steps.
@@ -81,9 +91,10 @@ struct Pace {
 }
 
 impl Seat {
-    pub(super) fn new(request: RequestId, seed: Seed) -> Self {
+    pub(super) fn new(request: RequestId, guide: Guide) -> Self {
         let work = Work {
-            following: Following::Seed(seed),
+            masked_from: guide.masked_from().unwrap_or(u32::MAX),
+            guided: Guided::new(guide),
             outputs: 0,
             spent: Duration::ZERO,
             pace: Pace { ahead: false, calm: 0, enough: CALM_MASKS },
@@ -95,6 +106,7 @@ impl Seat {
             made: Mutex::default(),
             stop: Mutex::default(),
             slow: AtomicBool::new(false),
+            over: AtomicBool::new(false),
         }
     }
 
@@ -128,6 +140,11 @@ impl Seat {
         }
     }
 
+    /// Whether nothing limits its tokens any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
+    }
+
     /// Whether its masks hold up others.
     pub(super) fn is_slow(&self) -> bool {
         self.slow.load(Ordering::Relaxed)
@@ -140,7 +157,7 @@ impl Seat {
             let orders = {
                 let mut inbox = lock(&self.inbox);
                 if inbox.ended {
-                    work.following = Following::Nothing;
+                    work.guided.end();
                     inbox.orders.clear();
                 }
                 if inbox.orders.is_empty() {
@@ -174,6 +191,12 @@ impl Seat {
                 Order::Want(step, row) => wants.push((step, row)),
             }
         }
+        if work.guided.is_over() && !self.over.swap(true, Ordering::Relaxed) {
+            announce(self.request, News::Over);
+        }
+        if wants.is_empty() && (self.is_over() || work.outputs < work.masked_from) {
+            return;
+        }
         let made = self.made(work.outputs);
         let is_new = made.is_none();
         let (mask, cpu) = match made {
@@ -185,26 +208,29 @@ impl Seat {
         work.pace.note(missed > 0, cpu);
         self.slow.store(work.pace.ahead, Ordering::Relaxed);
         if missed > 0 || is_new && (was_ahead || work.pace.ahead) {
-            announce(self.request, work.outputs, work.pace.ahead);
+            let (outputs, ahead) = (work.outputs, work.pace.ahead);
+            announce(self.request, News::Made { outputs, ahead });
         }
     }
 
     fn advance(&self, work: &mut Work, tokens: &[Token]) {
         work.outputs += tokens.len() as u32;
-        self.guarded(work, |session| session.advance(tokens));
+        if let Err(error) = work.guided.advance(tokens) {
+            tracing::error!(request = self.request.0, %error);
+        }
     }
 
     /// Makes the mask of the next token, empty if there is none; how long a processor was busy with it.
     fn make(&self, work: &mut Work, timings: &GrammarTimings) -> (Vec<u32>, Duration) {
         let (since, cpu_before) = (Instant::now(), processor_time());
-        if let Following::Seed(seed) = &work.following {
-            let session = seed.session();
-            let handle = session.cancellation();
-            work.following = Following::Session(Box::new(session));
+        if let Some(handle) = work.guided.begin() {
             *lock(&self.stop) = Some(Stop { handle, since: None });
         }
         self.set_since(Some(since));
-        let mask = self.guarded(work, Session::mask).flatten();
+        let mask = work.guided.mask().unwrap_or_else(|error| {
+            tracing::error!(request = self.request.0, %error);
+            None
+        });
         self.set_since(None);
         let cpu = processor_time().saturating_sub(cpu_before);
         work.spent += cpu;
@@ -220,17 +246,6 @@ impl Seat {
 
     fn set_since(&self, since: Option<Instant>) {
         lock(&self.stop).iter_mut().for_each(|stop| stop.since = since);
-    }
-
-    /// Works on the session; a panic ends it.
-    fn guarded<T>(&self, work: &mut Work, f: impl FnOnce(&mut Session) -> T) -> Option<T> {
-        let Following::Session(session) = &mut work.following else { return None };
-        let done = catch_unwind(AssertUnwindSafe(|| f(session)));
-        if done.is_err() {
-            tracing::error!(request = self.request.0, "the grammar engine panicked");
-            work.following = Following::Nothing;
-        }
-        done.ok()
     }
 }
 

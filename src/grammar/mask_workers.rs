@@ -7,13 +7,13 @@
 //! - A mask that takes far too long is given up; a request that spends too much on its masks gets no more. Both end
 //!   with a mask that allows nothing, which ends that request and no other.
 
+use super::guide::Guide;
 use super::limits::{MASK_GRACE, MASK_STACK_BYTES, MASK_TIME};
-use super::mask_seat::{Announce, Order, Seat};
+use super::mask_seat::{Announce, News, Order, Seat};
 use super::mask_step::StepMasks;
-use super::session::Seed;
 use super::timings::GrammarTimings;
 use super::{lock, yield_to_others};
-use protocol::{Batch, RequestId, StepId, ToExecutor};
+use protocol::{Batch, RequestId, StepId, ToExecutor, Token};
 use scheduler::{Effect, TokenEvent};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -30,6 +30,8 @@ const QUICK_THREADS: std::ops::RangeInclusive<usize> = 2..=8;
 const CORES_PER_THREAD: usize = 4;
 /// Threads of the slow ones.
 const SLOW_THREADS: usize = 2;
+/// Tokens of a request that no mask limits yet, handed on at a time: masks cost it nothing before they begin.
+const TOKENS_HELD: usize = 64;
 /// How often masks under way are looked at.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -42,8 +44,11 @@ pub struct MaskWorkers {
 
 struct Live {
     seat: Arc<Seat>,
-    /// Tokens of output so far.
+    /// Tokens of output so far, and in front of the first that a mask may limit.
     outputs: u32,
+    masked_from: u32,
+    /// The newest of them, not handed on yet.
+    held: Vec<Token>,
 }
 
 struct Pool {
@@ -75,13 +80,13 @@ enum Tick {
 }
 
 impl MaskWorkers {
-    /// Starts the threads. `announce` hears of masks that steps have not waited for, once they are there:
-    /// whose, behind how many tokens of output, and whether the next ones will be told of too.
+    /// Starts the threads. `announce` hears of masks that steps have not waited for, once they are there, and of
+    /// requests that need none any more.
     ///
     /// Errors: the system gives no thread.
     pub fn start(
         timings: &Arc<GrammarTimings>,
-        announce: impl Fn(RequestId, u32, bool) + Send + Sync + 'static,
+        announce: impl Fn(RequestId, News) + Send + Sync + 'static,
     ) -> io::Result<Self> {
         let pool = Arc::new(Pool {
             quick: Lane::default(),
@@ -105,11 +110,12 @@ impl MaskWorkers {
         Ok(Self { live: HashMap::new(), pool, clock })
     }
 
-    /// A request whose output follows the grammar of `seed` is about to be submitted.
-    pub fn begin(&mut self, request: RequestId, seed: Seed) {
-        let seat = Arc::new(Seat::new(request, seed));
+    /// A request whose output follows `guide` is about to be submitted.
+    pub fn begin(&mut self, request: RequestId, guide: Guide) {
+        let masked_from = guide.masked_from().unwrap_or(u32::MAX);
+        let seat = Arc::new(Seat::new(request, guide));
         self.tick(Tick::Begin(Arc::downgrade(&seat)));
-        self.live.insert(request, Live { seat, outputs: 0 });
+        self.live.insert(request, Live { seat, outputs: 0, masked_from, held: Vec::new() });
     }
 
     /// Passes on what a tick committed. Call it before any batch of the same tick is sent: its masks build on it.
@@ -135,7 +141,15 @@ impl MaskWorkers {
             && !event.tokens.is_empty()
         {
             live.outputs += event.tokens.len() as u32;
-            self.pool.order(&live.seat, Order::Tokens(event.tokens.clone()));
+            if live.seat.is_over() {
+                return;
+            }
+            live.held.extend_from_slice(&event.tokens);
+            if live.outputs >= live.masked_from || live.held.len() >= TOKENS_HELD {
+                let tokens = live.held.as_slice().into();
+                live.held.clear();
+                self.pool.order(&live.seat, Order::Tokens(tokens));
+            }
         }
     }
 

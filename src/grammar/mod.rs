@@ -9,6 +9,8 @@
 //!   not; the request waits outside the scheduler (`EngineClient::hold`).
 //! - Each choice gets a [`Seed`], and of it, once it runs, a [`Session`], which follows its committed tokens and
 //!   nothing else: a preempted or recomputed request needs no care here.
+//! - A [`Budget`] ends an output's reasoning in time, with or without a grammar behind it: a [`Guide`] has both. Its
+//!   masks begin where the budget may be spent, and end with the reasoning.
 //! - The engine's thread owns [`MaskWorkers`]: they hold the sessions, and while the device runs the forward
 //!   pass of a step they work out which tokens its masked rows may take, and tell the executor. A step does not
 //!   wait for masks that are late.
@@ -16,11 +18,13 @@
 //! Knows token ids and their bytes, but no tokenizer and no HTTP: whoever starts [`Grammars`] brings a
 //! [`Vocabulary`].
 
+mod budget;
 mod cache;
 mod compile;
 mod constraint;
 mod copies;
 mod guard;
+mod guide;
 mod limits;
 mod mask_seat;
 mod mask_step;
@@ -32,9 +36,12 @@ mod tests;
 mod timings;
 mod vocabulary;
 
+pub use budget::{Budget, NewReader, Reader, Reading};
 pub use compile::{Compiled, GrammarError};
 pub use constraint::{Constraint, Form, Spaces};
+pub use guide::Guide;
 pub use limits::{NESTING_MAX, TEXT_BYTES_MAX};
+pub use mask_seat::News;
 pub use mask_workers::MaskWorkers;
 pub use pool::Grammars;
 pub use session::{Seed, Session};

@@ -4,14 +4,14 @@
 use super::cache::Cache;
 use super::compile::{Compiled, Compiler, GrammarError};
 use super::{
-    Constraint, Form, GrammarTimings, Grammars, MaskWorkers, Session, Spaces, TEXT_BYTES_MAX,
-    Vocabulary,
+    Budget, Constraint, Form, GrammarTimings, Grammars, Guide, MaskWorkers, News, Reader, Reading,
+    Session, Spaces, TEXT_BYTES_MAX, Vocabulary,
 };
 use protocol::{RequestId, StepId, ToExecutor, Token};
 use scheduler::{Effect, Finish, TokenEvent};
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, channel, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -271,8 +271,8 @@ fn a_step_goes_on_without_a_mask_that_is_late() {
     slow.store(true, Ordering::Relaxed);
     let timings = Arc::new(GrammarTimings::default());
     let (announced, news) = channel();
-    let mut workers = MaskWorkers::start(&timings, move |request, outputs, ahead| {
-        announced.send((request, outputs, ahead)).unwrap();
+    let mut workers = MaskWorkers::start(&timings, move |request, news| {
+        announced.send((request, news)).unwrap();
     })
     .unwrap();
     let (executor, sent) = sync_channel(8);
@@ -286,14 +286,15 @@ fn a_step_goes_on_without_a_mask_that_is_late() {
         other => panic!("{other:?}"),
     };
     let (a, b) = (RequestId(1), RequestId(2));
-    workers.begin(a, forced);
-    workers.begin(b, free);
+    let guide = |seed| Guide { grammar: Some(seed), budget: None };
+    workers.begin(a, guide(forced));
+    workers.begin(b, guide(free));
     workers.make(StepId(1), vec![(0, a), (1, b)], &executor, Duration::from_millis(200));
     assert_eq!(next(), [(0, true), (1, false)], "one waits, its neighbour does not");
     assert!(news.try_recv().is_err(), "it is not there yet");
     slow.store(false, Ordering::Relaxed);
     give.send(()).unwrap();
-    assert_eq!(news.recv_timeout(wait), Ok((a, 0, true)));
+    assert_eq!(news.recv_timeout(wait), Ok((a, News::Made { outputs: 0, ahead: true })));
     assert_eq!(timings.masks_late.load(Ordering::Relaxed), 1);
     workers.make(StepId(2), vec![(0, a)], &executor, Duration::ZERO);
     assert_eq!(next(), [(0, false)], "it waits for the step now");
@@ -306,7 +307,7 @@ fn a_step_goes_on_without_a_mask_that_is_late() {
     workers.hear(&[heard(token(a, b'a'))]);
     assert_eq!(
         news.recv_timeout(wait),
-        Ok((a, 1, true)),
+        Ok((a, News::Made { outputs: 1, ahead: true })),
         "the next one is made ahead, spelled already"
     );
     workers.make(StepId(3), vec![(0, a)], &executor, Duration::ZERO);
@@ -327,4 +328,120 @@ fn a_request_that_waits_has_no_copy_and_one_that_ends_leaves_none() {
     assert_eq!(compiler.copies_held(), 2 * compiled.bytes);
     drop((choices, other, seeds));
     assert_eq!(compiler.copies_held(), 0);
+}
+
+/// Reasons until `!`.
+#[derive(Default)]
+struct UntilBang(bool);
+
+impl Reader for UntilBang {
+    fn push(&mut self, token: Token) {
+        self.0 |= token == u32::from(b'!');
+    }
+
+    fn stands(&self) -> Reading {
+        if self.0 { Reading::Behind } else { Reading::Inside { whole: true } }
+    }
+}
+
+fn budget(tokens: u32) -> Budget {
+    let reader = Arc::new(|| Box::new(UntilBang::default()) as Box<dyn Reader>);
+    Budget { tokens, mark: [u32::from(b'-'), u32::from(b'!')].into(), vocab_size: END + 1, reader }
+}
+
+/// Mask workers, and what comes of them.
+struct Bench {
+    workers: MaskWorkers,
+    news: Receiver<(RequestId, News)>,
+    executor: SyncSender<ToExecutor>,
+    sent: Receiver<ToExecutor>,
+    step: u64,
+}
+
+impl Bench {
+    const WAIT: Duration = Duration::from_secs(20);
+
+    fn new() -> Self {
+        let (announced, news) = channel();
+        let announce = move |request, news| announced.send((request, news)).unwrap_or_default();
+        let timings = Arc::new(GrammarTimings::default());
+        let workers = MaskWorkers::start(&timings, announce).unwrap();
+        let (executor, sent) = sync_channel(8);
+        Self { workers, news, executor, sent, step: 0 }
+    }
+
+    fn say(&mut self, request: RequestId, text: &str) {
+        for byte in text.bytes() {
+            let tokens = [Token::from(byte)].as_slice().into();
+            let event = TokenEvent { tokens, ..TokenEvent::end(request, Finish::Length) };
+            let event = TokenEvent { finish: None, ..event };
+            self.workers.hear(&[Effect::Tokens(vec![event])]);
+        }
+    }
+
+    /// The ids that may come next; `None` = all.
+    fn allowed(&mut self, request: RequestId) -> Option<String> {
+        self.step += 1;
+        let step = StepId(self.step);
+        self.workers.make(step, vec![(0, request)], &self.executor, Self::WAIT);
+        let ToExecutor::Mask(mask) = self.sent.recv_timeout(Self::WAIT).unwrap() else {
+            panic!("a mask is awaited")
+        };
+        let bit = |id: &Token| mask.rows[0].allowed[*id as usize / 32] >> (id % 32) & 1 == 1;
+        let ids: Vec<Token> = (0..=END).filter(bit).collect();
+        let text = ids.iter().map(|&id| char::from(id as u8)).collect();
+        (ids.len() as u32 <= END).then_some(text)
+    }
+}
+
+#[test]
+fn a_budget_alone_masks_only_where_it_is_spent() {
+    let mut bench = Bench::new();
+    let [spent, early, late] = [1, 2, 3].map(RequestId);
+    for request in [spent, early, late] {
+        bench.workers.begin(request, Guide { grammar: None, budget: Some(budget(100)) });
+    }
+    bench.say(spent, &"a".repeat(100));
+    assert_eq!(bench.allowed(spent).as_deref(), Some("-"));
+    bench.say(spent, "-");
+    assert_eq!(bench.allowed(spent).as_deref(), Some("!"));
+    bench.say(spent, "!");
+    assert_eq!(bench.allowed(spent), None, "planned before the news");
+    assert_eq!(bench.news.recv_timeout(Bench::WAIT), Ok((spent, News::Over)));
+    bench.say(spent, "behind");
+    assert_eq!(bench.allowed(spent), None);
+
+    bench.say(early, &("aa!".to_owned() + &"b".repeat(70)));
+    assert_eq!(bench.news.recv_timeout(Bench::WAIT), Ok((early, News::Over)), "and no mask at all");
+    bench.say(late, &("a".repeat(99) + "!"));
+    assert_eq!(bench.allowed(late), None);
+    assert_eq!(bench.news.recv_timeout(Bench::WAIT), Ok((late, News::Over)));
+    assert!(bench.news.try_recv().is_err(), "no other news");
+}
+
+#[test]
+fn a_budget_meets_a_grammar_behind_its_mark() {
+    let compiler = Compiler::new(vocabulary()).unwrap();
+    let form = Form::Regex("[xy]+".to_owned());
+    let constraint = Constraint::new(form, "test").after("!");
+    let grammar = Some(compiler.compile(&constraint).unwrap().seed(true));
+    let mut bench = Bench::new();
+    for (i, (tokens, said, forced)) in
+        [(3, "abc", true), (0, "", true), (9, "ab-!", false)].into_iter().enumerate()
+    {
+        let request = RequestId(i as u64);
+        let budget = Some(budget(tokens));
+        bench.workers.begin(request, Guide { grammar: grammar.clone(), budget });
+        for byte in said.chars() {
+            let free = bench.allowed(request);
+            assert!(free.is_none_or(|ids| ids.len() > 100), "whatever it thinks");
+            bench.say(request, &byte.to_string());
+        }
+        for byte in ["-", "!"].into_iter().filter(|_| forced) {
+            assert_eq!(bench.allowed(request).as_deref(), Some(byte), "{said}");
+            bench.say(request, byte);
+        }
+        assert_eq!(bench.allowed(request).as_deref(), Some("xy"), "{said}");
+    }
+    assert!(bench.news.try_iter().all(|(_, news)| news != News::Over), "the grammar goes on");
 }

@@ -200,7 +200,7 @@ impl EngineThread {
                 self.note_answer(&event, now_ms, desk);
                 desk.events.push(event);
             }
-            Signal::Constrain { request, seed } => self.masks.begin(request, seed),
+            Signal::Guide { request, guide } => self.masks.begin(request, guide),
             Signal::Lost { epoch, loss, cause } if self.is_news(epoch) => {
                 if !self.recovers {
                     return ControlFlow::Break(End::Failed(cause));

@@ -4,7 +4,7 @@ use super::engine_thread::{EngineThread, LISTS_WAITING_MAX, Notice, fan_out};
 use super::executor::{ExecutorLink, spawn_reader};
 use super::step_deadline::StepDeadline;
 use crate::engine_client::{Admission, AdmissionLimits, EngineClient, Inbox, Signal};
-use crate::grammar::{GrammarTimings, MaskWorkers};
+use crate::grammar::{GrammarTimings, MaskWorkers, News};
 use crate::kv_events::Feed;
 use crate::metrics::Metrics;
 use crate::server::health::Health;
@@ -112,7 +112,10 @@ fn mask_workers(
     inbox: &Arc<Inbox<Signal>>,
 ) -> io::Result<MaskWorkers> {
     let inbox = Arc::clone(inbox);
-    MaskWorkers::start(timings, move |request, outputs, ahead| {
-        inbox.push(Signal::Event(Event::MaskMade { request, outputs, ahead }));
+    MaskWorkers::start(timings, move |request, news| {
+        inbox.push(Signal::Event(match news {
+            News::Made { outputs, ahead } => Event::MaskMade { request, outputs, ahead },
+            News::Over => Event::MasksOver { request },
+        }));
     })
 }

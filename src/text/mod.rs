@@ -25,7 +25,7 @@ pub use detokenizer::{DetokenizeOptions, Detokenizer};
 pub use error::{LoadError, TextError};
 pub use output::{OutputParser, Parsers};
 pub use pieces::{Piece, append};
-pub use reasoning::{Beginning, Reasoning};
+pub use reasoning::{Beginning, Reasoning, ReasoningReader};
 pub use stop::{StopMatcher, StopSet};
 pub use strftime::strftime;
 pub use tokenizer::Tokenizer;

@@ -2,8 +2,9 @@
 //!
 //! The same at any cut of the output; linear; what is held back is bounded.
 
+use super::detokenizer::Detokenizer;
 use super::pieces::{Piece, Pieces};
-use super::reasoning::{Beginning, Part, Reasoning, Splitter};
+use super::reasoning::{Beginning, Part, Reasoning, ReasoningReader, Splitter};
 use super::tokenizer::Tokenizer;
 use super::tool_calls::{CallSyntax, Calls, Tool};
 use protocol::Token;
@@ -108,6 +109,12 @@ impl OutputParser {
     /// Whether reasoning is told apart.
     pub fn reads_reasoning(&self) -> bool {
         self.splitter.is_some()
+    }
+
+    /// What reads the same reasoning from tokens; `None` = there is none to come.
+    pub fn reasoning_reader(&self, detokenizer: Detokenizer) -> Option<ReasoningReader> {
+        let splitter = self.splitter.as_ref().filter(|splitter| !splitter.is_behind())?;
+        Some(ReasoningReader::new(detokenizer, splitter.clone()))
     }
 
     /// Calls that are complete.

@@ -77,7 +77,7 @@ fn submit(engine: &Engine, i: u64, vocab: u32) -> Submit {
         keys: engine.hasher().hash(&tokens, None),
         tokens,
         sampling,
-        constrained: is_constrained(RequestId(i)),
+        masked_from: is_constrained(RequestId(i)).then_some(0),
         key: i.wrapping_mul(0x9E37_79B9_7F4A_7C15),
         eos_ids: Vec::new(),
         stop_ids: Vec::new(),

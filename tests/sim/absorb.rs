@@ -5,6 +5,7 @@ use crate::batch_checks::check_lockstep;
 use crate::broken::{Broken, Checked, ensure};
 use crate::client::Stage;
 use crate::hash_model::text::Grammar;
+use crate::requests::masked;
 use crate::show;
 use crate::world::World;
 use protocol::{Batch, Input, MaskRow, Replica};
@@ -65,6 +66,7 @@ impl World {
         self.clients[index].hear(event, &self.setup)?;
         if !event.tokens.is_empty() {
             self.make_mask_ahead(index);
+            self.end_masks(index);
         }
         if matches!(event.finish, Some(Finish::Length | Finish::Stop(StopReason::Id(_)))) {
             self.check_found_again(index)?;
@@ -119,9 +121,20 @@ impl World {
         let mut masks = Vec::new();
         for (index, row) in (0..).zip(&batch.rows) {
             let (id, client) = (row.request.0, &self.clients[row.request.0 as usize - 1]);
-            let wanted = row.samples && client.submit.constrained;
-            ensure!("I21", row.masked == wanted, "request {id}: masked {}", row.masked);
-            if !wanted {
+            let prompt_len = client.submit.tokens.len();
+            let outputs = (row.start + row.len).saturating_sub(prompt_len as u32);
+            let limited =
+                masked(&client.submit).filter(|_| row.samples).unwrap_or(u32::MAX..u32::MAX);
+            // Behind their end, masks that allow every id go on until the scheduler has heard of it.
+            let right =
+                if row.masked { outputs >= limited.start } else { !limited.contains(&outputs) };
+            ensure!(
+                "I21",
+                right,
+                "request {id}: masked {} at {outputs} of {limited:?}",
+                row.masked
+            );
+            if !row.masked {
                 continue;
             }
             let seen = !matches!(row.input, Input::SampledAt(_)) && row.drafts == 0;
@@ -130,8 +143,10 @@ impl World {
             ensure!("I21", row.start + row.len == known, "request {id} is masked out of place");
             let vocab = self.setup.engine.limits.vocab_size;
             let mut grammar = Grammar::new(client.submit.key, vocab);
-            client.text[client.submit.tokens.len()..].iter().for_each(|&token| grammar.hear(token));
-            masks.push(MaskRow { row: index, allowed: grammar.mask(), late: false });
+            client.text[prompt_len..].iter().for_each(|&token| grammar.hear(token));
+            let all = || vec![u32::MAX; vocab.div_ceil(32) as usize];
+            let allowed = if limited.contains(&outputs) { grammar.mask() } else { all() };
+            masks.push(MaskRow { row: index, allowed, late: false });
         }
         for mask in &mut masks {
             if self.is_late(batch.rows[mask.row as usize].request) {

@@ -22,6 +22,8 @@ pub(crate) enum Happening {
     Ready { replica: usize },
     /// A mask that was late, or is made ahead, is there.
     MaskMade { request: RequestId, outputs: u32 },
+    /// No mask limits a request any more.
+    MasksOver { request: RequestId },
     /// Somebody clears the prefix cache.
     Clear,
     /// Time passes.

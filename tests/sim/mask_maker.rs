@@ -2,6 +2,7 @@
 
 use crate::client::Stage;
 use crate::happening::Happening;
+use crate::requests::masked;
 use crate::world::World;
 use protocol::RequestId;
 use scheduler::Event;
@@ -18,6 +19,8 @@ pub(crate) struct MaskMaker {
     missed: bool,
     working_on: Option<u32>,
     made: Option<u32>,
+    /// Whether the scheduler is told that there will be none any more.
+    over: bool,
 }
 
 impl World {
@@ -42,6 +45,17 @@ impl World {
         let client = &self.clients[index];
         if client.masks.ahead && client.stage == Stage::Live {
             self.begin_mask(client.id(), client.outputs());
+        }
+    }
+
+    /// Tokens came: the masks of some requests end there, and the scheduler hears of it some time later.
+    pub(crate) fn end_masks(&mut self, index: usize) {
+        let client = &mut self.clients[index];
+        let ends = masked(&client.submit).is_some_and(|tokens| tokens.end <= client.outputs());
+        if ends && client.stage == Stage::Live && !std::mem::replace(&mut client.masks.over, true) {
+            let (request, at_ms) = (client.id(), self.now_ms + self.chance.below(MASK_MS));
+            self.agenda.add(at_ms, Happening::MasksOver { request });
+            self.tally.ended_masks += 1;
         }
     }
 

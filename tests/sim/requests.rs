@@ -6,6 +6,7 @@ use crate::hash_model::text::{Oracle, Voice};
 use crate::setup::Setup;
 use protocol::{Replica, RequestId, Sampling, Token};
 use scheduler::{ExtraKeys, Submit};
+use std::ops::Range;
 
 /// Every request of a world, in order of arrival, with its arrival time.
 pub(crate) fn draw(setup: &Setup, chance: &mut Chance) -> Vec<(u64, Submit)> {
@@ -31,10 +32,17 @@ pub(crate) fn draw(setup: &Setup, chance: &mut Chance) -> Vec<(u64, Submit)> {
 /// What a submit is answered with.
 pub(crate) fn oracle(submit: &Submit, vocab: Token) -> Oracle {
     let voice = voice(submit, vocab);
-    if submit.constrained {
-        return Oracle::constrained(voice, &submit.tokens);
+    match masked(submit) {
+        Some(tokens) => Oracle::constrained(voice, &submit.tokens, tokens),
+        None => Oracle::new(voice, &submit.tokens),
     }
-    Oracle::new(voice, &submit.tokens)
+}
+
+/// Tokens of a submit's output that masks limit: to the end, or for a while.
+pub(crate) fn masked(submit: &Submit) -> Option<Range<u32>> {
+    let from = submit.masked_from?;
+    let ends = submit.key.is_multiple_of(2).then(|| from + (submit.key / 2 % 9) as u32);
+    Some(from..ends.unwrap_or(u32::MAX))
 }
 
 /// The voice that answers a submit.
@@ -106,7 +114,9 @@ fn submit(setup: &Setup, chance: &mut Chance, id: RequestId, tokens: Vec<Token>)
         tokens,
         max_tokens,
         sampling,
-        constrained: chance.hits(setup.load.constrained),
+        masked_from: chance
+            .hits(setup.load.constrained)
+            .then(|| chance.pick(&[0, 0, 0, 1, 2, 5, 17])),
         key: chance.bits(),
         eos_ids,
         stop_ids,

@@ -29,6 +29,7 @@ fn a_million_steps_break_nothing() {
         tally.failed_rows,
         tally.masked_rows,
         tally.late_masks,
+        tally.ended_masks,
         tally.refused,
     ];
     assert!(happened.iter().all(|&count| count > 100), "too few faults: {tally:?}");

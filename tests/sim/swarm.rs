@@ -130,6 +130,7 @@ impl AddAssign for Tally {
         self.failed_rows += other.failed_rows;
         self.masked_rows += other.masked_rows;
         self.late_masks += other.late_masks;
+        self.ended_masks += other.ended_masks;
         self.refused += other.refused;
     }
 }

@@ -63,6 +63,7 @@ pub(crate) struct Tally {
     pub(crate) failed_rows: u64,
     pub(crate) masked_rows: u64,
     pub(crate) late_masks: u64,
+    pub(crate) ended_masks: u64,
     pub(crate) refused: u64,
 }
 
@@ -180,6 +181,10 @@ impl World {
                 self.inbox.push(Event::Control(Control::ClearPrefixCache { op_id, restart }));
             }
             Happening::MaskMade { request, outputs } => self.mask_made(request, outputs),
+            Happening::MasksOver { request } => {
+                self.trace.note(self.now_ms, "masks over", &[request.0]);
+                self.inbox.push(Event::MasksOver { request });
+            }
             Happening::Wake => {}
             Happening::Heal => {
                 self.setup.faults = Faults::none();

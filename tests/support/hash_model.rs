@@ -284,6 +284,7 @@ impl HashModel {
             let position = first + i as u32;
             let said = position.saturating_sub(seat.voice.prompt_len) as usize;
             let scripted = script.as_ref().and_then(|script| script.get(said).copied());
+            let scripted = scripted.filter(|&id| mask.is_none_or(|mask| text::allows(mask, id)));
             let Some(token) = scripted.or_else(|| seat.voice.next(context, position, mask)) else {
                 *output = RowOutput { error: Some(RowError::AllMasked), ..RowOutput::default() };
                 seat.lose(step, position, shape.drafts);

@@ -8,6 +8,7 @@
 //! position; a wrong, stale, shared or missing entry anywhere changes every token behind it.
 
 use protocol::{Sampling, Token, TokenLogprobs};
+use std::ops::Range;
 
 /// Content of a slot that nothing may read: never written, freed, or written by a failed row.
 pub(crate) const POISON: u64 = 0xdead_beef_dead_beef;
@@ -72,10 +73,9 @@ impl Voice {
             x = avalanche(x ^ self.history);
         }
         let masked = position < self.prompt_len.saturating_add(self.sampling.min_tokens);
-        if let Some(mask) = mask {
-            let bit = |id: Token| {
-                mask.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1)
-            };
+        // A mask that allows every id changes nothing, as for any sampler.
+        if let Some(mask) = mask.filter(|mask| (0..self.vocab).any(|id| !allows(mask, id))) {
+            let bit = |id: Token| allows(mask, id);
             let own =
                 |id: &Token| self.sampling.allowed.as_ref().is_none_or(|ids| ids.contains(id));
             let ends = |id: &Token| masked && self.sampling.stop_ids.contains(id);
@@ -92,6 +92,11 @@ impl Voice {
             (!masked || !self.sampling.stop_ids.contains(&token)).then_some(token)
         })
     }
+}
+
+/// Whether a mask allows an id.
+pub(crate) fn allows(mask: &[u32], id: Token) -> bool {
+    mask.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1)
 }
 
 /// Log-probabilities of `token` behind `context`, with `top` alternatives.
@@ -144,6 +149,8 @@ pub(crate) struct Oracle {
     position: u32,
     voice: Voice,
     grammar: Option<Grammar>,
+    /// Tokens of the output that the grammar limits.
+    masked: Range<u32>,
 }
 
 impl Oracle {
@@ -151,13 +158,13 @@ impl Oracle {
     pub(crate) fn new(mut voice: Voice, prompt: &[Token]) -> Self {
         voice.hear(prompt);
         let context = prompt.iter().fold(EMPTY, |c, &id| fold(c, entry(c, id)));
-        Self { context, position: prompt.len() as u32, voice, grammar: None }
+        Self { context, position: prompt.len() as u32, voice, grammar: None, masked: 0..0 }
     }
 
-    /// The same for a request whose output follows the grammar of its key.
-    pub(crate) fn constrained(voice: Voice, prompt: &[Token]) -> Self {
+    /// The same for a request whose output follows the grammar of its key in these tokens.
+    pub(crate) fn constrained(voice: Voice, prompt: &[Token], masked: Range<u32>) -> Self {
         let grammar = Some(Grammar::new(voice.key, voice.vocab));
-        Self { grammar, ..Self::new(voice, prompt) }
+        Self { grammar, masked, ..Self::new(voice, prompt) }
     }
 
     /// The context in front of the next token.
@@ -171,7 +178,9 @@ impl Iterator for Oracle {
 
     /// The next token; `None` if every id is masked.
     fn next(&mut self) -> Option<Token> {
-        let mask = self.grammar.as_ref().map(Grammar::mask);
+        let outputs = self.position - self.voice.prompt_len;
+        let grammar = self.grammar.as_ref().filter(|_| self.masked.contains(&outputs));
+        let mask = grammar.map(Grammar::mask);
         let token = self.voice.next(self.context, self.position, mask.as_deref())?;
         self.grammar.iter_mut().for_each(|grammar| grammar.hear(token));
         self.context = fold(self.context, entry(self.context, token));

@@ -7,6 +7,7 @@ use crate::server::openai::chat::messages;
 use crate::server::openai::chat::tools::{self, ToolChoice, Tools};
 use crate::server::openai::chat::types::ChatRequest;
 use crate::server::openai::params::{Bounds, Defaults, Params};
+use crate::server::openai::thinking;
 use crate::text::{ChatInput, Tool};
 use serde_json::Value;
 
@@ -14,6 +15,8 @@ use serde_json::Value;
 pub(super) struct Conversation {
     pub(super) input: ChatInput,
     pub(super) tools: Tools,
+    /// Tokens of reasoning at most.
+    pub(super) thinking: Option<thinking::Asked>,
 }
 
 /// Reads a whole request.
@@ -28,7 +31,7 @@ pub(super) fn take(
         return Err(ApiError::invalid("max_tokens", "is missing"));
     };
     let stops = fields.strings("stop_sequences", 256, 16)?;
-    let Conversation { input, tools } = Conversation::take(fields)?;
+    let Conversation { input, tools, thinking } = Conversation::take(fields)?;
     let mut params = Params::take(fields, bounds, defaults)?;
     params.check_single()?;
     params.max_tokens = Some(max_tokens as u32);
@@ -39,6 +42,7 @@ pub(super) fn take(
         input,
         tools,
         logprobs: None,
+        thinking,
         add_special_tokens: false,
         prompt_field: "messages",
     })
@@ -54,7 +58,8 @@ impl Conversation {
         }
         let tools = take_tools(fields)?;
         let mut kwargs = messages::kwargs(fields)?;
-        if let Some(thinks) = thinking(fields)? {
+        let (thinks, budget) = thinking(fields)?;
+        if let Some(thinks) = thinks {
             for name in ["enable_thinking", "thinking"] {
                 kwargs.entry(name.to_owned()).or_insert(Value::Bool(thinks));
             }
@@ -75,21 +80,23 @@ impl Conversation {
             kwargs,
             ..ChatInput::default()
         };
-        Ok(Self { input, tools })
+        let thinking = budget.or(thinking::Asked::take(fields)?);
+        Ok(Self { input, tools, thinking })
     }
 }
 
-/// Whether to think, if the request says.
-fn thinking(fields: &mut Fields) -> Result<Option<bool>, ApiError> {
-    let Some(value) = fields.take("thinking") else { return Ok(None) };
+/// Whether to think, if the request says, and for how many tokens at most.
+fn thinking(fields: &mut Fields) -> Result<(Option<bool>, Option<thinking::Asked>), ApiError> {
+    const BUDGET: &str = "thinking.budget_tokens";
+    let Some(value) = fields.take("thinking") else { return Ok((None, None)) };
     let mut thinking = Fields::of("thinking".to_owned(), value)?;
-    if thinking.take("budget_tokens").is_some() {
-        let message = "a budget of reasoning is not enforced by this server";
-        return Err(ApiError::unsupported("thinking.budget_tokens", message));
-    }
-    match thinking.string("type", 64)?.as_deref() {
-        Some("enabled" | "adaptive") => Ok(Some(true)),
-        Some("disabled") => Ok(Some(false)),
+    let budget = thinking::Asked::named(&mut thinking, "budget_tokens", BUDGET)?;
+    match (thinking.string("type", 64)?.as_deref(), budget) {
+        (Some("enabled" | "adaptive"), budget) => Ok((Some(true), budget)),
+        (Some("disabled"), None) => Ok((Some(false), None)),
+        (Some("disabled"), Some(_)) => {
+            Err(ApiError::invalid(BUDGET, "has no meaning where thinking is disabled"))
+        }
         _ => Err(ApiError::invalid("thinking.type", "must be enabled, adaptive or disabled")),
     }
 }

@@ -13,4 +13,5 @@ pub mod message;
 pub mod params;
 pub mod refused;
 pub mod submit;
+pub mod thinking;
 pub mod usage;

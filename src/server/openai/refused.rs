@@ -4,7 +4,7 @@ use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 
 /// Fields of constrained output that have another name here, or none.
-const CONSTRAINTS: &[&str] = &["ebnf", "grammar", "structural_tag", "thinking_token_budget"];
+const CONSTRAINTS: &[&str] = &["ebnf", "grammar", "structural_tag"];
 
 /// Refuses what no kind of completion serves.
 pub fn shared(fields: &mut Fields) -> Result<(), ApiError> {

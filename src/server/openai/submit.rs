@@ -3,8 +3,9 @@
 use super::choice::{Choice, TextRules};
 use super::generation::{Generation, PromptFacts};
 use super::params::{Params, Truncate};
+use super::thinking::Limit;
 use crate::engine_client::{EventStream, Ticket};
-use crate::grammar::{Constraint, GrammarError};
+use crate::grammar::{Budget, Constraint, GrammarError, Guide};
 use crate::server::app::{App, Serving};
 use crate::server::error::ApiError;
 use crate::server::ids::sampling_key;
@@ -30,6 +31,8 @@ pub struct Extra<'a> {
     pub prompt_field: &'static str,
     /// Who tells the output apart, and the special tokens it needs to see.
     pub parser: Option<(&'a OutputParser, &'a Arc<[Token]>)>,
+    /// How long outputs may reason.
+    pub thinking: Option<&'a Limit>,
 }
 
 /// Sends `params.n` requests for each prompt. Hashes prompts: not for the async runtime.
@@ -65,14 +68,10 @@ pub fn generate(
         .grow(submits.len() as u64, prompt_tokens)
         .map_err(|overload| app.overloaded(&overload))?;
     let stops = StopSet::new(&params.stop, params.include_stop);
-    let options = DetokenizeOptions { skip_special_tokens: params.skip_special, continues: true };
     let rules =
         TextRules { min_tokens: params.sampling.min_tokens, include_stop: params.include_stop };
     let choice = |_| {
-        let mut detokenizer = Detokenizer::new(serving.tokenizer.clone(), options);
-        if let Some((_, kept)) = extra.parser {
-            detokenizer = detokenizer.keeping(Arc::clone(kept));
-        }
+        let detokenizer = detokenizer(serving, params, extra.parser.map(|(_, kept)| kept));
         let parser = extra.parser.map(|(parser, _)| parser.clone());
         Choice::new(detokenizer, stops.matcher(), rules, parser)
     };
@@ -89,20 +88,36 @@ pub fn generate(
         },
     };
     let name = params.request_id.as_deref().unwrap_or_default();
-    let stream = match &params.constraint {
-        None => serving.client.submit(submits, params.n, name, ticket),
-        Some(constraint) => {
-            submit_constrained(serving, params, constraint.clone(), submits, ticket)
+    let budget = extra.thinking.map(|limit| limit.budget.clone());
+    let stream = match (&params.constraint, budget) {
+        (None, None) => serving.client.submit(submits, params.n, name, ticket),
+        (None, budget) => {
+            let (stream, held) = serving.client.hold(submits, params.n, name, ticket);
+            held.release(&Guide { grammar: None, budget });
+            stream
+        }
+        (Some(constraint), budget) => {
+            submit_constrained(serving, params, (constraint.clone(), budget), submits, ticket)
         }
     };
     Ok(Generation::new(stream, choices, n, facts, params.stream_interval))
+}
+
+/// What shows an output's ids, and of special ones these.
+pub fn detokenizer(serving: &Serving, params: &Params, kept: Option<&Arc<[Token]>>) -> Detokenizer {
+    let options = DetokenizeOptions { skip_special_tokens: params.skip_special, continues: true };
+    let detokenizer = Detokenizer::new(serving.tokenizer.clone(), options);
+    match kept {
+        Some(kept) => detokenizer.keeping(Arc::clone(kept)),
+        None => detokenizer,
+    }
 }
 
 /// Holds requests back until their grammar is compiled; one that cannot be ends them with a refusal.
 fn submit_constrained(
     serving: &Serving,
     params: &Params,
-    constraint: Constraint,
+    (constraint, budget): (Constraint, Option<Budget>),
     submits: Vec<Submit>,
     ticket: Ticket,
 ) -> EventStream {
@@ -110,7 +125,9 @@ fn submit_constrained(
     let (stream, held) = serving.client.hold(submits, params.n, name, ticket);
     let (param, ignores_end) = (constraint.param.clone(), params.ignore_eos);
     serving.grammars.compile(constraint, move |compiled| match compiled {
-        Ok(compiled) => held.release(&compiled.seed(ignores_end)),
+        Ok(compiled) => {
+            held.release(&Guide { grammar: Some(compiled.seed(ignores_end)), budget });
+        }
         Err(GrammarError::Busy { waiting, limit }) => {
             let (waiting, cap) = (waiting as u32, limit as u32);
             held.refuse(&Refusal::QueueFull { waiting, cap });
@@ -130,6 +147,9 @@ fn template(serving: &Serving, params: &Params, extra: Extra<'_>) -> Result<Subm
     let constrained = params.constraint.is_some();
     let ends = !params.ignore_eos || constrained;
     let eos_ids = if ends { serving.tokenizer.eos_ids().to_vec() } else { Vec::new() };
+    if let Some(limit) = extra.thinking {
+        limit.check(&sampling, &params.stop_ids)?;
+    }
     // The device masks all of these below `min_tokens`.
     sampling.stop_ids.clone_from(&params.stop_ids);
     sampling.stop_ids.extend(&eos_ids);
@@ -138,7 +158,7 @@ fn template(serving: &Serving, params: &Params, extra: Extra<'_>) -> Result<Subm
         tokens: Vec::new(),
         max_tokens: 0,
         sampling,
-        constrained,
+        masked_from: if constrained { Some(0) } else { extra.thinking.map(|it| it.budget.tokens) },
         key: 0,
         eos_ids,
         stop_ids: params.stop_ids.clone(),

@@ -9,6 +9,7 @@ use crate::server::openai::chat::messages;
 use crate::server::openai::chat::tools::{self, ToolChoice, Tools};
 use crate::server::openai::chat::types::ChatRequest;
 use crate::server::openai::params::{Bounds, Defaults, Params};
+use crate::server::openai::thinking;
 use crate::text::{ChatInput, Tool};
 use serde_json::{Map, Value, json};
 
@@ -56,6 +57,7 @@ pub(super) fn take(
 
     let mut params = Params::take(fields, bounds, defaults)?;
     params.check_single()?;
+    let thinking = thinking::Asked::take(fields)?;
     params.max_tokens = max_tokens.map(|most| most as u32);
     params.max_tokens_field = "max_output_tokens";
     params.check_min_tokens()?;
@@ -86,6 +88,7 @@ pub(super) fn take(
         input,
         tools,
         logprobs: None,
+        thinking,
         add_special_tokens: false,
         prompt_field: "input",
     };

@@ -3,8 +3,10 @@
 //! Where a prompt already opens or closes the reasoning, that decides. Else models that always think
 //! are inside from the start, and others when they write `<think>` first.
 
+mod reader;
 mod splitter;
 
+pub use reader::ReasoningReader;
 pub(super) use splitter::{Part, Splitter};
 
 /// The mark that opens reasoning.
@@ -61,6 +63,11 @@ impl Reasoning {
             Self::Qwen3 | Self::DeepSeekV3 => Beginning::Open,
             Self::DeepSeekR1 => Beginning::Inside,
         }
+    }
+
+    /// The reasoning at the end of a message that is continued inside it.
+    pub fn begun(message: &str) -> &str {
+        message.rfind(OPEN).map_or("", |at| &message[at + OPEN.len()..])
     }
 
     /// Where an output that continues a message begins.

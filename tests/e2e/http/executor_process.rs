@@ -136,6 +136,34 @@ fn a_constrained_output_survives_its_executor() {
 }
 
 #[test]
+fn a_budget_of_reasoning_survives_its_executor() {
+    let process = Process::start(&[APART, &["--reasoning-parser", "deepseek_r1"]].concat());
+    let at = process.address;
+    let body = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 500, "ignore_eos": true,
+        "thinking_token_budget": 400, "return_token_ids": true, "temperature": 1, "seed": 5});
+    let ask = move || {
+        let choice = post(at, "/v1/chat/completions", &body).json()["choices"][0].clone();
+        (choice["message"]["content"].clone(), choice["token_ids"].clone())
+    };
+    let expected = ask();
+    assert!(
+        expected.0.as_str().is_some_and(|said| !said.is_empty()),
+        "it has come to an end: {expected:?}"
+    );
+    let again = std::thread::spawn(ask);
+    within(Duration::from_secs(20), "a token", || generated(at) > 600);
+    send(executor(&process), "-KILL");
+    assert_eq!(again.join().unwrap(), expected);
+}
+
+/// Tokens generated since the start.
+fn generated(at: SocketAddr) -> u64 {
+    let page = String::from_utf8(get(at, "/metrics").body).unwrap();
+    let line = page.lines().find(|line| line.starts_with("vllm:generation_tokens_total"));
+    line.and_then(|line| line.rsplit(' ').next()).unwrap().parse::<f64>().unwrap() as u64
+}
+
+#[test]
 fn an_executor_that_dies_again_and_again_ends_the_server() {
     let mut process = Process::start(APART);
     let at = process.address;

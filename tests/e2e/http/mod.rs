@@ -18,4 +18,5 @@ mod refusals;
 mod replies;
 mod responses;
 mod structured;
+mod thinking;
 mod tools;

@@ -11,7 +11,9 @@ use crate::server::ids::CallNames;
 use crate::server::openai::exchange::FromHeaders;
 use crate::server::openai::generation::Generation;
 use crate::server::openai::params::Params;
-use crate::server::openai::submit::{Extra, check_length, generate, text_error, truncate};
+use crate::server::openai::submit::{
+    Extra, check_length, detokenizer, generate, text_error, truncate,
+};
 use crate::text::{Beginning, CallIds, CallSyntax, ChatInput, OutputParser, Reasoning, Rendered};
 use protocol::Token;
 use std::sync::Arc;
@@ -55,8 +57,8 @@ pub fn start(
     headers: &FromHeaders,
     ticket: Ticket,
 ) -> Result<Started, ApiError> {
-    let ChatRequest { mut params, mut input, tools, logprobs, add_special_tokens, prompt_field } =
-        request;
+    let ChatRequest { mut params, mut input, tools, .. } = request;
+    let ChatRequest { logprobs, thinking, add_special_tokens, prompt_field, .. } = request;
     let model = serving.check_model(params.model.as_deref())?;
     params.replica = headers.replica(params.replica, serving.bounds.replicas)?;
     let request_id = headers.name(&mut params, &app.random);
@@ -76,12 +78,17 @@ pub fn start(
     let most = if tools.parallel { u32::MAX } else { 1 };
     let parser = OutputParser::new(reasoning, calls.map(|syntax| (syntax, &tools.defined, most)));
     let kept = serving.parsers.kept(calls.is_some());
+    let reader = || (&parser, detokenizer(serving, &params, Some(&kept)));
+    let begins = (reasoning, continued.as_deref());
+    let thinking = thinking.map(|asked| asked.limit(serving, &params, begins, reader()));
+    let thinking = thinking.transpose()?.flatten();
     let extra = Extra {
         logprobs,
         prompt_logprobs: params.prompt_logprobs,
         max_tokens_default: serving.defaults.max_tokens,
         prompt_field,
         parser: Some((&parser, &kept)),
+        thinking: thinking.as_ref(),
     };
     let prompts = [ids];
     let generation = generate(app, serving, &params, &prompts, extra, ticket)?;

@@ -5,6 +5,7 @@ use super::tools::Tools;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::openai::params::{Bounds, Defaults, Params, count_of_logprobs};
+use crate::server::openai::thinking;
 use crate::text::ChatInput;
 
 /// A checked request.
@@ -17,6 +18,8 @@ pub struct ChatRequest {
     pub tools: Tools,
     /// Log-probabilities: `None` = none, else how many besides the sampled token.
     pub logprobs: Option<u32>,
+    /// Tokens of reasoning at most.
+    pub thinking: Option<thinking::Asked>,
     /// A first token before the prompt, if the model has one.
     pub add_special_tokens: bool,
     /// Name of the field that holds the conversation.
@@ -41,9 +44,11 @@ impl ChatRequest {
             return Err(ApiError::invalid("top_logprobs", message));
         }
         params.take_max_tokens(fields, 1)?;
+        let thinking = thinking::Asked::take(fields)?;
         let input = messages::take(fields)?;
         let add_special_tokens = fields.bool("add_special_tokens")?.unwrap_or(false);
         let logprobs = logprobs.then_some(top.unwrap_or(0));
-        Ok(Self { params, input, tools, logprobs, add_special_tokens, prompt_field: "messages" })
+        let prompt_field = "messages";
+        Ok(Self { params, input, tools, logprobs, thinking, add_special_tokens, prompt_field })
     }
 }

@@ -38,6 +38,7 @@ pub(super) fn prepare(
     // An echoed prompt shows the log-probabilities of its tokens like those of the output.
     let of_echo = request.logprobs.filter(|_| params.echo);
     let extra = Extra {
+        thinking: None,
         logprobs: request.logprobs,
         prompt_logprobs: params.prompt_logprobs.max(of_echo),
         max_tokens_default: Some(MAX_TOKENS_DEFAULT),

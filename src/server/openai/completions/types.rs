@@ -40,6 +40,10 @@ impl CompletionRequest {
             let message = "a suffix is not supported";
             return Err(ApiError::unsupported("suffix", message));
         }
+        if fields.take("thinking_token_budget").is_some() {
+            let message = "only chats tell reasoning apart";
+            return Err(ApiError::unsupported("thinking_token_budget", message));
+        }
         let prompts = prompts(fields, bounds)?;
         let logprobs = count_of_logprobs(fields, "logprobs", bounds)?;
         let low = i64::from(!params.echo);
