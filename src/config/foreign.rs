@@ -75,8 +75,6 @@ pub(super) const FOREIGN: &[Foreign] = &[
     ),
     foreign("cudagraph-capture-sizes", "row counts to capture follow from --max-num-seqs"),
     foreign("state-checkpoint-interval-tokens", "no served model has recurrent state"),
-    foreign("trust-request-chat-template", "templates never come from a request"),
-    foreign("enable-tokenizer-info-endpoint", "there is no /tokenizer_info"),
     foreign("metrics-sglang", "metrics have vLLM's names"),
     foreign("kv-cache-metrics", KV_RESIDENCE),
     foreign("kv-cache-metrics-sample", KV_RESIDENCE),

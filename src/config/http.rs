@@ -35,6 +35,14 @@ pub struct ReplyArgs {
     /// Template variables that requests may override
     #[arg(long, value_parser = json_object, value_name = "JSON")]
     pub default_chat_template_kwargs: Option<Map<String, Value>>,
+    /// Take `chat_template` of requests: only from clients that are trusted like the operator
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
+    pub trust_request_chat_template: bool,
+    /// Answer GET /tokenizer_info with the tokenizer's configuration and the chat template
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
+    pub enable_tokenizer_info_endpoint: bool,
     /// Sampling defaults: auto takes the model's generation_config.json, none the API's
     #[arg(long, default_value = "auto", value_name = "auto|none")]
     generation_config: String,

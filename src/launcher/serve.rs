@@ -210,6 +210,7 @@ fn serving(
         },
         defaults: settings::defaults(&args.reply, &files.config.generation),
         template_defaults: args.reply.default_chat_template_kwargs.clone().unwrap_or_default(),
+        trusts_templates: args.reply.trust_request_chat_template,
         body_bytes_max: settings::body_bytes_max(bounds.max_model_len),
         bounds,
         block_tokens: if args.engine.enable_prefix_caching { block_tokens } else { 0 },

@@ -63,6 +63,7 @@ pub fn options(args: &ServeArgs) -> Result<Options> {
             ReasoningPlace::Reasoning => ReasoningField::Reasoning,
             ReasoningPlace::ReasoningContent => ReasoningField::ReasoningContent,
         },
+        tokenizer_info: reply.enable_tokenizer_info_endpoint,
         owned_by: reply.owned_by.clone(),
         profile: args.engine.profile.is_some(),
         ..Options::default()

@@ -43,6 +43,8 @@ pub struct Options {
     pub tokens_as_ids: bool,
     /// Where reasoning is shown.
     pub reasoning_field: ReasoningField,
+    /// Whether `/tokenizer_info` is there.
+    pub tokenizer_info: bool,
     /// Owner named by the model card.
     pub owned_by: String,
     /// Whether the executors can record traces.
@@ -70,6 +72,7 @@ impl Default for Options {
             usage_details: true,
             tokens_as_ids: false,
             reasoning_field: ReasoningField::Both,
+            tokenizer_info: false,
             owned_by: "vllm".to_owned(),
             profile: false,
             keys: Keys::default(),
@@ -114,6 +117,8 @@ pub struct Serving {
     pub defaults: Defaults,
     /// Template variables that requests may override (`--default-chat-template-kwargs`).
     pub template_defaults: Map<String, Value>,
+    /// Requests may bring templates of their own (`--trust-request-chat-template`).
+    pub trusts_templates: bool,
     /// Tokens per cache block, 0 if caching is off.
     pub block_tokens: u32,
     /// Largest body.

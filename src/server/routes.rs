@@ -48,6 +48,7 @@ pub fn table() -> Vec<Route> {
         post("/v1/tokenize", tokenisation::tokenize),
         post("/detokenize", tokenisation::detokenize),
         post("/v1/detokenize", tokenisation::detokenize),
+        get("/tokenizer_info", tokenisation::info),
         get("/livez", probes::live).to(Access::Open),
         get("/live", probes::live).to(Access::Open),
         get("/readyz", probes::ready).to(Access::Open),

@@ -3,7 +3,7 @@
 //! Compiled once at start. Rendering follows `apply_chat_template` of transformers 5 (Jinja2 with
 //! trimmed and left-stripped blocks, `tojson` as Python writes JSON, `raise_exception`,
 //! `strftime_now`, loop controls, `{% generation %}` ignored) and is bounded in instructions and
-//! in output. No template ever comes from a request.
+//! in output. Templates of requests are served where the operator trusts clients.
 
 use std::fmt::Write as _;
 use std::io;
@@ -24,11 +24,13 @@ use super::tokenizer::{Tokenizer, read, read_json};
 const FUEL: u64 = 500_000;
 
 /// Template files beyond this are refused.
-const TEMPLATE_BYTES_MAX: usize = 1 << 20;
+pub const TEMPLATE_BYTES_MAX: usize = 1 << 20;
 
-/// What a template reads. All strings in it count as the user's.
+/// What a template reads. All strings in it but the template count as the user's.
 #[derive(Debug, Clone, Default)]
 pub struct ChatInput {
+    /// A template of the request's own.
+    pub template: Option<String>,
     /// The messages, an array of objects as in the request.
     pub messages: Value,
     /// Tool definitions, or null.
@@ -96,6 +98,29 @@ impl ChatTemplate {
             .map_err(|reason| LoadError::Invalid { path: dir.join("tokenizer.json"), reason })?;
         let special = tokenizer.special_tokens().to_vec();
         Ok(Some(Self { environment, guard, special, output_bytes_max }))
+    }
+
+    /// Compiles the template of a request.
+    ///
+    /// Errors: it is no template.
+    pub fn of_request(
+        text: &str,
+        tokenizer: &Tokenizer,
+        output_bytes_max: usize,
+    ) -> Result<Self, TextError> {
+        let mut environment = environment();
+        environment
+            .add_template_owned("default", without_generation_tags(text))
+            .map_err(|e| TextError::NoTemplate(format!("{e:#}")))?;
+        let guard = Guard::new(tokenizer.special_spellings()).map_err(TextError::Template)?;
+        let special = tokenizer.special_tokens().to_vec();
+        Ok(Self { environment, guard, special, output_bytes_max })
+    }
+
+    /// The template of conversations without tools.
+    pub fn source(&self) -> Option<String> {
+        let template = self.environment.get_template("default").ok()?;
+        Some(template.source().to_owned())
     }
 
     /// Whether the model's template, in any of its forms, holds `text`.

@@ -36,6 +36,9 @@ pub enum TextError {
     /// The template failed on these messages; details belong in the log only.
     #[error("the chat template cannot render these messages")]
     Template(String),
+    /// What the request gives as a template is none; details belong in the log only.
+    #[error("this is no chat template")]
+    NoTemplate(String),
     /// The template ran longer than its fuel of so many instructions.
     #[error("rendering the chat template took more than {0} instructions")]
     Fuel(u64),

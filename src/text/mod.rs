@@ -20,7 +20,7 @@ mod tokenizer;
 mod tool_calls;
 mod vocabulary;
 
-pub use chat_template::{ChatInput, ChatTemplate, Rendered};
+pub use chat_template::{ChatInput, ChatTemplate, Rendered, TEMPLATE_BYTES_MAX};
 pub use detokenizer::{DetokenizeOptions, Detokenizer};
 pub use error::{LoadError, TextError};
 pub use output::{OutputParser, Parsers};

@@ -39,6 +39,8 @@ pub struct Tokenizer {
     /// `add_bos_token` of a Llama tokenizer class, which overrules the post-processor.
     add_bos: Option<bool>,
     eos_ids: Vec<Token>,
+    /// `tokenizer_config.json`; null without one.
+    config: Value,
 }
 
 impl Tokenizer {
@@ -70,7 +72,7 @@ impl Tokenizer {
         let llama = config["tokenizer_class"].as_str().is_some_and(|c| c.starts_with("Llama"));
         let add_bos = if llama { config["add_bos_token"].as_bool() } else { None };
         let eos_ids = eos_ids(dir, role("eos_token").and_then(id))?;
-        Ok(Self { inner, added, vocabulary, length_bound, special, bos, add_bos, eos_ids })
+        Ok(Self { inner, added, vocabulary, length_bound, special, bos, add_bos, eos_ids, config })
     }
 
     /// The ids of `text`, special tokens in it recognised; with `add_special_tokens` also what
@@ -150,6 +152,11 @@ impl Tokenizer {
     /// One more than the largest id. The model's vocabulary may be padded beyond it.
     pub fn vocab_size(&self) -> usize {
         self.vocabulary.len()
+    }
+
+    /// `tokenizer_config.json` as it was read; null without one.
+    pub fn config(&self) -> &Value {
+        &self.config
     }
 
     /// The ids that end a text, without repetition: of the tokenizer first, then of the model's

@@ -65,6 +65,7 @@ pub(crate) struct Setup {
     pub(crate) parsers: (Option<CallSyntax>, Option<Reasoning>),
     /// Instead of the tokenizer's own.
     pub(crate) template: Option<&'static str>,
+    pub(crate) trusts_templates: bool,
 }
 
 impl Default for Setup {
@@ -94,6 +95,7 @@ impl Default for Setup {
             script: None,
             parsers: (None, None),
             template: None,
+            trusts_templates: false,
         }
     }
 }
@@ -186,6 +188,7 @@ impl Server {
             bounds: bounds(setup),
             defaults: Defaults::default(),
             template_defaults: serde_json::Map::new(),
+            trusts_templates: setup.trusts_templates,
             block_tokens: BLOCK_TOKENS,
             body_bytes_max: setup.body_bytes_max,
             pool_tokens: u64::from(setup.blocks * BLOCK_TOKENS),

@@ -30,6 +30,10 @@ pub fn shared(fields: &mut Fields) -> Result<(), ApiError> {
         let message = "beam search is not supported";
         return Err(ApiError::unsupported("use_beam_search", message));
     }
+    if fields.string("suffix", usize::MAX)?.is_some_and(|suffix| !suffix.is_empty()) {
+        let message = "a suffix is not supported";
+        return Err(ApiError::unsupported("suffix", message));
+    }
     for inert in ["user", "metadata", "store", "service_tier", "safety_identifier"] {
         fields.take(inert);
     }

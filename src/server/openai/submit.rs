@@ -208,7 +208,13 @@ fn max_tokens(
     }
     let room = (limit - prompt_len) as u32;
     let Some(asked) = params.max_tokens else {
-        return Ok(extra.max_tokens_default.map_or(room, |default| default.min(room)));
+        let most = extra.max_tokens_default.map_or(room, |default| default.min(room));
+        let least = params.sampling.min_tokens;
+        if least > most {
+            let message = format!("min_tokens is {least}, the output has {most} tokens at most");
+            return Err(ApiError::invalid("min_tokens", message));
+        }
+        return Ok(most);
     };
     let field = params.max_tokens_field;
     if asked > room {

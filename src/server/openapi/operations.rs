@@ -47,6 +47,7 @@ pub(super) fn of(path: &str) -> Says {
         "/detokenize" | "/v1/detokenize" => {
             says("Token ids to text", Some("DetokenizeRequest"), Json("Text"))
         }
+        "/tokenizer_info" => says("The tokenizer's configuration, if it is shown", None, AnyJson),
         "/livez" | "/live" => says("Whether the process should be left alive", None, Empty),
         "/readyz" | "/ready" | "/health" | "/ping" => {
             says("Whether new requests should be sent here", None, Empty)

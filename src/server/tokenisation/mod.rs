@@ -1,4 +1,4 @@
-//! POST `/tokenize` and `/detokenize`.
+//! POST `/tokenize` and `/detokenize`, GET `/tokenizer_info`.
 
 mod types;
 
@@ -11,6 +11,8 @@ use super::openai::chat::start::render;
 use super::openai::exchange::{FromHeaders, ignored, json_response, label};
 use super::openai::params::Bounds;
 use super::openai::submit::text_error;
+use super::routes::unknown_route;
+use crate::text::ChatTemplate;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
@@ -59,6 +61,20 @@ pub async fn detokenize(
         Ok(json!({"prompt": serving.tokenizer.decode(&request.tokens, false)}))
     })
     .await
+}
+
+/// The tokenizer's configuration and the chat template in force, where the operator shows them.
+pub async fn info(State(app): State<Arc<App>>) -> Result<Response<Body>, ApiError> {
+    if !app.options.tokenizer_info {
+        return Err(unknown_route());
+    }
+    let serving = app.serving()?;
+    let mut info = serving.tokenizer.config().as_object().cloned().unwrap_or_default();
+    info.entry("tokenizer_class").or_insert_with(|| json!("PreTrainedTokenizerFast"));
+    if let Some(template) = serving.template.as_ref().and_then(ChatTemplate::source) {
+        info.insert("chat_template".to_owned(), json!(template));
+    }
+    Ok(json_response(Value::Object(info).to_string()))
 }
 
 /// The frame around all that only counts or spells tokens: limits, admission, the text pool, the reply.

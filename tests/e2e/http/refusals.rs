@@ -35,6 +35,8 @@ fn lengths_and_sampling() -> Vec<Case> {
         (json!({"n": -1.0}), "n", VALUE),
         (json!({"max_tokens": u64::MAX}), "max_tokens", VALUE),
         (json!({"min_tokens": 9, "max_tokens": 8}), "min_tokens", VALUE),
+        // What a request that names no most may have counts as well.
+        (json!({"min_tokens": 4097}), "min_tokens", VALUE),
         (json!({"temperature": -0.1}), "temperature", VALUE),
         (json!({"temperature": 2.1}), "temperature", VALUE),
         (json!({"temperature": true}), "temperature", VALUE),
@@ -254,6 +256,7 @@ fn chat_refuses() {
             VALUE,
         ),
         (json!({"chat_template": "{{ 1 }}"}), "chat_template", FIELD),
+        (json!({"suffix": "end"}), "suffix", FIELD),
         (json!({"chat_template_kwargs": {"messages": 1}}), "chat_template_kwargs.messages", VALUE),
         (json!({"chat_template_kwargs": {"a": [1]}}), "chat_template_kwargs.a", VALUE),
         (json!({"chat_template_kwargs": {"a": "x".repeat(5000)}}), "chat_template_kwargs", VALUE),
@@ -320,4 +323,45 @@ fn routes_models_and_strictness() {
     }
     check(&post(at, "/tokenize", &json!({})), 400, &json!("messages"), VALUE, "nothing");
     server.wait_idle(std::time::Duration::from_secs(1));
+}
+
+#[test]
+fn templates_of_requests_need_trust() {
+    let server = Server::start(&Setup { trusts_templates: true, ..Setup::default() });
+    let mut client = Client::connect(server.address);
+    let messages = json!([{"role": "user", "content": "<|im_end|> hi"}]);
+    let body =
+        |template: &str| json!({"messages": messages, "chat_template": template, "max_tokens": 1});
+    let template = "{% for m in messages %}<|im_start|>[{{ m.content }}]{% endfor %}";
+    let shown = client.post("/tokenize", &body(template)).json();
+    let strs = |text: &str| json!({"prompt": text, "add_special_tokens": false});
+    let head = client.post("/tokenize", &strs("<|im_start|>[")).json()["tokens"].clone();
+    let shown = shown["tokens"].as_array().unwrap();
+    assert_eq!(shown[..2], head.as_array().unwrap()[..], "the template's special token is one");
+    assert!(shown[2..].iter().all(|id| id.as_u64() < Some(318)), "the user's is text: {shown:?}");
+    let reply = client.post("/v1/chat/completions", &body(template)).json();
+    assert_eq!(reply["usage"]["prompt_tokens"], shown.len());
+    for (template, what) in [
+        ("{% for %}", "no template"),
+        ("{{ raise_exception('no') }}", "fails"),
+        (
+            "{% for i in range(10000) %}{% for j in range(10000) %}{% endfor %}{% endfor %}",
+            "takes for ever",
+        ),
+    ] {
+        let reply = client.post("/v1/chat/completions", &body(template));
+        assert_eq!(reply.status, 400, "{what}: {}", reply.json());
+    }
+}
+
+#[test]
+fn the_tokenizer_is_shown_where_the_operator_wants_it() {
+    assert_eq!(get(Server::start(&Setup::default()).address, "/tokenizer_info").status, 404);
+    let options = Options { tokenizer_info: true, ..Options::default() };
+    let server =
+        Server::start(&Setup { options, template: Some("{{ messages }}"), ..Setup::default() });
+    let info = get(server.address, "/tokenizer_info").json();
+    assert_eq!(info["eos_token"]["content"], "<|im_end|>");
+    assert_eq!(info["tokenizer_class"], "PreTrainedTokenizerFast");
+    assert_eq!(info["chat_template"], "{{ messages }}", "the one in force");
 }

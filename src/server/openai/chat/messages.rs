@@ -3,7 +3,7 @@
 use crate::server::error::ApiError;
 use crate::server::fields::{Fields, wrong_kind};
 use crate::server::json::Json;
-use crate::text::ChatInput;
+use crate::text::{ChatInput, TEMPLATE_BYTES_MAX};
 use serde_json::{Map, Value, json};
 
 /// Messages of a conversation.
@@ -42,10 +42,7 @@ const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh"];
 ///
 /// Errors: 400 naming the field.
 pub fn take(fields: &mut Fields) -> Result<ChatInput, ApiError> {
-    if fields.take("chat_template").is_some() {
-        let message = "templates in requests are not accepted";
-        return Err(ApiError::unsupported("chat_template", message));
-    }
+    let template = fields.string("chat_template", TEMPLATE_BYTES_MAX)?;
     let continue_final_message = fields.bool("continue_final_message")?.unwrap_or(false);
     let asked = fields.bool("add_generation_prompt")?;
     if continue_final_message && asked == Some(true) {
@@ -53,6 +50,7 @@ pub fn take(fields: &mut Fields) -> Result<ChatInput, ApiError> {
         return Err(ApiError::invalid("continue_final_message", message));
     }
     Ok(ChatInput {
+        template,
         messages: messages(fields)?,
         tools: Value::Null,
         documents: documents(fields)?,

@@ -14,7 +14,9 @@ use crate::server::openai::params::Params;
 use crate::server::openai::submit::{
     Extra, check_length, detokenizer, generate, text_error, truncate,
 };
-use crate::text::{Beginning, CallIds, CallSyntax, ChatInput, OutputParser, Reasoning, Rendered};
+use crate::text::{
+    Beginning, CallIds, CallSyntax, ChatInput, ChatTemplate, OutputParser, Reasoning, Rendered,
+};
 use protocol::Token;
 use std::sync::Arc;
 
@@ -153,7 +155,8 @@ pub fn render(
 }
 
 fn template(serving: &Serving, mut input: ChatInput, field: &str) -> Result<Rendered, ApiError> {
-    let Some(template) = &serving.template else {
+    let own = input.template.take().map(|text| own_template(serving, &text)).transpose()?;
+    let Some(template) = own.as_ref().or(serving.template.as_ref()) else {
         let message = "the model has no chat template; use /v1/completions";
         return Err(ApiError::bad_request("no_chat_template", field, message));
     };
@@ -161,6 +164,20 @@ fn template(serving: &Serving, mut input: ChatInput, field: &str) -> Result<Rend
         input.kwargs.entry(name.clone()).or_insert_with(|| value.clone());
     }
     template.render(input).map_err(|error| text_error(&error, field))
+}
+
+/// The template of a request, if clients are trusted with them.
+fn own_template(serving: &Serving, text: &str) -> Result<ChatTemplate, ApiError> {
+    const FIELD: &str = "chat_template";
+    /// Bytes of a prompt for each byte that a body may have.
+    const GROWTH: usize = 4;
+    if !serving.trusts_templates {
+        let message = "needs a server started with --trust-request-chat-template";
+        return Err(ApiError::unsupported(FIELD, message));
+    }
+    let template =
+        ChatTemplate::of_request(text, &serving.tokenizer, GROWTH * serving.body_bytes_max);
+    template.map_err(|error| text_error(&error, FIELD))
 }
 
 fn tokenise(

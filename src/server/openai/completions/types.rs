@@ -36,10 +36,6 @@ impl CompletionRequest {
         defaults: &Defaults,
     ) -> Result<Self, ApiError> {
         let mut params = Params::take(fields, bounds, defaults)?;
-        if fields.string("suffix", usize::MAX)?.is_some_and(|suffix| !suffix.is_empty()) {
-            let message = "a suffix is not supported";
-            return Err(ApiError::unsupported("suffix", message));
-        }
         if fields.take("thinking_token_budget").is_some() {
             let message = "only chats tell reasoning apart";
             return Err(ApiError::unsupported("thinking_token_budget", message));
