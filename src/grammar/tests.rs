@@ -289,7 +289,7 @@ fn a_step_goes_on_without_a_mask_that_is_late() {
     let guide = |seed| Guide { grammar: Some(seed), budget: None };
     workers.begin(a, guide(forced));
     workers.begin(b, guide(free));
-    workers.make(StepId(1), vec![(0, a), (1, b)], &executor, Duration::from_millis(200));
+    workers.make(StepId(1), vec![(0, a), (1, b)], &executor, Duration::from_secs(2));
     assert_eq!(next(), [(0, true), (1, false)], "one waits, its neighbour does not");
     assert!(news.try_recv().is_err(), "it is not there yet");
     slow.store(false, Ordering::Relaxed);
