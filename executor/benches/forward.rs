@@ -9,8 +9,8 @@
 use executor::{Dtype, Executor, ExecutorConfig, KvSize};
 use models::Config;
 use protocol::{
-    Batch, BlockId, Bucket, Epoch, Input, Rank, RequestId, Row, Sampling, Seat, SeatInit, Settings,
-    StepId, StepTiming, TableUpdate, ThinVec, Token,
+    Batch, BlockId, Bucket, Epoch, Input, Parallel, Rank, RequestId, Row, Sampling, Seat, SeatInit,
+    Settings, StepId, StepTiming, TableUpdate, ThinVec, Token,
 };
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -58,6 +58,8 @@ fn main() {
             profile: None,
             epoch: Epoch(0),
             rank: Rank(0),
+            parallel: Parallel::default(),
+            meeting: None,
         },
     };
     let started = Instant::now();

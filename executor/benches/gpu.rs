@@ -10,8 +10,8 @@
 use executor::{Dtype, Executor, ExecutorConfig, KvSize, Submitted};
 use models::Config;
 use protocol::{
-    Batch, BlockId, Bucket, Device, Epoch, Input, Rank, RequestId, Row, Sampling, Seat, SeatInit,
-    Settings, StepId, TableUpdate, ThinVec,
+    Batch, BlockId, Bucket, Device, Epoch, Input, Parallel, Rank, RequestId, Row, Sampling, Seat,
+    SeatInit, Settings, StepId, TableUpdate, ThinVec,
 };
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -152,6 +152,8 @@ fn config(device: &str, shape: &Shape, cache: Option<&String>, eager: bool) -> E
             profile: None,
             epoch: Epoch(0),
             rank: Rank(0),
+            parallel: Parallel::default(),
+            meeting: None,
         },
     }
 }

@@ -47,8 +47,38 @@ pub struct Settings {
     pub profile: Option<PathBuf>,
     /// Group generation; batches of another one are dropped.
     pub epoch: Epoch,
-    /// Rank in the world.
+    /// Rank in the world: `dp · tp_size + tp`.
     pub rank: Rank,
+    /// How the world is laid out.
+    pub parallel: Parallel,
+    /// Shared memory in which the ranks of this one's groups meet on a CPU: a file that every rank maps; `None` = alone.
+    pub meeting: Option<PathBuf>,
+}
+
+/// How the ranks of a world share the work. The ranks of one replica come one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parallel {
+    /// Ranks that share every layer of a replica.
+    pub tp_size: u16,
+    /// Replicas, each with a KV cache of its own.
+    pub dp_size: u16,
+    /// Whether experts are held whole, each by one rank of the world, instead of in parts by all ranks of a replica.
+    pub experts: bool,
+}
+
+impl Default for Parallel {
+    /// One rank.
+    fn default() -> Self {
+        Self { tp_size: 1, dp_size: 1, experts: false }
+    }
+}
+
+impl Parallel {
+    /// Ranks of the world.
+    #[must_use]
+    pub fn world_size(self) -> u16 {
+        self.tp_size * self.dp_size
+    }
 }
 
 /// What an executor computes on.

@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail};
 use axum::http::StatusCode;
 use executor::{ExecutorConfig, GPU_LOGPROBS_MAX, KvSize};
 use models::config::GenerationConfig;
-use protocol::{Device, Epoch, Rank, Settings};
+use protocol::{Device, Epoch, Parallel, Rank, Settings};
 use scheduler::{Limits, Routing};
 use std::fs;
 use std::time::Duration;
@@ -271,6 +271,8 @@ pub fn executor(
         profile: engine.profile.clone(),
         epoch: Epoch(1), // The first generation of the engine's executor groups.
         rank: Rank(0),
+        parallel: Parallel::default(),
+        meeting: None,
     };
     Ok(ExecutorConfig { settings, model: files.config.clone(), manifest: files.manifest })
 }

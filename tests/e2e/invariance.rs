@@ -6,7 +6,7 @@ use hadron::grammar::{Compiled, Constraint, Form, GrammarTimings, Grammars, Sess
 use hadron::text::Tokenizer;
 use models::Config;
 use protocol::{
-    Batch, Epoch, MaskRow, Rank, Replica, RequestId, Sampling, Settings, StepId, Token,
+    Batch, Epoch, MaskRow, Parallel, Rank, Replica, RequestId, Sampling, Settings, StepId, Token,
     TokenLogprobs,
 };
 use scheduler::{
@@ -164,6 +164,8 @@ fn executor(world: World) -> Executor {
             profile: None,
             epoch: Epoch(1),
             rank: Rank(0),
+            parallel: Parallel::default(),
+            meeting: None,
         },
     };
     let mut executor = Executor::load(config, &mut |_| {}).unwrap();

@@ -27,7 +27,7 @@ use hadron::text::{CallSyntax, ChatTemplate, Parsers, Reasoning, Tokenizer};
 use protocol::link::{InProcess, pair};
 use protocol::{
     Dtype, Epoch, FromExecutor, Hello, KvDtype, KvGroup, KvKind, KvSize, KvSpec, Memory,
-    PROTOCOL_VERSION, Pace, Profiled, Rank, Ready, Settings, ToExecutor,
+    PROTOCOL_VERSION, Pace, Parallel, Profiled, Rank, Ready, Settings, ToExecutor,
 };
 use scheduler::{Engine, EngineConfig, KvConfig, Limits};
 use std::net::SocketAddr;
@@ -315,6 +315,8 @@ fn real_device(setup: &Setup, folder: &Path) -> ExecutorConfig {
             profile: None,
             epoch: Epoch(1),
             rank: Rank(0),
+            parallel: Parallel::default(),
+            meeting: None,
         },
     }
 }

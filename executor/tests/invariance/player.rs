@@ -3,8 +3,9 @@
 use executor::{Dtype, Executor, ExecutorConfig, ExecutorError, KvSize, Masks};
 use models::Config;
 use protocol::{
-    Batch, BlockId, Bucket, Epoch, Input, MaskRow, Rank, RequestId, Row, RowError, Sampling, Seat,
-    SeatInit, Settings, StepId, StepOutput, TableUpdate, ThinVec, Token, TokenLogprobs,
+    Batch, BlockId, Bucket, Epoch, Input, MaskRow, Parallel, Rank, RequestId, Row, RowError,
+    Sampling, Seat, SeatInit, Settings, StepId, StepOutput, TableUpdate, ThinVec, Token,
+    TokenLogprobs,
 };
 use std::path::{Path, PathBuf};
 
@@ -48,6 +49,8 @@ fn settings(dtype: Dtype, threads: u32) -> Settings {
         profile: None,
         epoch: Epoch(1),
         rank: Rank(0),
+        parallel: Parallel::default(),
+        meeting: None,
     }
 }
 

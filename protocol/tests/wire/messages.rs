@@ -5,7 +5,7 @@ use proptest::option::of;
 use proptest::prelude::*;
 use protocol::{
     Batch, BlockId, Bucket, Device, DeviceLibraries, Dtype, Epoch, FromExecutor, Hello, Input,
-    KvDtype, KvGroup, KvKind, KvSize, KvSpec, Memory, Pace, Phase, Profiled, Rank, Ready,
+    KvDtype, KvGroup, KvKind, KvSize, KvSpec, Memory, Pace, Parallel, Phase, Profiled, Rank, Ready,
     RequestId, Row, RowError, RowOutput, Sampling, Seat, SeatInit, Settings, StepId, StepOutput,
     StepTiming, TableUpdate, ToExecutor, Token, TokenLogprobs,
 };
@@ -226,6 +226,12 @@ pub(crate) fn settings() -> impl Strategy<Value = Settings> {
                 profile: eager.then(|| "/traces".into()),
                 epoch: Epoch(u64::from(numbers[0]) << 20),
                 rank: Rank(numbers[1] as u16),
+                parallel: Parallel {
+                    tp_size: numbers[2] as u16,
+                    dp_size: numbers[3] as u16,
+                    experts: eager,
+                },
+                meeting: eager.then(|| "/proc/7/fd/9".into()),
             }
         },
     )
