@@ -1,10 +1,14 @@
 //! Why a collective failed.
 
-/// A collective that did not complete. All but `Shape` mean that the group is of no further use.
+use crate::Call;
+use kernels::DType;
+use std::path::PathBuf;
+
+/// A collective that did not complete. All but `Shape` and `Dtype` mean that the group is of no further use.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CollectiveError {
     /// A matrix does not divide among the ranks.
-    #[error("{collective}: {what} is {got}, not a multiple of {size} ranks")]
+    #[error("{collective}: {what} is {got}, which {size} ranks do not make up")]
     Shape {
         /// The collective that refused.
         collective: &'static str,
@@ -15,9 +19,54 @@ pub enum CollectiveError {
         /// Ranks of the group.
         size: usize,
     },
-    /// A rank did not arrive.
+    /// Elements that this collective does not take.
+    #[error("{collective} does not take {dtype:?}")]
+    Dtype {
+        /// The collective that refused.
+        collective: &'static str,
+        /// Their type.
+        dtype: DType,
+    },
+    /// A rank is gone: its process has ended, or it has failed and said so.
     #[error("rank {rank} left the group")]
     Lost {
+        /// The rank.
+        rank: usize,
+    },
+    /// A rank is there but does not come.
+    #[error("rank {rank} has not come to {call} within {seconds} s")]
+    Late {
+        /// The rank.
+        rank: usize,
+        /// What it was waited for in.
+        call: Call,
+        /// Time waited.
+        seconds: u64,
+    },
+    /// Two ranks do different things: a bug.
+    #[error("rank {rank} calls {theirs}, this one {ours}")]
+    Mismatch {
+        /// The other rank.
+        rank: usize,
+        /// What it does.
+        theirs: Call,
+        /// What this rank does.
+        ours: Call,
+    },
+    /// Whoever made the group has given it up.
+    #[error("the group was given up")]
+    Aborted,
+    /// The memory in which ranks meet cannot be used.
+    #[error("{path}: {error}")]
+    Memory {
+        /// Where it lies.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: String,
+    },
+    /// The place is somebody else's, or was.
+    #[error("rank {rank} of this group has joined before")]
+    Taken {
         /// The rank.
         rank: usize,
     },

@@ -1,10 +1,10 @@
 //! A parallel axis as one rank sees it.
 
 use crate::CollectiveError;
-use kernels::{MatMut, Stream};
+use kernels::{Mat, MatMut, Stream};
 
-/// How the ranks of one axis combine their matrices. All operations work in place and in the order of
-/// `s`; every rank calls the same ones in the same order with matrices of the same shape.
+/// How the ranks of one axis combine their matrices. All operations work in the order of `s`; every rank
+/// calls the same ones in the same order with matrices of the same shape.
 pub trait Collective: Send {
     /// This rank, below `size`.
     fn rank(&self) -> usize;
@@ -15,9 +15,9 @@ pub trait Collective: Send {
     /// `x = Σ x` over the ranks, added in the order of ranks, so that all hold the same bits.
     fn all_reduce(&self, s: &Stream, x: MatMut<'_>) -> Result<(), CollectiveError>;
 
-    /// Fills in the columns of the other ranks: rank `r` brings columns
-    /// `[r · cols / size, (r + 1) · cols / size)` of `x`.
-    fn all_gather(&self, s: &Stream, x: MatMut<'_>) -> Result<(), CollectiveError>;
+    /// `all [n, C]` = what the ranks bring, `own [n, c]`, side by side: columns from `r · c` on are those of
+    /// rank `r`. What reaches beyond `C` is padding and left out.
+    fn all_gather(&self, s: &Stream, own: Mat<'_>, all: MatMut<'_>) -> Result<(), CollectiveError>;
 
     /// `x` becomes what rank `from` brings.
     fn broadcast(&self, s: &Stream, x: MatMut<'_>, from: usize) -> Result<(), CollectiveError>;
@@ -61,17 +61,27 @@ impl Group {
         self.peers.as_ref().map_or(Ok(()), |peers| peers.all_reduce(s, x))
     }
 
-    /// Fills in the columns of the other ranks; see [`Collective::all_gather`].
+    /// `all` = what the ranks bring, side by side; see [`Collective::all_gather`]. A rank without peers has it all in
+    /// `own`, and `all` is left alone.
     ///
-    /// Errors: `CollectiveError::Shape` if the columns do not divide among the ranks.
-    pub fn all_gather(&self, s: &Stream, x: MatMut<'_>) -> Result<(), CollectiveError> {
+    /// Errors: `CollectiveError::Shape` if `all` has other rows, or more columns than the ranks bring.
+    pub fn all_gather(
+        &self,
+        s: &Stream,
+        own: Mat<'_>,
+        all: MatMut<'_>,
+    ) -> Result<(), CollectiveError> {
         let Some(peers) = &self.peers else { return Ok(()) };
-        let (got, size) = (x.cols(), peers.size());
-        if !got.is_multiple_of(size) {
-            let (collective, what) = ("all_gather", "columns");
-            return Err(CollectiveError::Shape { collective, what, got, size });
+        let size = peers.size();
+        let refused =
+            |what, got| Err(CollectiveError::Shape { collective: "all_gather", what, got, size });
+        if all.rows() != own.rows() {
+            return refused("rows", all.rows());
         }
-        peers.all_gather(s, x)
+        if all.cols() > own.cols() * size || all.dtype() != own.dtype() {
+            return refused("columns", all.cols());
+        }
+        peers.all_gather(s, own, all)
     }
 
     /// `x` becomes what rank `from` brings.
@@ -111,8 +121,13 @@ mod tests {
             x.row_mut::<f32>(0)[0] = 1.0;
             Ok(())
         }
-        fn all_gather(&self, _: &Stream, mut x: MatMut<'_>) -> Result<(), CollectiveError> {
-            x.row_mut::<f32>(0)[0] = 2.0;
+        fn all_gather(
+            &self,
+            _: &Stream,
+            _: Mat<'_>,
+            mut all: MatMut<'_>,
+        ) -> Result<(), CollectiveError> {
+            all.row_mut::<f32>(0)[0] = 2.0;
             Ok(())
         }
         fn broadcast(
@@ -135,7 +150,7 @@ mod tests {
         let view = |x| MatMut::of::<f32>(x, 1, 4).unwrap();
         let [a, b, c] = &mut x;
         group.all_reduce(&s, view(a)).unwrap();
-        group.all_gather(&s, view(b)).unwrap();
+        group.all_gather(&s, Mat::of(&[0.0_f32; 2], 1, 2).unwrap(), view(b)).unwrap();
         group.broadcast(&s, view(c), 0).unwrap();
         (x.map(|x| x[0]), group.barrier(&s))
     }
@@ -153,8 +168,9 @@ mod tests {
         let group = Group::new(Box::new(Marker { size: 2 }));
         assert_eq!((group.rank(), group.size()), (1, 2));
         assert_eq!(call(&group), ([1.0, 2.0, 3.0], Err(CollectiveError::Lost { rank: 0 })));
-        let mut x = [0.0_f32; 3];
-        let uneven = group.all_gather(&Stream::default(), MatMut::of(&mut x, 1, 3).unwrap());
-        assert!(matches!(uneven, Err(CollectiveError::Shape { got: 3, size: 2, .. })));
+        let (own, mut x) = ([0.0_f32; 2], [0.0_f32; 5]);
+        let own = Mat::of(&own, 1, 2).unwrap();
+        let wide = group.all_gather(&Stream::default(), own, MatMut::of(&mut x, 1, 5).unwrap());
+        assert!(matches!(wide, Err(CollectiveError::Shape { got: 5, size: 2, .. })));
     }
 }

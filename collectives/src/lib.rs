@@ -1,13 +1,23 @@
 //! Groups of ranks and their collectives.
 //!
 //! A model sees one [`Group`] per parallel axis and calls it unconditionally: in a group of one
-//! everything is a no-op, so no layer ever branches on its size. How bytes travel between ranks is a
-//! [`Collective`], chosen when the group is made. Nothing here knows what the numbers mean.
+//! everything is a no-op. How bytes travel between ranks is a [`Collective`], chosen when the group is
+//! made: on CPUs of one host through the memory of a [`Meeting`]. Nothing here knows what the numbers mean.
 
 #![forbid(unsafe_code)]
 
+mod call;
 mod error;
 mod group;
+mod lane;
+mod layout;
+mod meeting;
+mod shared_group;
+mod waiting;
 
+pub use call::{Call, CallState, Operation};
 pub use error::CollectiveError;
 pub use group::{Collective, Group};
+pub use layout::{CALLS, SLOT_BYTES};
+pub use meeting::Meeting;
+pub use shared_group::SharedGroup;

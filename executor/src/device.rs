@@ -12,9 +12,9 @@ use std::thread::available_parallelism;
 
 /// A device, and the threads that may prepare what it is given.
 pub(crate) fn open(settings: &Settings) -> Result<(Arc<dyn Kernels>, usize), ExecutorError> {
-    let threads = settings.threads.unwrap_or(0) as usize;
     let (api, system) = match settings.device {
         Device::Cpu => {
+            let threads = cpu_threads(settings);
             let device = CpuDevice::new(CpuConfig { threads, ..CpuConfig::default() })?;
             let threads = device.threads().threads();
             return Ok((Arc::new(device), threads));
@@ -32,6 +32,15 @@ pub(crate) fn open(settings: &Settings) -> Result<(Arc<dyn Kernels>, usize), Exe
     };
     let cores = available_parallelism().map_or(1, usize::from);
     Ok((Arc::new(HipDevice::open(&hip)?), settings.threads.map_or(cores, |n| n as usize)))
+}
+
+/// Threads of this rank, 0 = one per core: ranks of one host share its cores unless told otherwise.
+fn cpu_threads(settings: &Settings) -> usize {
+    match (settings.threads, usize::from(settings.parallel.world_size())) {
+        (Some(threads), _) => threads as usize,
+        (None, 1) => 0,
+        (None, ranks) => (available_parallelism().map_or(1, usize::from) / ranks).max(1),
+    }
 }
 
 fn named_libraries(api: Api, named: &DeviceLibraries) -> Libraries {

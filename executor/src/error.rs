@@ -1,5 +1,6 @@
 //! Why an executor cannot start, or cannot go on.
 
+use crate::WorldError;
 use protocol::{RequestId, Seat};
 
 /// What ends an executor.
@@ -14,6 +15,12 @@ pub enum ExecutorError {
     /// An operation beside the forward pass was refused or failed.
     #[error(transparent)]
     Op(#[from] ops::OpError),
+    /// The ranks cannot serve this model together.
+    #[error(transparent)]
+    World(#[from] WorldError),
+    /// The ranks do not come together.
+    #[error(transparent)]
+    Collective(#[from] collectives::CollectiveError),
     /// The device failed.
     #[error(transparent)]
     Device(#[from] kernels::DeviceError),

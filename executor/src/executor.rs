@@ -6,12 +6,12 @@ use crate::masks::{Masks, NoMasks};
 use crate::step::{Engine, Pending, State, StateSize};
 use crate::trace::{Session, Tracer};
 use crate::{
-    ExecutorConfig, ExecutorError, GPU_LOGPROBS_MAX, device, kv_pool, rehearsal, sampler, source,
-    warm_up,
+    ExecutorConfig, ExecutorError, GPU_LOGPROBS_MAX, check_world, device, kv_pool, ranks,
+    rehearsal, sampler, source, warm_up,
 };
-use collectives::Group;
 use kernels::KvLayout;
-use models::{LoadOptions, kv_spec, load_model};
+use models::sharding::{Indivisible, Ranks};
+use models::{LoadError, LoadOptions, kv_spec, load_model};
 use ops::{Ops, StepShape};
 use protocol::{Batch, KvSpec, Memory, Phase, Ready, Settings, StepOutput};
 use std::path::Path;
@@ -35,6 +35,7 @@ pub struct Progress {
 pub struct Executor {
     config: ExecutorConfig,
     engine: Engine,
+    ranks: Ranks,
     spec: KvSpec,
     state: Option<State>,
     /// Where a folder for traces is configured.
@@ -42,17 +43,22 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// Starts the device and loads the model.
+    /// Starts the device and loads this rank's part of the model.
     pub fn load(
         config: ExecutorConfig,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Self, ExecutorError> {
+        let settings = &config.settings;
+        check_world(settings.parallel, settings.device, &config.model)?;
+        let ranks = ranks::ranks(settings.parallel, settings.rank)?;
+        let [tp, ep] = ranks::groups(settings)?;
         let (device, threads) = device::open(&config.settings)?;
         let dtype = device::dtype(&config);
         let ops = Ops::new(device, dtype)?;
         let phase = Phase::Load;
         let options = LoadOptions {
             ops: &ops,
+            ranks,
             format: source(&config.settings),
             kv_dtype: device::kv_dtype(&config.settings, dtype),
             max_positions: config.settings.max_model_len as usize,
@@ -61,13 +67,14 @@ impl Executor {
         };
         let model = load_model(&config.settings.dir, &config.model, options)?;
         let kv_dtype = device::kv_dtype(&config.settings, dtype);
-        let spec = kv_spec(&config.model, kv_dtype, config.settings.block_tokens);
+        let spec = kv_spec(&config.model, kv_dtype, config.settings.block_tokens, &ranks);
+        let spec = spec.map_err(of_heads)?;
         let rank = config.settings.rank.0;
         let folder = config.settings.profile.clone();
         let tracer = folder.map(|folder| Tracer::new(ops.device().as_ref(), folder, rank));
         let tracer = tracer.transpose()?;
-        let engine = Engine { ops, model, tp: Group::single(), ep: Group::single() };
-        Ok(Self { config, engine, spec, state: None, tracer })
+        let engine = Engine { ops, model, tp, ep };
+        Ok(Self { config, engine, ranks, spec, state: None, tracer })
     }
 
     /// Runs the first passes, on blocks of their own, and says what this rank can hold.
@@ -175,7 +182,8 @@ impl Executor {
         let memory = self.engine.ops.mem_info();
         let (kv, block_bytes) = (self.config.settings.kv, self.spec.bytes_per_block());
         if !self.engine.ops.device().captures_graphs() {
-            return Ok(kv_pool::blocks(kv, memory.free_bytes, block_bytes));
+            let ranks = self.config.settings.parallel.world_size().into();
+            return Ok(kv_pool::blocks(kv, memory.free_bytes, block_bytes, ranks));
         }
         let gpu = kv_pool::GpuMemory {
             total: memory.total_bytes,
@@ -242,7 +250,7 @@ impl Executor {
             layers: model.layers,
             blocks: blocks as usize,
             block_tokens: *block_tokens as usize,
-            kv_heads: model.kv_heads,
+            kv_heads: self.ranks.kv_heads(model).map_err(of_heads)?.len(),
             head_dim: model.head_dim,
             dtype: device::kv_dtype(&self.config.settings, self.engine.ops.dtype()),
             order: device.kv_order(),
@@ -258,6 +266,11 @@ impl Executor {
         let size = StateSize { kv, limits, longest, questions, top };
         State::new(&self.engine.ops, self.config.settings.epoch, size)
     }
+}
+
+/// Heads that do not split over the ranks.
+fn of_heads(error: Indivisible) -> ExecutorError {
+    LoadError::Split { tensor: "k_proj".to_owned(), error }.into()
 }
 
 /// A trace under way. May be closed on another thread.

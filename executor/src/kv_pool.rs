@@ -58,11 +58,11 @@ impl GpuMemory {
 /// Most bytes the KV cache takes unless told otherwise; it lies in the memory everything else uses.
 const AUTO_BYTES_MAX: u64 = 4 << 30;
 
-/// Blocks of `block_bytes` for the configured size on a machine with so many bytes free.
-pub(crate) fn blocks(size: KvSize, free_bytes: u64, block_bytes: u64) -> u32 {
+/// Blocks of `block_bytes` for the configured size on a machine with so many bytes free, which `ranks` share.
+pub(crate) fn blocks(size: KvSize, free_bytes: u64, block_bytes: u64, ranks: u64) -> u32 {
     let of_bytes = |bytes: u64| u32::try_from(bytes / block_bytes.max(1)).unwrap_or(u32::MAX);
     match size {
-        KvSize::Auto => of_bytes(AUTO_BYTES_MAX.min(free_bytes / 4)),
+        KvSize::Auto => of_bytes(AUTO_BYTES_MAX.min(free_bytes / 4) / ranks.max(1)),
         KvSize::Bytes(bytes) => of_bytes(bytes),
         KvSize::Blocks(blocks) => blocks,
     }
@@ -88,13 +88,14 @@ mod tests {
     #[test]
     fn blocks_follow_the_configured_size() {
         const GIB: u64 = 1 << 30;
-        for (size, free, expected) in [
-            (KvSize::Auto, 100 * GIB, 4 * 1024),
-            (KvSize::Auto, 8 * GIB, 2 * 1024),
-            (KvSize::Bytes((5 << 20) - 1), GIB, 4),
-            (KvSize::Blocks(7), 0, 7),
+        for (size, free, ranks, expected) in [
+            (KvSize::Auto, 100 * GIB, 1, 4 * 1024),
+            (KvSize::Auto, 8 * GIB, 1, 2 * 1024),
+            (KvSize::Auto, 8 * GIB, 2, 1024),
+            (KvSize::Bytes((5 << 20) - 1), GIB, 2, 4),
+            (KvSize::Blocks(7), 0, 2, 7),
         ] {
-            assert_eq!(blocks(size, free, 1 << 20), expected, "{size:?}");
+            assert_eq!(blocks(size, free, 1 << 20, ranks), expected, "{size:?}");
         }
     }
 

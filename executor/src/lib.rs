@@ -14,6 +14,7 @@ mod inputs;
 mod kv_pool;
 mod masks;
 mod orders;
+mod ranks;
 mod rehearsal;
 mod run;
 mod sampler;
@@ -22,8 +23,10 @@ mod step;
 mod trace;
 mod warm_up;
 
+pub use collectives::{Call, CallState, CollectiveError};
 pub use config::{Dtype, ExecutorConfig, GPU_LOGPROBS_MAX, KvDtype, KvSize, source};
 pub use error::{BatchError, ExecutorError, MaskError};
 pub use executor::{Executor, Progress, Submitted, Trace};
 pub use masks::{Masks, NoMasks};
+pub use ranks::{Meeting, RankCalls, WorldError, check_world};
 pub use run::run;

@@ -4,9 +4,11 @@
 //! holds the other end starts another one. A closed link is an order to leave, not a failure.
 
 use crate::orders::Orders;
-use crate::{Executor, ExecutorConfig, ExecutorError, Progress, Submitted, Trace};
+use crate::{Executor, ExecutorConfig, ExecutorError, Progress, Submitted, Trace, ranks};
 use protocol::link::{Link, LinkError, Receiving, Sending};
-use protocol::{Device, FromExecutor, Hello, PROTOCOL_VERSION, Profiled, StepId, ToExecutor};
+use protocol::{
+    Device, FromExecutor, Hello, PROTOCOL_VERSION, Profiled, StepId, StepOutput, ToExecutor,
+};
 use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -33,8 +35,10 @@ where
 {
     let (sender, mut receiver) = link.split();
     let (outbox, waiting) = sync_channel(OUTBOX);
-    let Ok(answers) =
-        thread::Builder::new().name("answers".to_owned()).spawn(move || answer(sender, &waiting))
+    let speaks = ranks::answers(&config.settings);
+    let Ok(answers) = thread::Builder::new()
+        .name("answers".to_owned())
+        .spawn(move || answer(sender, &waiting, speaks))
     else {
         tracing::error!("the system gives no thread to answer with"); // The link closes, and that is seen.
         return;
@@ -85,10 +89,15 @@ fn fault(outbox: &SyncSender<Outgoing>, step: Option<StepId>, text: String) {
     let _ = outbox.send(Outgoing::Message(FromExecutor::Fault { step, text }));
 }
 
-/// Sends messages as they come, and the results of steps as the device finishes them.
-fn answer<S: Sending<Message = FromExecutor>>(mut link: S, waiting: &Receiver<Outgoing>) {
+/// Sends messages as they come, and the results of steps as the device finishes them: the outputs if this rank
+/// `speaks` for its replica, else that they are over.
+fn answer<S: Sending<Message = FromExecutor>>(
+    mut link: S,
+    waiting: &Receiver<Outgoing>,
+    speaks: bool,
+) {
     let mut traces = Traces(None);
-    answer_all(&mut link, waiting, &mut traces);
+    answer_all(&mut link, waiting, &mut traces, speaks);
     if let Profiled::Failed(error) = traces.replace(None) {
         tracing::warn!(error, "the last trace is not complete");
     }
@@ -98,11 +107,12 @@ fn answer_all<S: Sending<Message = FromExecutor>>(
     link: &mut S,
     waiting: &Receiver<Outgoing>,
     traces: &mut Traces,
+    speaks: bool,
 ) {
     for outgoing in waiting {
         let (step, message) = match outgoing {
             Outgoing::Message(message) => (None, Ok(message)),
-            Outgoing::Step(step, submitted) => (Some(step), finish(submitted)),
+            Outgoing::Step(step, submitted) => (Some(step), finish(submitted, speaks)),
             Outgoing::Trace(next, asked) => match traces.replace(next) {
                 profiled if asked => (None, Ok(FromExecutor::Profiled(profiled))),
                 _ => continue,
@@ -136,7 +146,7 @@ impl Traces {
     }
 }
 
-fn finish(submitted: Submitted) -> Result<FromExecutor, String> {
+fn finish(submitted: Submitted, speaks: bool) -> Result<FromExecutor, String> {
     let mut output = None;
     let ending = catch(|| {
         output = Some(submitted.finish()?);
@@ -144,9 +154,17 @@ fn finish(submitted: Submitted) -> Result<FromExecutor, String> {
     });
     match (ending, output) {
         (Err(Stop::Failed(text)), _) => Err(text),
-        (_, Some(output)) => Ok(FromExecutor::StepOutput(output)),
+        (_, Some(output)) if speaks => Ok(FromExecutor::StepOutput(output)),
+        (_, Some(output)) => Ok(done(&output)),
         (_, None) => Err("a step ended without a result".to_owned()),
     }
+}
+
+/// What is left to say where another rank answers.
+fn done(output: &StepOutput) -> FromExecutor {
+    let timing = &output.timing;
+    let ns = timing.inputs_ns + timing.forward_ns + timing.sample_ns;
+    FromExecutor::StepDone { step: output.step, ns }
 }
 
 fn serve<R: Receiving<Message = ToExecutor>>(

@@ -5,11 +5,11 @@
 #[allow(dead_code, reason = "shared with the invariance tests")]
 mod player;
 
-use executor::{Dtype, ExecutorConfig, KvSize, run};
+use executor::{Dtype, ExecutorConfig, KvSize, Meeting, run};
 use protocol::link::{InProcess, Link, LinkError, pair};
 use protocol::{
-    Batch, BlockId, Bucket, Epoch, FromExecutor, Input, Phase, Profiled, RequestId, Row, Sampling,
-    Seat, SeatInit, StepId, TableUpdate, ToExecutor,
+    Batch, BlockId, Bucket, Epoch, FromExecutor, Input, Phase, Profiled, Rank, RequestId, Row,
+    Sampling, Seat, SeatInit, StepId, TableUpdate, ToExecutor,
 };
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use std::time::Duration;
 type Peer = InProcess<ToExecutor, FromExecutor>;
 
 fn start(config: ExecutorConfig) -> (Peer, JoinHandle<()>) {
-    let (ours, theirs) = pair(4);
+    let (ours, theirs) = pair(64);
     (ours, std::thread::spawn(move || run(config, theirs)))
 }
 
@@ -114,6 +114,56 @@ fn a_start_that_cannot_succeed_is_a_fault() {
         let (last, _) = skip_progress(&mut peer);
         let FromExecutor::Fault { step: None, text } = last else { panic!("{last:?}") };
         assert!(text.contains(expected), "{text}");
+        thread.join().unwrap();
+    }
+}
+
+/// The ranks of a replica, and where they meet.
+fn start_ranks(size: u16) -> (Meeting, Vec<(Peer, JoinHandle<()>)>) {
+    let mut config = player::shared(player::config(Dtype::Float32, 1), size, false);
+    let meeting = Meeting::new(config.settings.parallel).unwrap();
+    config.settings.meeting = Some(meeting.path().to_owned());
+    let rank = |rank| {
+        config.settings.rank = Rank(rank);
+        start(config.clone())
+    };
+    let mut ranks: Vec<_> = (0..size).map(rank).collect();
+    for (peer, _) in &mut ranks {
+        ready(peer);
+    }
+    (meeting, ranks)
+}
+
+#[test]
+fn one_rank_answers_and_the_others_say_that_they_are_done() {
+    let (meeting, mut ranks) = start_ranks(2);
+    for (peer, _) in &ranks {
+        peer.send(batch(5, 1, 2)).unwrap();
+    }
+    let first = next(&mut ranks[0].0);
+    assert!(matches!(first, FromExecutor::StepOutput(_)), "{first:?}");
+    let second = next(&mut ranks[1].0);
+    let FromExecutor::StepDone { step: StepId(5), ns: 1.. } = second else { panic!("{second:?}") };
+    let calls: Vec<_> = meeting.calls().iter().map(|rank| rank.calls.len()).collect();
+    assert!(calls[0] > 0 && calls[0] == calls[1], "{calls:?}");
+    for (peer, thread) in ranks {
+        peer.send(ToExecutor::Shutdown).unwrap();
+        thread.join().unwrap();
+    }
+}
+
+#[test]
+fn a_rank_that_fails_ends_those_that_wait_for_it() {
+    let (meeting, mut ranks) = start_ranks(2);
+    ranks[0].0.send(batch(7, 1, 2)).unwrap();
+    ranks[1].0.send(batch(7, 1, 99)).unwrap();
+    let FromExecutor::Fault { text, .. } = next(&mut ranks[1].0) else { panic!("no fault") };
+    assert_eq!(text, "impossible batch: block 99 of 20");
+    let FromExecutor::Fault { step, text } = next(&mut ranks[0].0) else { panic!("no fault") };
+    assert_eq!((step, text.as_str()), (Some(StepId(7)), "rank 1 left the group"));
+    let behind = meeting.calls().iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert!(behind[0].contains("Failed") && behind[1].contains("Done"), "{behind:?}");
+    for (_, thread) in ranks {
         thread.join().unwrap();
     }
 }

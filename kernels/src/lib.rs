@@ -28,6 +28,7 @@ mod mat;
 mod packed;
 mod packed_group;
 mod pinned;
+mod shared_memory;
 pub mod step;
 
 pub use args::{
@@ -46,3 +47,4 @@ pub use mat::{Mat, MatMut};
 pub use packed::{PANEL_COLUMNS, Packed, Scales};
 pub use packed_group::PackedGroup;
 pub use pinned::{Fence, InFlight, Pinned};
+pub use shared_memory::SharedMemory;

@@ -25,4 +25,4 @@ pub use error::{FileFault, LoadError, TensorFault};
 pub use load::{LoadFormat, LoadOptions, load_model};
 pub use manifest::manifest;
 pub use model::{Forward, ForwardError, Model, Probe, kv_spec};
-pub use weights::{Progress, Weights};
+pub use weights::{Progress, Weights, check_split};

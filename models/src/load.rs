@@ -8,7 +8,7 @@ use crate::qwen3::Qwen3;
 use crate::qwen3_moe::Qwen3Moe;
 use crate::sharding::Ranks;
 use crate::table::tensors;
-use crate::weights::Source;
+use crate::weights::{Source, check_split};
 use crate::{Config, LoadError, Model, Weights};
 use ops::{DType, Ops};
 use std::path::Path;
@@ -29,6 +29,8 @@ pub enum LoadFormat {
 pub struct LoadOptions<'a> {
     /// Holds the weights; its dtype is the model's.
     pub ops: &'a Ops,
+    /// Which part of the model this is: what its forward passes find in their groups.
+    pub ranks: Ranks,
     /// Where weights come from.
     pub format: LoadFormat,
     /// Type of the KV cache: the model's, or fp8.
@@ -43,12 +45,15 @@ pub struct LoadOptions<'a> {
 
 impl std::fmt::Debug for LoadOptions<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { format, max_positions, threads, .. } = self;
-        write!(f, "LoadOptions({format:?}, {max_positions} positions, {threads} threads)")
+        let Self { ranks, format, max_positions, threads, .. } = self;
+        write!(
+            f,
+            "LoadOptions({ranks:?}, {format:?}, {max_positions} positions, {threads} threads)"
+        )
     }
 }
 
-/// Loads the model of a folder whose `config` has been read, on one rank.
+/// Loads a rank's part of the model of a folder whose `config` has been read.
 ///
 /// All names, shapes, dtypes and sizes are checked before the first weight is read.
 pub fn load_model(
@@ -56,12 +61,13 @@ pub fn load_model(
     config: &Config,
     options: LoadOptions<'_>,
 ) -> Result<Box<dyn Model>, LoadError> {
-    let LoadOptions { ops, format, kv_dtype, max_positions, threads, progress } = options;
+    let LoadOptions { ops, ranks, format, kv_dtype, max_positions, threads, progress } = options;
+    check_split(config, &ranks)?;
     let source = match format {
         LoadFormat::Safetensors => Source::open(dir, config, &tensors(config))?,
         LoadFormat::Synth { seed } => Source::Synth { seed, threads },
     };
-    let w = Weights::new(config, source, ops, Ranks::ALONE, kv_dtype, max_positions, progress)?;
+    let w = Weights::new(config, source, ops, ranks, kv_dtype, max_positions, progress)?;
     let model: Box<dyn Model> = match config.architecture {
         Architecture::Llama => Box::new(Llama::load(config, &w)?),
         Architecture::Mistral => Box::new(Mistral::load(config, &w)?),

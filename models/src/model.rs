@@ -1,5 +1,6 @@
 //! What a model is to those who run it: a forward pass over a batch, and the logits of some rows.
 
+use crate::sharding::{Indivisible, Ranks};
 use crate::{Config, LoadError, Weights};
 use collectives::{CollectiveError, Group};
 use ops::{BatchView, DType, KvPool, OpError, Ops, Routing, Tensor};
@@ -69,14 +70,19 @@ pub trait Model: Send {
     ) -> Result<Tensor, ForwardError>;
 }
 
-/// What the scheduler must know about this model's KV cache, of elements in `dtype`, on a rank that holds all
-/// KV heads.
+/// What the scheduler must know about this model's KV cache, of elements in `dtype`, on one of `ranks`.
 ///
 /// Every supported layer keeps the keys and values of every position: one group.
-#[must_use]
-pub fn kv_spec(config: &Config, dtype: DType, block_tokens: u32) -> KvSpec {
-    let per_token = config.layers * 2 * config.kv_heads * config.head_dim * dtype.bytes();
+pub fn kv_spec(
+    config: &Config,
+    dtype: DType,
+    block_tokens: u32,
+    ranks: &Ranks,
+) -> Result<KvSpec, Indivisible> {
+    let heads = ranks.kv_heads(config)?.len();
+    let per_token = config.layers * 2 * heads * config.head_dim * dtype.bytes();
     let layers = (0..config.layers as u16).collect();
     let bytes_per_block = per_token as u64 * u64::from(block_tokens);
-    KvSpec { block_tokens, groups: vec![KvGroup { layers, kind: KvKind::Full, bytes_per_block }] }
+    let groups = vec![KvGroup { layers, kind: KvKind::Full, bytes_per_block }];
+    Ok(KvSpec { block_tokens, groups })
 }

@@ -74,6 +74,7 @@ mod kind {
     pub(super) const FAULT: u16 = 22;
     pub(super) const BEAT: u16 = 23;
     pub(super) const PROFILED: u16 = 24;
+    pub(super) const STEP_DONE: u16 = 25;
 }
 
 impl Message for Settings {
@@ -135,6 +136,7 @@ impl Message for FromExecutor {
             Self::Memory(_) => kind::MEMORY,
             Self::Ready(_) => kind::READY,
             Self::StepOutput(_) => kind::STEP_OUTPUT,
+            Self::StepDone { .. } => kind::STEP_DONE,
             Self::Profiled(_) => kind::PROFILED,
             Self::Fault { .. } => kind::FAULT,
             Self::Beat => kind::BEAT,
@@ -149,6 +151,7 @@ impl Message for FromExecutor {
             Self::Memory(memory) => put(kind, memory, out),
             Self::Ready(ready) => put(kind, ready, out),
             Self::StepOutput(output) => put(kind, output, out),
+            Self::StepDone { step, ns } => put(kind, &(step, ns), out),
             Self::Profiled(profiled) => put(kind, profiled, out),
             Self::Fault { step, text } => put(kind, &(step, text), out),
             Self::Beat => Ok(()),
@@ -164,6 +167,7 @@ impl Message for FromExecutor {
             kind::MEMORY => take(kind, body).map(Self::Memory),
             kind::READY => take(kind, body).map(Self::Ready),
             kind::STEP_OUTPUT => take(kind, body).map(Self::StepOutput),
+            kind::STEP_DONE => take(kind, body).map(|(step, ns)| Self::StepDone { step, ns }),
             kind::PROFILED => take(kind, body).map(Self::Profiled),
             kind::FAULT => take(kind, body).map(|(step, text)| Self::Fault { step, text }),
             kind::BEAT => empty(kind, body, Self::Beat),

@@ -47,6 +47,13 @@ pub enum FromExecutor {
     Ready(Ready),
     /// Answer to a batch.
     StepOutput(StepOutput),
+    /// Answer to a batch of a rank whose tokens another one reports.
+    StepDone {
+        /// The step.
+        step: StepId,
+        /// How long it took, in nanoseconds.
+        ns: u64,
+    },
     /// Answer to `Profile`, once all steps that came before are recorded.
     Profiled(Profiled),
     /// The device or the executor failed; it exits.

@@ -146,7 +146,10 @@ pub fn bring_up(
             FromExecutor::Fault { text, .. } => {
                 return Err(StartError::Fault { phase: clock.phase, text });
             }
-            FromExecutor::StepOutput(_) | FromExecutor::Profiled(_) | FromExecutor::Beat => {}
+            FromExecutor::StepOutput(_)
+            | FromExecutor::StepDone { .. }
+            | FromExecutor::Profiled(_)
+            | FromExecutor::Beat => {}
         }
     }
 }

@@ -12,8 +12,9 @@ mod fixture;
 mod replay;
 
 use fixture::Fixture;
+use models::{Config, check_split};
 use ops::DType;
-use replay::{Replay, Row, chunks, closeness, difference, top};
+use replay::{Place, Replay, Row, chunks, closeness, difference, in_a_world, top};
 
 /// CPU f32 against HF f32: sums in another order.
 const LOGIT_TOLERANCE: f32 = 2e-4;
@@ -34,19 +35,27 @@ macro_rules! cases {
         $(mod $module {
             #[test]
             fn matches_transformers() {
-                super::matches_transformers(&super::Fixture::read($file));
+                let fixture = super::Fixture::read($file);
+                super::matches_transformers(&super::Place::alone(), &fixture);
             }
             #[test]
             fn chunks_and_hits_change_no_bit() {
-                super::chunks_and_hits_change_no_bit(&super::Fixture::read($file));
+                let fixture = super::Fixture::read($file);
+                super::chunks_and_hits_change_no_bit(&super::Place::alone(), &fixture);
             }
             #[test]
             fn greedy_tokens_are_equal_in_a_batch() {
-                super::greedy_tokens_are_equal_in_a_batch(&super::Fixture::read($file));
+                let fixture = super::Fixture::read($file);
+                super::greedy_tokens_are_equal_in_a_batch(&super::Place::alone(), &fixture);
+            }
+            #[test]
+            fn ranks_that_share_it_do_all_of_that() {
+                super::ranks_that_share_it_do_all_of_that($file);
             }
             #[test]
             fn bf16_is_close_and_as_invariant() {
-                super::bf16_is_close_and_as_invariant(&super::Fixture::read($file));
+                let fixture = super::Fixture::read($file);
+                super::bf16_is_close_and_as_invariant(&super::Place::alone(), &fixture);
             }
         })*
     };
@@ -82,8 +91,8 @@ fn every_fixture_has_its_tests() {
 }
 
 /// Whole prefill of every length, through the probe: logits, hidden states, experts.
-fn matches_transformers(fixture: &Fixture) {
-    let mut replay = Replay::load(fixture, DType::F32);
+fn matches_transformers(place: &Place, fixture: &Fixture) {
+    let mut replay = Replay::load(place, fixture, DType::F32);
     for &length in &fixture.prompts {
         let row = Row::new(&mut replay, &fixture.tokens[..length]);
         let seen = replay.watched(&row);
@@ -114,8 +123,8 @@ fn check_hidden(fixture: &Fixture, hidden: &[Vec<Vec<f32>>]) {
 }
 
 /// Bit for bit: chunks of every size, decode after prefill, and a prefix found in another's blocks.
-fn chunks_and_hits_change_no_bit(fixture: &Fixture) {
-    let mut replay = Replay::load(fixture, DType::F32);
+fn chunks_and_hits_change_no_bit(place: &Place, fixture: &Fixture) {
+    let mut replay = Replay::load(place, fixture, DType::F32);
     let whole = Row::new(&mut replay, &fixture.tokens);
     let expected = replay.run(&[&whole]);
     for size in [1, 7, 16, 64] {
@@ -134,13 +143,13 @@ fn chunks_and_hits_change_no_bit(fixture: &Fixture) {
         let logits = replay.run(&[&hit.part(start, rest)]);
         assert!(logits == expected[start..], "prefix of {start} tokens found");
     }
-    let synth = Replay::synth(fixture, DType::F32).run(&[&whole]);
+    let synth = Replay::synth(place, fixture, DType::F32).run(&[&whole]);
     assert!(synth == expected, "weights made in place");
 }
 
 /// All prompts decode together for 64 steps, while another sequence is prefilled beside them.
-fn greedy_tokens_are_equal_in_a_batch(fixture: &Fixture) {
-    let mut replay = Replay::load(fixture, DType::F32);
+fn greedy_tokens_are_equal_in_a_batch(place: &Place, fixture: &Fixture) {
+    let mut replay = Replay::load(place, fixture, DType::F32);
     let other = Row::new(&mut replay, &fixture.tokens);
     let alone = replay.run(&[&other]);
     let beside = Row::new(&mut replay, &fixture.tokens);
@@ -174,8 +183,8 @@ fn few_rows_differ(dtype: DType) -> bool {
 }
 
 /// bf16 rounds, but its results depend on nothing but the sequence either.
-fn bf16_is_close_and_as_invariant(fixture: &Fixture) {
-    let mut replay = Replay::load(fixture, DType::BF16);
+fn bf16_is_close_and_as_invariant(place: &Place, fixture: &Fixture) {
+    let mut replay = Replay::load(place, fixture, DType::BF16);
     let whole = Row::new(&mut replay, &fixture.tokens);
     let expected = replay.run(&[&whole]);
     let row = Row::new(&mut replay, &fixture.tokens);
@@ -191,13 +200,44 @@ fn bf16_is_close_and_as_invariant(fixture: &Fixture) {
     assert!(close, "{found:?} against {gate:?}");
 }
 
+/// Ranks that cannot share a fixture's model: how many, with experts split like all weights or spread.
+const REFUSED: &[(&str, usize, bool)] = &[
+    ("llama-d128-gqa1", 4, false), // 2 query heads.
+];
+
+/// Two and four ranks: KV heads split or held twice, experts in parts or spread.
+fn ranks_that_share_it_do_all_of_that(name: &str) {
+    if replay::on_a_gpu() {
+        return; // Ranks meet in memory that GPUs do not see.
+    }
+    let fixture = Fixture::read(name);
+    let config = Config::from_json("config.json".as_ref(), &fixture.config).unwrap();
+    for (size, spread) in [(2, false), (4, false), (2, true), (4, true)] {
+        if spread && config.moe.is_none() {
+            continue;
+        }
+        let split = check_split(&config, &Place::ranks(0, size, spread));
+        let refused = REFUSED.contains(&(name, size, spread));
+        assert_eq!(split.is_err(), refused, "{name}, {size} ranks, spread: {spread}: {split:?}");
+        if refused {
+            continue;
+        }
+        in_a_world(size, spread, |place| {
+            matches_transformers(place, &fixture);
+            chunks_and_hits_change_no_bit(place, &fixture);
+            greedy_tokens_are_equal_in_a_batch(place, &fixture);
+            bf16_is_close_and_as_invariant(place, &fixture);
+        });
+    }
+}
+
 /// Keys and values in fp8: as near as three bits of mantissa allow, and no less invariant.
 #[test]
 fn a_cache_in_fp8_is_close_and_as_invariant() {
     for name in ["llama-untied", "qwen3-d128-gqa4", "qwen3-fp8-blocks", "qwen3-fp8-channels"] {
         let fixture = Fixture::read(name);
         for dtype in [DType::F32, DType::BF16] {
-            let mut replay = Replay::with_fp8_cache(&fixture, dtype);
+            let mut replay = Replay::with_fp8_cache(&Place::alone(), &fixture, dtype);
             let whole = Row::new(&mut replay, &fixture.tokens);
             let expected = replay.run(&[&whole]);
             let row = Row::new(&mut replay, &fixture.tokens);
@@ -237,7 +277,7 @@ fn unusual_sizes_run_and_stay_invariant() {
         });
         let tokens: Vec<i32> = (0..40).map(|i| i * 7 % vocab).collect();
         for dtype in [DType::F32, DType::BF16] {
-            let mut replay = Replay::of(&config.to_string(), 3, dtype);
+            let mut replay = Replay::of(&Place::alone(), &config.to_string(), 3, dtype);
             let whole = Row::new(&mut replay, &tokens);
             let expected = replay.run(&[&whole]);
             assert!(expected.iter().flatten().all(|x| x.is_finite()), "{config} {dtype:?}");

@@ -2,24 +2,36 @@
 //! decode, batch and share blocks.
 
 use crate::fixture::Fixture;
-use collectives::Group;
+use collectives::{Group, Meeting};
 use kernels::Kernels;
 use kernels::cpu::{CpuConfig, CpuDevice};
 use kernels::hip::{HipConfig, HipDevice, Libraries};
+use models::sharding::{Part, Ranks};
 use models::synth::{self, SynthDType, SynthOptions};
 use models::{Config, Forward, LoadFormat, LoadOptions, Model, Probe, load_model};
 use ops::{BatchInputs, BatchView, DType, KvLayout, KvPool, OpError, Ops, Routing, Tensor};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fs;
+use std::hash::{DefaultHasher, Hasher};
 use std::path::Path;
 use std::sync::Arc;
+use std::thread;
 
 const BLOCK_TOKENS: usize = 16;
 const BLOCKS: usize = 256;
 const POSITIONS: usize = 512;
 
+/// One of the ranks that share a model, and what it has seen so far.
+pub(crate) struct Place {
+    ranks: Ranks,
+    tp: Group,
+    ep: Group,
+    seen: Cell<u64>,
+}
+
 /// A loaded model and its KV cache.
-pub(crate) struct Replay {
+pub(crate) struct Replay<'a> {
+    place: &'a Place,
     ops: Ops,
     model: Box<dyn Model>,
     kv: KvPool,
@@ -45,9 +57,50 @@ pub(crate) struct Seen {
     pub(crate) routes: Vec<Vec<Vec<i32>>>,
 }
 
-impl Replay {
+impl Place {
+    /// A model on one device.
+    pub(crate) fn alone() -> Self {
+        let (tp, ep) = (Group::single(), Group::single());
+        Self { ranks: Ranks::ALONE, tp, ep, seen: Cell::default() }
+    }
+
+    /// Where rank `rank` of `size` stands; experts are `spread` or split like everything else.
+    pub(crate) fn ranks(rank: usize, size: usize, spread: bool) -> Ranks {
+        let part = Part { rank, size };
+        Ranks { tp: part, ep: if spread { part } else { Part::ALONE } }
+    }
+
+    /// Takes note of logits.
+    fn see(&self, logits: &[Vec<f32>]) {
+        let mut hasher = DefaultHasher::new();
+        hasher.write_u64(self.seen.get());
+        logits.iter().flatten().for_each(|x| hasher.write_u32(x.to_bits()));
+        self.seen.set(hasher.finish());
+    }
+}
+
+/// Runs `work` as each of `size` ranks, side by side, and checks that all saw the same bits.
+pub(crate) fn in_a_world(size: usize, spread: bool, work: impl Fn(&Place) + Sync) {
+    let meeting = Meeting::create(&[size, size]).unwrap();
+    let run = |rank| {
+        let group = |group| Group::new(Box::new(meeting.join(group, rank).unwrap()));
+        let (tp, ep) = (group(0), group(1));
+        let ranks = Place::ranks(rank, size, spread);
+        let place = Place { ranks, tp, ep, seen: Cell::default() };
+        work(&place);
+        place.seen.get()
+    };
+    let run = &run;
+    let seen: Vec<u64> = thread::scope(|scope| {
+        let ranks: Vec<_> = (0..size).map(|rank| scope.spawn(move || run(rank))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert!(seen.iter().all(|&bits| bits == seen[0] && bits != 0), "ranks differ: {seen:x?}");
+}
+
+impl<'a> Replay<'a> {
     /// Writes the fixture's checkpoint in several files and loads it.
-    pub(crate) fn load(fixture: &Fixture, dtype: DType) -> Self {
+    pub(crate) fn load(place: &'a Place, fixture: &Fixture, dtype: DType) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let source = dir.path().join("source.json");
         fs::write(&source, &fixture.config).unwrap();
@@ -56,36 +109,43 @@ impl Replay {
         let out = dir.path().join("model");
         synth::write(&source, &out, &options, &mut |_, _| ()).unwrap();
         let config = Config::from_dir(&out).unwrap();
-        Self::new(&out, &config, [dtype; 2], LoadFormat::Safetensors)
+        Self::new(place, &out, &config, [dtype; 2], LoadFormat::Safetensors)
     }
 
     /// Makes the same weights in place.
-    pub(crate) fn synth(fixture: &Fixture, dtype: DType) -> Self {
-        Self::of(&fixture.config, fixture.seed, dtype)
+    pub(crate) fn synth(place: &'a Place, fixture: &Fixture, dtype: DType) -> Self {
+        Self::of(place, &fixture.config, fixture.seed, dtype)
     }
 
     /// Any configuration with weights made in place.
-    pub(crate) fn of(config: &str, seed: u64, dtype: DType) -> Self {
+    pub(crate) fn of(place: &'a Place, config: &str, seed: u64, dtype: DType) -> Self {
         let nowhere = Path::new("config.json");
         let config = Config::from_json(nowhere, config).unwrap();
-        Self::new(nowhere, &config, [dtype; 2], LoadFormat::Synth { seed })
+        Self::new(place, nowhere, &config, [dtype; 2], LoadFormat::Synth { seed })
     }
 
     /// The weights made in place, and a KV cache in fp8.
-    pub(crate) fn with_fp8_cache(fixture: &Fixture, dtype: DType) -> Self {
+    pub(crate) fn with_fp8_cache(place: &'a Place, fixture: &Fixture, dtype: DType) -> Self {
         let nowhere = Path::new("config.json");
         let config = Config::from_json(nowhere, &fixture.config).unwrap();
         let format = LoadFormat::Synth { seed: fixture.seed };
-        Self::new(nowhere, &config, [dtype, DType::F8E4M3], format)
+        Self::new(place, nowhere, &config, [dtype, DType::F8E4M3], format)
     }
 
     /// In types of activations and of the KV cache.
-    fn new(dir: &Path, config: &Config, [dtype, kv_dtype]: [DType; 2], format: LoadFormat) -> Self {
-        let ops = Ops::new(device(), dtype).unwrap();
+    fn new(
+        place: &'a Place,
+        dir: &Path,
+        config: &Config,
+        [dtype, kv_dtype]: [DType; 2],
+        format: LoadFormat,
+    ) -> Self {
+        let ops = Ops::new(device(place.ranks.tp.size), dtype).unwrap();
         let progress = RefCell::new((0, 0));
         let mut tell = |done, total| *progress.borrow_mut() = (done, total);
         let options = LoadOptions {
             ops: &ops,
+            ranks: place.ranks,
             format,
             kv_dtype,
             max_positions: POSITIONS,
@@ -99,15 +159,15 @@ impl Replay {
             layers: config.layers,
             blocks: BLOCKS,
             block_tokens: BLOCK_TOKENS,
-            kv_heads: config.kv_heads,
+            kv_heads: place.ranks.kv_heads(config).unwrap().len(),
             head_dim: config.head_dim,
             dtype: kv_dtype,
             order: ops.device().kv_order(),
         };
-        let spec = models::kv_spec(config, kv_dtype, BLOCK_TOKENS as u32);
+        let spec = models::kv_spec(config, kv_dtype, BLOCK_TOKENS as u32, &place.ranks).unwrap();
         assert_eq!(spec.bytes_per_block(), layout.bytes_per_block() as u64);
         let kv = KvPool::new(&ops, layout).unwrap();
-        Self { ops, model, kv, blocks_used: 0 }
+        Self { place, ops, model, kv, blocks_used: 0 }
     }
 
     /// Logits of every token of every row, in order.
@@ -125,14 +185,16 @@ impl Replay {
     fn forward(&self, rows: &[&Row], probe: Option<&dyn Probe>) -> Vec<Vec<f32>> {
         let (ids, inputs) = inputs(rows);
         let batch = BatchView::new(&self.ops, &inputs).unwrap();
-        let (tp, ep) = (Group::single(), Group::single());
-        let f = Forward { ops: &self.ops, tp: &tp, ep: &ep, kv: &self.kv, batch: &batch, probe };
+        let Place { tp, ep, .. } = self.place;
+        let f = Forward { ops: &self.ops, tp, ep, kv: &self.kv, batch: &batch, probe };
         let ids = self.ops.ids(&ids).unwrap();
         let hidden = self.model.forward(&f, &ids).unwrap();
         let everywhere: Vec<i32> = (0..batch.tokens() as i32).collect();
         let rows = self.ops.ids(&everywhere).unwrap();
         let logits = self.model.logits(&f, &hidden, &rows).unwrap();
-        matrix(&self.ops, &logits).unwrap()
+        let logits = matrix(&self.ops, &logits).unwrap();
+        self.place.see(&logits);
+        logits
     }
 
     /// Blocks nobody uses, in an order that is not that of the pool.
@@ -149,14 +211,15 @@ pub(crate) fn on_a_gpu() -> bool {
     std::env::var_os("HADRON_GPU").is_some()
 }
 
-/// The CPU, or the GPU that `HADRON_GPU` names (`cuda` or `rocm`): the fixtures are the same.
-fn device() -> Arc<dyn Kernels> {
+/// The CPU, shared by `ranks`, or the GPU that `HADRON_GPU` names (`cuda` or `rocm`): the fixtures are the same.
+fn device(ranks: usize) -> Arc<dyn Kernels> {
     let libraries = match std::env::var("HADRON_GPU").as_deref() {
         Ok("cuda") => Libraries::Cuda,
         Ok("rocm") => Libraries::Rocm,
         Ok(other) => panic!("HADRON_GPU={other} is neither cuda nor rocm"),
         Err(_) => {
-            let config = CpuConfig { threads: 2, ..CpuConfig::default() };
+            let threads = if ranks == 1 { 2 } else { 1 };
+            let config = CpuConfig { threads, ..CpuConfig::default() };
             return Arc::new(CpuDevice::new(config).unwrap());
         }
     };
@@ -165,13 +228,13 @@ fn device() -> Arc<dyn Kernels> {
 
 impl Row {
     /// A whole sequence in blocks of its own, with room to grow.
-    pub(crate) fn new(replay: &mut Replay, tokens: &[i32]) -> Self {
+    pub(crate) fn new(replay: &mut Replay<'_>, tokens: &[i32]) -> Self {
         let blocks = replay.take_blocks((tokens.len() + 64).div_ceil(BLOCK_TOKENS));
         Self { tokens: tokens.to_vec(), start: 0, len: tokens.len(), blocks }
     }
 
     /// The same tokens: the first `cached` in the blocks of `other`, the rest in blocks of its own.
-    pub(crate) fn sharing(replay: &mut Replay, other: &Self, cached: usize) -> Self {
+    pub(crate) fn sharing(replay: &mut Replay<'_>, other: &Self, cached: usize) -> Self {
         let mut row = Self::new(replay, &other.tokens);
         let shared = cached / BLOCK_TOKENS;
         row.blocks[..shared].copy_from_slice(&other.blocks[..shared]);
@@ -235,7 +298,7 @@ fn matrix(ops: &Ops, x: &Tensor) -> Result<Vec<Vec<f32>>, OpError> {
 }
 
 /// Logits of a row computed in chunks of `size`.
-pub(crate) fn chunks(replay: &mut Replay, row: &Row, size: usize) -> Vec<Vec<f32>> {
+pub(crate) fn chunks(replay: &mut Replay<'_>, row: &Row, size: usize) -> Vec<Vec<f32>> {
     let starts = (row.start..row.start + row.len).step_by(size);
     let part = |start| row.part(start, size.min(row.start + row.len - start));
     starts.flat_map(|start| replay.run(&[&part(start)])).collect()

@@ -37,7 +37,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("rmp", &["hadron"]),
     ("zmq", &["hadron"]),
     ("crc32c", &["protocol"]),
-    ("rustix", &["hadron"]),
+    ("rustix", &["collectives", "hadron"]),
     ("prometheus", &["hadron"]),
     ("memmap2", &["kernels"]),
     ("libloading", &["hip-runtime-sys"]),

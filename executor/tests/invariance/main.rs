@@ -1,17 +1,41 @@
 //! A request's tokens and log-probabilities are the same bits whatever happens around it: alone, in a
-//! batch, in chunks, after preemption, behind a prefix hit, on other threads, on another seat.
+//! batch, in chunks, after preemption, behind a prefix hit, on other threads, on another seat. Where several
+//! ranks share the model all of them find the same bits, and in f32 the tokens of one rank.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod player;
 
-use executor::{Dtype, Executor, ExecutorError, KvSize};
-use player::{BLOCK, Job, Player, VOCAB, config};
-use protocol::{Batch, Bucket, Epoch, RowError, Sampling, StepId, Token, TokenLogprobs};
+use executor::{Dtype, Executor, ExecutorConfig, ExecutorError, KvSize, Meeting};
+use player::{BLOCK, Job, Player, VOCAB, config, experts, shared};
+use protocol::{
+    Batch, Bucket, Device, Epoch, Parallel, Rank, RowError, Sampling, StepId, Token, TokenLogprobs,
+};
 
 const PROMPT: usize = 50;
 const TOTAL: usize = 74;
 const DTYPES: [Dtype; 2] = [Dtype::Float32, Dtype::Bfloat16];
+/// Log-probabilities of a model in f32 whose sums are those of several ranks.
+const LOGPROB_TOLERANCE: f32 = 2e-4;
+
+/// Whom the same must hold for: an executor alone; two ranks with a KV head each; four that hold the two KV heads
+/// twice; experts in parts, and spread.
+fn worlds() -> Vec<ExecutorConfig> {
+    use Dtype::{Bfloat16, Float32};
+    vec![
+        config(Float32, 2),
+        config(Bfloat16, 2),
+        shared(config(Float32, 1), 2, false),
+        shared(config(Bfloat16, 1), 4, false),
+        shared(experts(Bfloat16), 2, false),
+        shared(experts(Float32), 2, true),
+    ]
+}
+
+fn name(config: &ExecutorConfig) -> String {
+    let settings = &config.settings;
+    format!("{:?}, {:?}, {:?}", config.model.architecture, settings.dtype, settings.parallel)
+}
 
 /// Rules that read history, cut, draw and report.
 fn rules() -> Vec<Sampling> {
@@ -42,14 +66,15 @@ fn alone(player: &mut Player, sampling: &Sampling) -> (Vec<Token>, Vec<TokenLogp
 
 #[test]
 fn chunks_preemption_and_seats_change_nothing() {
-    for dtype in DTYPES {
-        let mut player = Player::new(dtype, 2);
+    for world in worlds() {
+        let name = name(&world);
+        let mut player = Player::with(world);
         for sampling in rules() {
             let expected = alone(&mut player, &sampling);
             for chunk in [1, 7, 16, 64] {
                 let mut job = Job::new(3, PROMPT, sampling.clone()).on_seat(17);
                 player.finish(&mut job, chunk, TOTAL);
-                assert_eq!(job.output(), expected, "{dtype:?}, chunks of {chunk}, {sampling:?}");
+                assert_eq!(job.output(), expected, "{name}, chunks of {chunk}, {sampling:?}");
                 player.free(job.table);
             }
             for at in [PROMPT + 1, PROMPT + 9, TOTAL - 1] {
@@ -60,7 +85,7 @@ fn chunks_preemption_and_seats_change_nothing() {
                 player.free(blocks);
                 player.finish(&mut other, 60, 70);
                 player.finish(&mut job, 33, TOTAL);
-                assert_eq!(job.output(), expected, "{dtype:?}, preempted at {at}, {sampling:?}");
+                assert_eq!(job.output(), expected, "{name}, preempted at {at}, {sampling:?}");
                 player.free(job.table);
                 player.free(other.table);
             }
@@ -70,8 +95,9 @@ fn chunks_preemption_and_seats_change_nothing() {
 
 #[test]
 fn batch_mates_change_nothing() {
-    for dtype in DTYPES {
-        let mut player = Player::new(dtype, 2);
+    for world in worlds() {
+        let name = name(&world);
+        let mut player = Player::with(world);
         let rules = rules();
         let expected: Vec<_> = rules.iter().map(|s| alone(&mut player, s)).collect();
         for (which, expected) in expected.iter().enumerate() {
@@ -85,7 +111,7 @@ fn batch_mates_change_nothing() {
                 })
                 .collect();
             player.finish_all(&mut jobs, TOTAL);
-            assert_eq!(&jobs[13].output(), expected, "{dtype:?}, {:?}", rules[which]);
+            assert_eq!(&jobs[13].output(), expected, "{name}, {:?}", rules[which]);
             for job in jobs {
                 player.free(job.table);
             }
@@ -95,8 +121,9 @@ fn batch_mates_change_nothing() {
 
 #[test]
 fn a_prefix_hit_changes_nothing() {
-    for dtype in DTYPES {
-        let mut player = Player::new(dtype, 2);
+    for world in worlds() {
+        let name = name(&world);
+        let mut player = Player::with(world);
         for sampling in rules() {
             let mut first = Job::new(3, PROMPT, sampling.clone());
             player.finish(&mut first, PROMPT, TOTAL);
@@ -105,7 +132,7 @@ fn a_prefix_hit_changes_nothing() {
                 job.table = first.table[..blocks].to_vec();
                 job.computed = blocks * BLOCK;
                 player.finish(&mut job, PROMPT, TOTAL);
-                assert_eq!(job.output(), first.output(), "{dtype:?}, {blocks} blocks shared");
+                assert_eq!(job.output(), first.output(), "{name}, {blocks} blocks shared");
                 player.free(job.table.split_off(blocks));
             }
             player.free(first.table);
@@ -122,6 +149,91 @@ fn threads_change_nothing() {
             assert_eq!(alone(&mut one, &sampling), alone(&mut three, &sampling), "{dtype:?}");
         }
     }
+}
+
+#[test]
+fn in_f32_ranks_find_the_tokens_of_one() {
+    let cases = [
+        (config(Dtype::Float32, 1), vec![(2, false), (4, false)]),
+        (experts(Dtype::Float32), vec![(2, false), (4, false), (2, true), (4, true)]),
+    ];
+    for (model, worlds) in cases {
+        let mut one = Player::with(model.clone());
+        let expected: Vec<_> = rules().iter().map(|rule| alone(&mut one, rule)).collect();
+        for (size, spread) in worlds {
+            let mut ranks = Player::with(shared(model.clone(), size, spread));
+            for (rule, (tokens, logprobs)) in rules().iter().zip(&expected) {
+                let found = alone(&mut ranks, rule);
+                assert_eq!(&found.0, tokens, "{size} ranks, spread: {spread}, {rule:?}");
+                for (ours, theirs) in found.1.iter().zip(logprobs) {
+                    assert_eq!(ours.rank, theirs.rank);
+                    let off = (ours.logprob - theirs.logprob).abs();
+                    assert!(off <= LOGPROB_TOLERANCE, "{size} ranks: {off}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn late_and_timely_masks_are_the_same_on_all_ranks() {
+    let play = |size| {
+        let mut player = Player::with(shared(config(Dtype::Float32, 1), size, false));
+        player.late_masks = true;
+        let mut job = Job::new(3, PROMPT, rules()[1].clone());
+        job.masked = true;
+        player.finish(&mut job, 16, TOTAL);
+        job.output().0
+    };
+    assert_eq!(play(1), play(2));
+}
+
+#[test]
+fn ranks_share_the_bytes_of_a_cache() {
+    let memory = |config: ExecutorConfig| {
+        Executor::load(config, &mut |_| {}).unwrap().kv_spec().bytes_per_block()
+    };
+    let of = |size: u16, rank: u16| {
+        let mut config = shared(config(Dtype::Float32, 1), size, false);
+        let meeting = Meeting::new(config.settings.parallel).unwrap();
+        config.settings.meeting = Some(meeting.path().to_owned());
+        config.settings.rank = Rank(rank);
+        memory(config)
+    };
+    let whole = of(1, 0);
+    assert_eq!([of(2, 0), of(2, 1)], [whole / 2; 2]);
+    assert_eq!(of(4, 3), whole / 2, "two ranks hold the same head");
+}
+
+#[test]
+fn worlds_that_cannot_be_are_refused_with_the_numbers() {
+    let refused = |config: ExecutorConfig| {
+        Executor::load(config, &mut |_| {}).err().expect("a refusal").to_string()
+    };
+    let with = |parallel| {
+        let mut config = config(Dtype::Float32, 1);
+        config.settings.parallel = parallel;
+        refused(config)
+    };
+    let parallel = |tp_size, dp_size, experts| Parallel { tp_size, dp_size, experts };
+    let three = with(parallel(3, 1, false));
+    assert!(three.contains("num_attention_heads 4 cannot be split over 3 ranks"), "{three}");
+    assert!(three.contains("the nearest number that works is 2"), "{three}");
+    let dense = with(parallel(2, 1, true));
+    assert!(dense.contains("the model has no experts"), "{dense}");
+    let alone = with(parallel(2, 1, false));
+    assert!(alone.contains("2 tensor-parallel ranks need shared memory"), "{alone}");
+    let nobody = with(parallel(0, 1, false));
+    assert!(nobody.contains("rank 0 is none of 0 x 1 ranks"), "{nobody}");
+    let mut spread = experts(Dtype::Float32);
+    spread.settings.parallel = parallel(2, 2, true);
+    let text = refused(spread);
+    assert!(text.contains("experts spread over 2 data-parallel replicas"), "{text}");
+    let mut gpu = config(Dtype::Float32, 1);
+    gpu.settings.parallel = parallel(2, 1, false);
+    gpu.settings.device = Device::Cuda;
+    let text = refused(gpu);
+    assert!(text.contains("2 tensor-parallel ranks on Cuda are not supported"), "{text}");
 }
 
 #[test]

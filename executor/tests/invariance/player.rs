@@ -1,6 +1,6 @@
 //! Plays the scheduler: keeps requests, hands out blocks, writes batches as a plan would.
 
-use executor::{Dtype, Executor, ExecutorConfig, ExecutorError, KvSize, Masks};
+use executor::{Dtype, Executor, ExecutorConfig, ExecutorError, KvSize, Masks, Meeting};
 use models::Config;
 use protocol::{
     Batch, BlockId, Bucket, Epoch, Input, MaskRow, Parallel, Rank, RequestId, Row, RowError,
@@ -8,6 +8,8 @@ use protocol::{
     TokenLogprobs,
 };
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
 
 pub(crate) const BLOCK: usize = 16;
 pub(crate) const VOCAB: u32 = 384;
@@ -24,6 +26,27 @@ pub(crate) fn config(dtype: Dtype, threads: u32) -> ExecutorConfig {
     }"#;
     let model = Config::from_json(Path::new("config.json"), text).unwrap();
     ExecutorConfig { model, manifest: 0, settings: settings(dtype, threads) }
+}
+
+/// The same sizes with 8 experts in all layers but the first.
+pub(crate) fn experts(dtype: Dtype) -> ExecutorConfig {
+    let text = r#"{
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 384,
+        "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 160, "hidden_act": "silu",
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 512,
+        "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+        "norm_topk_prob": true, "mlp_only_layers": [0], "decoder_sparse_step": 1,
+        "tie_word_embeddings": false, "attention_bias": false, "torch_dtype": "bfloat16"
+    }"#;
+    let model = Config::from_json(Path::new("config.json"), text).unwrap();
+    ExecutorConfig { model, ..config(dtype, 1) }
+}
+
+/// The same model, shared by the ranks of a replica.
+pub(crate) fn shared(mut config: ExecutorConfig, tp_size: u16, experts: bool) -> ExecutorConfig {
+    config.settings.parallel = Parallel { tp_size, dp_size: 1, experts };
+    config
 }
 
 fn settings(dtype: Dtype, threads: u32) -> Settings {
@@ -145,9 +168,36 @@ impl Masks for Given {
     }
 }
 
-/// An executor and the blocks it holds.
+/// An executor that does what the first of its replica does, in a thread of its own.
+struct Follower {
+    batches: Sender<(Batch, Vec<MaskRow>)>,
+    outputs: Receiver<StepOutput>,
+}
+
+impl Follower {
+    fn start(mut config: ExecutorConfig, rank: Rank, blocks: u32) -> Self {
+        config.settings.rank = rank;
+        let (batches, todo) = channel::<(Batch, Vec<MaskRow>)>();
+        let (done, outputs) = channel();
+        thread::spawn(move || {
+            let mut executor = Executor::load(config, &mut |_| {}).unwrap();
+            executor.size_kv(blocks, &mut |_| {}).unwrap();
+            for (batch, masks) in todo {
+                let submitted = executor.submit_masked(&batch, &mut Given(masks)).unwrap();
+                if done.send(submitted.finish().unwrap()).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { batches, outputs }
+    }
+}
+
+/// An executor and the blocks it holds; or several that share a model, and are driven as one.
 pub(crate) struct Player {
     pub(crate) executor: Executor,
+    followers: Vec<Follower>,
+    _meeting: Meeting,
     free: Vec<BlockId>,
     step: StepId,
     /// Decode rows name the step that sampled their token instead of the token.
@@ -163,13 +213,27 @@ impl Player {
         Self::with(config(dtype, threads))
     }
 
-    pub(crate) fn with(config: ExecutorConfig) -> Self {
+    pub(crate) fn with(mut config: ExecutorConfig) -> Self {
         let KvSize::Blocks(blocks) = config.settings.kv else { panic!("a number of blocks") };
+        let parallel = config.settings.parallel;
+        let meeting = Meeting::new(parallel).unwrap();
+        config.settings.meeting = Some(meeting.path().to_owned());
+        let follow = |rank| Follower::start(config.clone(), Rank(rank), blocks);
+        let followers = (1..parallel.world_size()).map(follow).collect();
         let mut executor = Executor::load(config, &mut |_| {}).unwrap();
         let graphs = executor.size_kv(blocks, &mut |_| {}).unwrap().graph_rows;
         // Blocks of a request shall not lie in order.
         let free = (0..blocks).map(|i| BlockId(i * 229 % blocks)).collect();
-        Self { executor, free, step: StepId(0), from_device: false, late_masks: false, graphs }
+        Self {
+            executor,
+            followers,
+            _meeting: meeting,
+            free,
+            step: StepId(0),
+            from_device: false,
+            late_masks: false,
+            graphs,
+        }
     }
 
     pub(crate) fn free(&mut self, blocks: Vec<BlockId>) {
@@ -215,8 +279,16 @@ impl Player {
             let allowed = if late { Vec::new() } else { job.mask() };
             MaskRow { row, allowed, late }
         });
-        let mut masks = Given(masks.collect());
-        let output = self.executor.submit_masked(&batch, &mut masks).unwrap().finish().unwrap();
+        let masks: Vec<MaskRow> = masks.collect();
+        for follower in &self.followers {
+            follower.batches.send((batch.clone(), masks.clone())).unwrap();
+        }
+        let submitted = self.executor.submit_masked(&batch, &mut Given(masks)).unwrap();
+        let output = submitted.finish().unwrap();
+        for (rank, follower) in (1..).zip(&self.followers) {
+            let theirs = follower.outputs.recv().unwrap();
+            assert_eq!(theirs.rows, output.rows, "rank {rank} in step {}", self.step.0);
+        }
         assert_eq!((output.step, output.epoch), (batch.step, batch.epoch));
         assert_eq!(output.rows.len(), jobs.len());
         (batch.rows, output)

@@ -1,7 +1,7 @@
 //! Token embedding and head, split over `f.tp` by rows of the vocabulary, and one matrix if tied.
 
 use crate::{Config, Forward, ForwardError, LoadError, Weights};
-use ops::{Embedding, PackedLinear, Tensor};
+use ops::{DType, Embedding, PackedLinear, Tensor};
 
 /// Token ids to rows of a table; a rank gives zeros for ids it does not hold.
 #[derive(Debug)]
@@ -9,7 +9,11 @@ pub(crate) struct VocabParallelEmbedding(Embedding);
 
 /// Hidden states to logits.
 #[derive(Debug)]
-pub(crate) struct LmHead(PackedLinear);
+pub(crate) struct LmHead {
+    /// This rank's rows of the vocabulary, and the zero rows that fill its share.
+    head: PackedLinear,
+    vocab: usize,
+}
 
 impl VocabParallelEmbedding {
     /// `[T]` to `[T, H]`.
@@ -30,13 +34,16 @@ impl LmHead {
         let (rows, _) = w.ranks().vocab(config.vocab);
         if config.tied {
             let head = w.vocab_linear(EMBEDDING)?;
-            return Ok((VocabParallelEmbedding(head.tied_embedding(rows.start)), Self(head)));
+            let embedding = VocabParallelEmbedding(head.tied_embedding(rows.start));
+            return Ok((embedding, Self { head, vocab: config.vocab }));
         }
         let table = Embedding::from_rows(w.vocab_rows(EMBEDDING)?, rows.start);
-        Ok((VocabParallelEmbedding(table), Self(w.vocab_linear("lm_head.weight")?)))
+        let head = w.vocab_linear("lm_head.weight")?;
+        Ok((VocabParallelEmbedding(table), Self { head, vocab: config.vocab }))
     }
 
-    /// `hidden [T, H]` to the logits f32 `[n, V]` of `rows [n]`.
+    /// `hidden [T, H]` to the logits f32 `[n, V]` of `rows [n]`, the same on all ranks. Logits of padding rows are
+    /// left out, so no id without a meaning can win.
     pub(crate) fn forward(
         &self,
         f: &Forward<'_>,
@@ -44,6 +51,12 @@ impl LmHead {
         rows: &Tensor,
     ) -> Result<Tensor, ForwardError> {
         let wanted = f.ops.gather_rows(hidden, rows)?; // [n, H]
-        Ok(f.ops.linear_f32(&wanted, &self.0)?) // [n, V]
+        let own = f.ops.linear_f32(&wanted, &self.head)?; // [n, V of this rank]
+        if f.tp.size() == 1 {
+            return Ok(own);
+        }
+        let mut all = f.ops.scratch(DType::F32, &[own.rows(), self.vocab])?;
+        f.tp.all_gather(f.ops.stream(), own.mat()?, all.mat_mut()?)?;
+        Ok(all) // [n, V]
     }
 }

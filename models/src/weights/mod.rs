@@ -14,7 +14,7 @@ mod tests;
 pub(crate) use checkpoint::weight_files;
 pub(crate) use source::Source;
 
-use crate::sharding::{Indivisible, Ranks, Slice};
+use crate::sharding::{Indivisible, Part, Ranks, Slice};
 use crate::table::{TensorSpec, tensors};
 use crate::{Config, LoadError};
 use ops::{DType, HostMat, OpError, Ops, PackedExperts, PackedLinear, Tensor};
@@ -264,6 +264,26 @@ impl fmt::Debug for Weights<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Weights({})", self.path)
     }
+}
+
+/// Checks that every weight of a model can be split over `ranks`, so far as its configuration tells.
+///
+/// Errors: the first weight that cannot, with the number of ranks nearest to that asked for over which all can.
+pub fn check_split(config: &Config, ranks: &Ranks) -> Result<(), LoadError> {
+    let specs = tensors(config);
+    let refused = |ranks: &Ranks| specs.iter().find_map(|spec| split(spec, config, ranks).err());
+    if let Some(moe) = &config.moe {
+        let split = |error| LoadError::Split { tensor: "mlp.experts.*".to_owned(), error };
+        ranks.experts(moe.experts).map_err(split)?;
+    }
+    let Some(error) = refused(ranks) else { return Ok(()) };
+    let LoadError::Split { tensor, error } = error else { return Err(error) };
+    let asked = ranks.tp.size;
+    // Experts that are spread move with the ranks that share the layers.
+    let of = |size| Ranks { tp: Part { rank: 0, size }, ..*ranks };
+    let others = (1..=config.heads).filter(|&size| size != asked && refused(&of(size)).is_none());
+    let nearest = others.min_by_key(|size| size.abs_diff(asked)).unwrap_or(1);
+    Err(LoadError::Split { tensor, error: Indivisible { nearest, ..error } })
 }
 
 fn split(spec: &TensorSpec, config: &Config, ranks: &Ranks) -> Result<Slice, LoadError> {

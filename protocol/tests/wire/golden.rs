@@ -174,5 +174,7 @@ fn the_start() {
             4844524e0300180002000000000000001900000073423364
             81a753746172746564af2f742f72616e6b302d312e6a736f6e"#]],
     );
+    let done = FromExecutor::StepDone { step: StepId(7), ns: 1_000_000 };
+    check(&done, &expect![[""]]);
     check(&FromExecutor::Beat, &expect!["4844524e03001700020000000000000000000000148257f8"]);
 }

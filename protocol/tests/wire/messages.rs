@@ -174,6 +174,7 @@ pub(crate) fn from_executor() -> impl Strategy<Value = FromExecutor> {
         (any::<u32>(), ids())
             .prop_map(|(blocks, graph_rows)| FromExecutor::Ready(Ready { blocks, graph_rows })),
         output().prop_map(FromExecutor::StepOutput),
+        any::<[u64; 2]>().prop_map(|[step, ns]| FromExecutor::StepDone { step: StepId(step), ns }),
         (of(any::<u64>().prop_map(StepId)), ".{0,60}")
             .prop_map(|(step, text)| FromExecutor::Fault { step, text }),
         Just(FromExecutor::Beat),

@@ -59,7 +59,8 @@ fn read(from: &mut Incoming, inbox: &Inbox<Signal>) -> (Loss, String) {
                 inbox.push(Signal::Profiled(from.epoch, profiled));
             }
             FromExecutor::Beat => inbox.push(Signal::Beat),
-            FromExecutor::Hello(_)
+            FromExecutor::StepDone { .. }
+            | FromExecutor::Hello(_)
             | FromExecutor::Progress { .. }
             | FromExecutor::Memory(_)
             | FromExecutor::Ready(_) => {}

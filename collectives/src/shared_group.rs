@@ -1,0 +1,288 @@
+//! A rank of a group whose processes share memory.
+//!
+//! Everybody brings a piece to a round, waits until all have, and computes the whole result from all slots in
+//! the order of ranks: the ranks of a CPU are few, and none has to be waited for a second time.
+
+use crate::call::CALL_WORDS;
+use crate::lane::{Lane, Piece, Summand, is_summed, part, pieces};
+use crate::layout::{Flag, Place, SLOT_WORDS};
+use crate::waiting::Waiting;
+use crate::{Call, CallState, Collective, CollectiveError, Operation};
+use kernels::{DType, Mat, MatMut, SharedMemory, Stream, bf16};
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
+
+/// One rank. Dropping it leaves the group, which ends it for the others.
+#[derive(Debug)]
+pub struct SharedGroup {
+    memory: Arc<SharedMemory>,
+    place: Place,
+    rank: usize,
+    waiting: Waiting,
+    /// Rounds come to, and calls begun.
+    rounds: Cell<u32>,
+    calls: Cell<u32>,
+    sums: RefCell<Vec<f32>>,
+}
+
+impl SharedGroup {
+    pub(crate) fn join(
+        memory: Arc<SharedMemory>,
+        place: Place,
+        rank: usize,
+    ) -> Result<Self, CollectiveError> {
+        let process = &memory.words()[place.flag(rank, Flag::Process)];
+        let joined = process.compare_exchange(0, std::process::id(), SeqCst, SeqCst);
+        if joined.is_err() {
+            return Err(CollectiveError::Taken { rank });
+        }
+        Ok(Self {
+            memory,
+            place,
+            rank,
+            waiting: Waiting::new(place.size),
+            rounds: Cell::new(0),
+            calls: Cell::new(0),
+            sums: RefCell::default(),
+        })
+    }
+
+    fn words(&self) -> &[AtomicU32] {
+        self.memory.words()
+    }
+
+    fn flag(&self, rank: usize, flag: Flag) -> &AtomicU32 {
+        &self.words()[self.place.flag(rank, flag)]
+    }
+
+    /// Runs a call, with a note of how it went where others can read it.
+    fn call(
+        &self,
+        operation: Operation,
+        (dtype, rows, cols): (DType, usize, usize),
+        run: impl FnOnce(&Call) -> Result<(), CollectiveError>,
+    ) -> Result<(), CollectiveError> {
+        let sequence = self.calls.get().wrapping_add(1);
+        self.calls.set(sequence);
+        let (rows, cols, state) = (rows as u32, cols as u32, CallState::Waiting);
+        let call = Call { sequence, operation, dtype, rows, cols, state };
+        let note = &self.words()[self.place.call(self.rank, sequence)];
+        call.write(note);
+        self.flag(self.rank, Flag::Calls).store(sequence, Release);
+        let result = run(&call);
+        let state = if result.is_ok() { CallState::Done } else { CallState::Failed };
+        Call { state, ..call }.write(note);
+        if let Err(error) = &result {
+            self.give_up(error);
+        }
+        result
+    }
+
+    /// One round: brings a piece, waits for those of all others, and returns the slots they lie in.
+    fn round(
+        &self,
+        call: &Call,
+        piece: u32,
+        put: impl FnOnce(&[AtomicU32]),
+    ) -> Result<usize, CollectiveError> {
+        let round = self.rounds.get().wrapping_add(1);
+        self.rounds.set(round);
+        let slot = round as usize % 2;
+        put(self.slot(self.rank, slot));
+        let about = self.about(self.rank, slot);
+        call.write(about);
+        about[CALL_WORDS].store(piece, Relaxed);
+        // Behind all that was written; and sequentially consistent, like the sleeper's count: one of the two sees the
+        // other's store.
+        self.flag(self.rank, Flag::Posted).store(round, SeqCst);
+        if self.flag(self.rank, Flag::Asleep).load(SeqCst) > 0 {
+            Waiting::wake(self.flag(self.rank, Flag::Posted));
+        }
+        for peer in (0..self.place.size).filter(|&peer| peer != self.rank) {
+            self.waiting.until(self.words(), &self.place, peer, round, call)?;
+            let about = self.about(peer, slot);
+            let theirs = Call::read(about);
+            if theirs != *call || about[CALL_WORDS].load(Relaxed) != piece {
+                return Err(CollectiveError::Mismatch { rank: peer, theirs, ours: *call });
+            }
+        }
+        Ok(slot)
+    }
+
+    fn slot(&self, rank: usize, slot: usize) -> &[AtomicU32] {
+        &self.words()[self.place.slot(rank, slot)]
+    }
+
+    fn about(&self, rank: usize, slot: usize) -> &[AtomicU32] {
+        &self.words()[self.place.of_slot(rank, slot)]
+    }
+
+    /// Brings `x` piece by piece; `finish` is told the slots of each.
+    fn bring<T: Lane>(
+        &self,
+        call: &Call,
+        x: &mut MatMut<'_>,
+        brings: bool,
+        mut finish: impl FnMut(&mut MatMut<'_>, &Piece, usize),
+    ) -> Result<(), CollectiveError> {
+        for (i, piece) in (0..).zip(pieces::<T>(x.rows(), x.cols(), SLOT_WORDS)) {
+            let slot = self.round(call, i, |words| {
+                if brings {
+                    put::<T>(x.as_ref(), &piece, words);
+                }
+            })?;
+            finish(x, &piece, slot);
+        }
+        Ok(())
+    }
+
+    fn sum<T: Summand>(&self, call: &Call, mut x: MatMut<'_>) -> Result<(), CollectiveError> {
+        let mut sums = self.sums.borrow_mut();
+        self.bring::<T>(call, &mut x, true, |x, piece, slot| {
+            let (cols, width) = (piece.cols.len(), T::words(piece.cols.len()));
+            sums.clear();
+            sums.resize(piece.rows.len() * cols, 0.0);
+            for rank in 0..self.place.size {
+                let rows = sums.chunks_exact_mut(cols).zip(piece.rows.clone());
+                let words = self.slot(rank, slot).chunks_exact(width);
+                for ((sum, row), words) in rows.zip(words) {
+                    if rank == self.rank {
+                        T::add_row(sum, part::<T>(x, row, piece));
+                    } else {
+                        T::add_words(sum, words);
+                    }
+                }
+            }
+            for (sum, row) in sums.chunks_exact(cols).zip(piece.rows.clone()) {
+                T::store(sum, part::<T>(x, row, piece));
+            }
+        })
+    }
+
+    fn gather<T: Lane>(
+        &self,
+        call: &Call,
+        own: Mat<'_>,
+        all: &mut MatMut<'_>,
+    ) -> Result<(), CollectiveError> {
+        for (i, piece) in (0..).zip(pieces::<T>(own.rows(), own.cols(), SLOT_WORDS)) {
+            let slot = self.round(call, i, |words| put::<T>(own, &piece, words))?;
+            let width = T::words(piece.cols.len());
+            for rank in 0..self.place.size {
+                let first = (rank * own.cols() + piece.cols.start).min(all.cols());
+                let end = (rank * own.cols() + piece.cols.end).min(all.cols());
+                let words = self.slot(rank, slot).chunks_exact(width);
+                for (row, words) in piece.rows.clone().zip(words) {
+                    let to = &mut all.row_mut::<T>(row)[first..end];
+                    if rank == self.rank {
+                        to.copy_from_slice(&own.row::<T>(row)[piece.cols.clone()][..to.len()]);
+                    } else {
+                        T::take(words, to);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn share<T: Lane>(
+        &self,
+        call: &Call,
+        mut x: MatMut<'_>,
+        from: usize,
+    ) -> Result<(), CollectiveError> {
+        let brings = from == self.rank;
+        self.bring::<T>(call, &mut x, brings, |x, piece, slot| {
+            if !brings {
+                let words = self.slot(from, slot).chunks_exact(T::words(piece.cols.len()));
+                for (row, words) in piece.rows.clone().zip(words) {
+                    T::take(words, part::<T>(x, row, piece));
+                }
+            }
+        })
+    }
+
+    /// Tells the others that nobody needs to wait any more, and whose fault it is.
+    fn give_up(&self, error: &CollectiveError) {
+        let culprit = match error {
+            CollectiveError::Lost { rank } | CollectiveError::Late { rank, .. } => *rank,
+            _ => self.rank,
+        };
+        let abort = &self.words()[self.place.abort()];
+        let _ = abort.compare_exchange(0, culprit as u32 + 1, SeqCst, Relaxed);
+        for rank in 0..self.place.size {
+            Waiting::wake(self.flag(rank, Flag::Posted));
+        }
+    }
+}
+
+impl Collective for SharedGroup {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.place.size
+    }
+
+    fn all_reduce(&self, _: &Stream, x: MatMut<'_>) -> Result<(), CollectiveError> {
+        let dtype = x.dtype();
+        if !is_summed(dtype) {
+            return Err(CollectiveError::Dtype { collective: "all_reduce", dtype });
+        }
+        let what = (dtype, x.rows(), x.cols());
+        self.call(Operation::AllReduce, what, |call| match dtype {
+            DType::BF16 => self.sum::<bf16>(call, x),
+            _ => self.sum::<f32>(call, x),
+        })
+    }
+
+    fn all_gather(
+        &self,
+        _: &Stream,
+        own: Mat<'_>,
+        mut all: MatMut<'_>,
+    ) -> Result<(), CollectiveError> {
+        let dtype = own.dtype();
+        let what = (dtype, own.rows(), own.cols());
+        self.call(Operation::AllGather, what, |call| match dtype {
+            DType::F32 => self.gather::<f32>(call, own, &mut all),
+            DType::BF16 => self.gather::<bf16>(call, own, &mut all),
+            DType::I32 => self.gather::<i32>(call, own, &mut all),
+            dtype => Err(CollectiveError::Dtype { collective: "all_gather", dtype }),
+        })
+    }
+
+    fn broadcast(&self, _: &Stream, x: MatMut<'_>, from: usize) -> Result<(), CollectiveError> {
+        let dtype = x.dtype();
+        let what = (dtype, x.rows(), x.cols());
+        self.call(Operation::Broadcast(from), what, |call| match dtype {
+            DType::F32 => self.share::<f32>(call, x, from),
+            DType::BF16 => self.share::<bf16>(call, x, from),
+            DType::I32 => self.share::<i32>(call, x, from),
+            dtype => Err(CollectiveError::Dtype { collective: "broadcast", dtype }),
+        })
+    }
+
+    fn barrier(&self, _: &Stream) -> Result<(), CollectiveError> {
+        let nothing = (DType::I32, 0, 0);
+        self.call(Operation::Barrier, nothing, |call| self.round(call, 0, |_| {}).map(drop))
+    }
+}
+
+impl Drop for SharedGroup {
+    fn drop(&mut self) {
+        self.flag(self.rank, Flag::Left).store(1, SeqCst);
+        Waiting::wake(self.flag(self.rank, Flag::Posted));
+    }
+}
+
+/// Part of a matrix to words.
+fn put<T: Lane>(x: Mat<'_>, piece: &Piece, words: &[AtomicU32]) {
+    let width = T::words(piece.cols.len());
+    for (row, words) in piece.rows.clone().zip(words.chunks_exact(width)) {
+        T::put(&x.row::<T>(row)[piece.cols.clone()], words);
+    }
+}

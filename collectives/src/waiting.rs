@@ -1,0 +1,128 @@
+//! Waiting for a rank: a moment awake, then asleep, with an eye on whether it still lives.
+//!
+//! Ranks and their threads may outnumber the cores, and then the one that is waited for needs this one.
+
+use crate::layout::{Flag, Place};
+use crate::meeting::GIVEN_UP;
+use crate::{Call, CollectiveError};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::thread::futex;
+use rustix::time::Timespec;
+use std::hint::spin_loop;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Acquire, SeqCst};
+use std::thread::available_parallelism;
+use std::time::{Duration, Instant};
+
+/// Looks before sleeping, where every rank has a core: about 20 µs, what falling asleep and waking up cost.
+const SPINS: u32 = 1_000;
+/// How long a sleeper goes without looking whether the other still lives.
+const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+/// Longest wait in the first round, to which ranks come as they have loaded: the time that a start may take.
+const START: Duration = Duration::from_mins(10);
+/// Longest wait later on. Whoever watches the steps ends the group sooner; this ends it if nobody does.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// How one rank waits.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    spins: u32,
+}
+
+impl Waiting {
+    /// For one of `size` ranks.
+    pub(crate) fn new(size: usize) -> Self {
+        let cores = available_parallelism().map_or(1, usize::from);
+        Self { spins: if cores >= size { SPINS } else { 0 } }
+    }
+
+    /// Returns once rank `peer` has come to `round`.
+    ///
+    /// Errors: it is gone, it does not come, or somebody has given up.
+    pub(crate) fn until(
+        &self,
+        words: &[AtomicU32],
+        place: &Place,
+        peer: usize,
+        round: u32,
+        call: &Call,
+    ) -> Result<(), CollectiveError> {
+        let posted = &words[place.flag(peer, Flag::Posted)];
+        for _ in 0..self.spins {
+            if has_come(posted.load(Acquire), round) {
+                return Ok(());
+            }
+            spin_loop();
+        }
+        let asleep = &words[place.flag(peer, Flag::Asleep)];
+        asleep.fetch_add(1, SeqCst);
+        let result = sleep(words, place, peer, round, call);
+        asleep.fetch_sub(1, SeqCst);
+        result
+    }
+
+    /// Wakes those who wait for the rank that owns this flag.
+    pub(crate) fn wake(posted: &AtomicU32) {
+        // It cannot fail on a word that is mapped.
+        let _ = futex::wake(posted, futex::Flags::empty(), i32::MAX as u32);
+    }
+}
+
+fn sleep(
+    words: &[AtomicU32],
+    place: &Place,
+    peer: usize,
+    round: u32,
+    call: &Call,
+) -> Result<(), CollectiveError> {
+    let posted = &words[place.flag(peer, Flag::Posted)];
+    let since = Instant::now();
+    let patience = if round == 1 { START } else { PATIENCE };
+    loop {
+        let seen = posted.load(SeqCst);
+        if has_come(seen, round) {
+            return Ok(());
+        }
+        match words[place.abort()].load(SeqCst) {
+            0 => {}
+            GIVEN_UP => return Err(CollectiveError::Aborted),
+            rank => return Err(CollectiveError::Lost { rank: rank as usize - 1 }),
+        }
+        if words[place.flag(peer, Flag::Left)].load(SeqCst) != 0 {
+            return Err(CollectiveError::Lost { rank: peer });
+        }
+        if since.elapsed() > patience {
+            let seconds = patience.as_secs();
+            return Err(CollectiveError::Late { rank: peer, call: *call, seconds });
+        }
+        // A word that has changed meanwhile and a signal are no errors: the next look tells.
+        let napped = futex::wait(posted, futex::Flags::empty(), seen, Some(&NAP));
+        let process = words[place.flag(peer, Flag::Process)].load(SeqCst);
+        if napped == Err(Errno::TIMEDOUT)
+            && has_ended(process)
+            && !has_come(posted.load(SeqCst), round)
+        {
+            return Err(CollectiveError::Lost { rank: peer });
+        }
+    }
+}
+
+/// Whether a rank that has come to `posted` rounds has come to this one; both start again at 0 some day.
+fn has_come(posted: u32, round: u32) -> bool {
+    posted.wrapping_sub(round) as i32 >= 0
+}
+
+/// Whether a process is gone, waited for by its parent or not. One that has not joined yet is 0.
+fn has_ended(process: u32) -> bool {
+    let Some(pid) = Pid::from_raw(process as i32) else { return false };
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(process) => {
+            let mut watched = [PollFd::new(&process, PollFlags::IN)];
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            matches!(poll(&mut watched, Some(&now)), Ok(1))
+        }
+        Err(error) => error == Errno::SRCH,
+    }
+}

@@ -1,0 +1,270 @@
+//! Groups over shared memory: the same bits on every rank, in pieces and in any order of calls; and an end for
+//! everybody when a rank is gone, stuck or does something else.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+#![allow(clippy::disallowed_methods, reason = "a variable tells the child where to meet")]
+#![allow(clippy::print_stdout, reason = "times are shown, not judged")]
+
+use collectives::{CALLS, CallState, Collective, CollectiveError, Meeting, Operation, SharedGroup};
+use kernels::{Mat, MatMut, Stream, bf16};
+use proptest::prelude::*;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const S: Stream = Stream(0);
+
+/// Runs `work` as every rank of a group, each in a thread, and returns what each found.
+fn ranks<T: Send>(size: usize, work: impl Fn(SharedGroup) -> T + Sync) -> Vec<T> {
+    let meeting = Meeting::create(&[size]).unwrap();
+    let work = &work;
+    thread::scope(|scope| {
+        let rank = |rank| {
+            let own = Meeting::open(meeting.path(), &[size]).unwrap();
+            scope.spawn(move || work(own.join(0, rank).unwrap()))
+        };
+        let threads: Vec<_> = (0..size).map(rank).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// What rank `rank` brings, of magnitudes whose sum depends on its order.
+fn value(rank: usize, i: usize) -> f32 {
+    let bits = (rank * 7919 + i * 104_729 + 12_345) % 1000;
+    (bits as f32 - 500.0) * 10f32.powi((i + rank) as i32 % 7 - 3)
+}
+
+fn values(rank: usize, count: usize) -> Vec<f32> {
+    (0..count).map(|i| value(rank, i)).collect()
+}
+
+/// The sum of all ranks in their order.
+fn sums(size: usize, count: usize) -> Vec<f32> {
+    (0..count).map(|i| (0..size).fold(0.0, |sum, rank| sum + value(rank, i))).collect()
+}
+
+fn reduce(group: &SharedGroup, rows: usize, cols: usize) -> Result<Vec<f32>, CollectiveError> {
+    let mut x = values(group.rank(), rows * cols);
+    group.all_reduce(&S, MatMut::of(&mut x, rows, cols).unwrap())?;
+    Ok(x)
+}
+
+fn reduce_bf16(group: &SharedGroup, rows: usize, cols: usize) -> Vec<bf16> {
+    let mut x: Vec<bf16> =
+        values(group.rank(), rows * cols).into_iter().map(bf16::from_f32).collect();
+    group.all_reduce(&S, MatMut::of(&mut x, rows, cols).unwrap()).unwrap();
+    x
+}
+
+/// The first `total` columns of all ranks side by side.
+fn gather(group: &SharedGroup, rows: usize, cols: usize, total: usize) -> Vec<f32> {
+    let own = values(group.rank(), rows * cols);
+    let mut all = vec![f32::NAN; rows * total];
+    let (own, to) = (Mat::of(&own, rows, cols), MatMut::of(&mut all, rows, total));
+    group.all_gather(&S, own.unwrap(), to.unwrap()).unwrap();
+    all
+}
+
+fn gathered(rows: usize, cols: usize, total: usize) -> Vec<f32> {
+    let at = |r: usize, c: usize| value(c / cols, r * cols + c % cols);
+    (0..rows).flat_map(|r| (0..total).map(move |c| at(r, c))).collect()
+}
+
+fn share(group: &SharedGroup, rows: usize, cols: usize, from: usize) -> Vec<i32> {
+    let mine = |i: usize| (group.rank() * 1_000_000 + i) as i32;
+    let mut x: Vec<i32> = (0..rows * cols).map(mine).collect();
+    group.broadcast(&S, MatMut::of(&mut x, rows, cols).unwrap(), from).unwrap();
+    x
+}
+
+/// Runs all collectives on matrices of one shape and compares them with what they should give.
+fn check_all(group: &SharedGroup, rows: usize, cols: usize) {
+    let (size, count) = (group.size(), rows * cols);
+    assert_eq!(reduce(group, rows, cols).unwrap(), sums(size, count), "{rows} x {cols}");
+    let halves = |rank| values(rank, count).into_iter().map(|x| bf16::from_f32(x).to_f32());
+    let mut expected = vec![0.0; count];
+    for rank in 0..size {
+        expected.iter_mut().zip(halves(rank)).for_each(|(sum, x): (&mut f32, f32)| *sum += x);
+    }
+    let expected: Vec<bf16> = expected.into_iter().map(bf16::from_f32).collect();
+    assert_eq!(reduce_bf16(group, rows, cols), expected, "{rows} x {cols} bf16");
+    // Up to a row of padding.
+    for total in [size * cols, (size - 1) * cols + 1] {
+        assert_eq!(gather(group, rows, cols, total), gathered(rows, cols, total));
+    }
+    for from in 0..size {
+        let expected: Vec<i32> = (0..count).map(|i| (from * 1_000_000 + i) as i32).collect();
+        assert_eq!(share(group, rows, cols, from), expected);
+    }
+    group.barrier(&S).unwrap();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn all_ranks_hold_the_same_bits(
+        size in 1usize..5,
+        shapes in prop::collection::vec((1usize..9, 1usize..70), 1..6),
+    ) {
+        ranks(size, |group| {
+            for &(rows, cols) in &shapes {
+                check_all(&group, rows, cols);
+            }
+        });
+    }
+}
+
+#[test]
+fn what_exceeds_a_slot_goes_in_pieces() {
+    // A slot holds 65,536 words: rows of more than that, many rows, and none at all.
+    for (rows, cols) in [(2, 70_001), (300, 1_000), (1, 65_536), (0, 8)] {
+        ranks(2, |group| {
+            let sum = reduce(&group, rows, cols).unwrap();
+            assert!(sum == sums(2, rows * cols), "{rows} x {cols}");
+            assert_eq!(reduce_bf16(&group, rows, cols).len(), rows * cols);
+            let all = gather(&group, rows, cols, 2 * cols - 3);
+            assert!(all == gathered(rows, cols, 2 * cols - 3), "{rows} x {cols}");
+        });
+    }
+}
+
+#[test]
+fn no_wake_up_is_lost_where_ranks_outnumber_cores() {
+    const ROUNDS: usize = 3_000;
+    let size = 2 * thread::available_parallelism().unwrap().get();
+    ranks(size, |group| {
+        for round in 0..ROUNDS {
+            let mut x = [(round * (group.rank() + 1)) as f32];
+            group.all_reduce(&S, MatMut::of(&mut x, 1, 1).unwrap()).unwrap();
+            assert_eq!(x[0], (round * size * (size + 1) / 2) as f32);
+        }
+    });
+}
+
+#[test]
+fn ranks_that_do_different_things_are_told_so() {
+    let found = ranks(2, |group| {
+        reduce(&group, 2, 3).unwrap();
+        if group.rank() == 0 { reduce(&group, 4, 5).map(drop) } else { group.barrier(&S) }
+    });
+    let error = found[0].as_ref().unwrap_err().to_string();
+    assert_eq!(error, "rank 1 calls #2 barrier, this one #2 all_reduce of 4 x 5 F32");
+    assert!(matches!(found[1], Err(CollectiveError::Mismatch { rank: 0, .. })), "{found:?}");
+    let found = ranks(3, |group| reduce(&group, 1, 4 + group.rank() / 2).map(drop));
+    assert!(matches!(found[2], Err(CollectiveError::Mismatch { rank: 0, .. })), "{found:?}");
+    assert!(found.iter().all(Result::is_err), "{found:?}");
+}
+
+#[test]
+fn a_rank_that_leaves_ends_the_group() {
+    let found = ranks(3, |group| {
+        for round in 0..100 {
+            if group.rank() == 1 && round == 50 {
+                return Ok(());
+            }
+            reduce(&group, 1, 100)?;
+        }
+        Ok(())
+    });
+    for rank in [0, 2] {
+        assert_eq!(found[rank], Err(CollectiveError::Lost { rank: 1 }));
+    }
+}
+
+#[test]
+fn a_killed_process_is_noticed() {
+    let meeting = Meeting::create(&[2]).unwrap();
+    let group = meeting.join(0, 0).unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "the_child_of_another_test", "--ignored", "--nocapture"])
+        .env("HADRON_TEST_MEETING", meeting.path())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    for _ in 0..200 {
+        assert_eq!(reduce(&group, 3, 5).unwrap(), sums(2, 15));
+    }
+    let (killed, at) = channel();
+    thread::scope(|scope| {
+        // Nobody waits for the child before the group has noticed: it stays behind as a zombie.
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(20));
+            child.kill().unwrap();
+            killed.send(Instant::now()).unwrap();
+        });
+        let error = loop {
+            if let Err(error) = reduce(&group, 3, 5) {
+                break error;
+            }
+        };
+        let noticed = Instant::now();
+        assert_eq!(error, CollectiveError::Lost { rank: 1 });
+        println!("noticed {:?} after the kill", noticed.duration_since(at.recv().unwrap()));
+    });
+    child.wait().unwrap();
+}
+
+/// Sums until it is killed.
+#[test]
+#[ignore = "a process of a_killed_process_is_noticed"]
+fn the_child_of_another_test() {
+    let Some(path) = std::env::var_os("HADRON_TEST_MEETING") else { return };
+    let group = Meeting::open(path.as_ref(), &[2]).unwrap().join(0, 1).unwrap();
+    while reduce(&group, 3, 5).is_ok() {}
+}
+
+#[test]
+fn a_group_that_is_given_up_keeps_nobody_waiting() {
+    let meeting = Meeting::create(&[2, 2]).unwrap();
+    let (first, second) = (meeting.join(0, 0).unwrap(), meeting.join(1, 1).unwrap());
+    thread::scope(|scope| {
+        let waiting = scope.spawn(move || first.barrier(&S));
+        while meeting.calls(0, 0).is_empty() {
+            thread::yield_now();
+        }
+        meeting.abort();
+        assert_eq!(waiting.join().unwrap(), Err(CollectiveError::Aborted));
+        assert_eq!(second.barrier(&S), Err(CollectiveError::Aborted));
+    });
+    assert_eq!(meeting.calls(0, 0)[0].state, CallState::Failed);
+}
+
+#[test]
+fn the_last_calls_can_be_read_from_outside() {
+    let meeting = Meeting::create(&[2]).unwrap();
+    let groups = [0, 1].map(|rank| meeting.join(0, rank).unwrap());
+    assert!(meeting.calls(0, 0).is_empty());
+    thread::scope(|scope| {
+        for group in &mut groups.map(Some) {
+            let group = group.take().unwrap();
+            scope.spawn(move || {
+                for _ in 0..CALLS + 5 {
+                    group.barrier(&S).unwrap();
+                }
+                if group.rank() == 0 {
+                    assert!(reduce(&group, 2, 3).is_err());
+                }
+            });
+        }
+    });
+    let calls = meeting.calls(0, 0);
+    assert_eq!((calls.len(), calls[0].sequence), (CALLS, 7));
+    let last = calls.last().unwrap();
+    let what = (last.sequence as usize, last.operation, last.rows, last.cols, last.state);
+    assert_eq!(what, (CALLS + 6, Operation::AllReduce, 2, 3, CallState::Failed));
+    assert_eq!(meeting.calls(0, 1).last().unwrap().state, CallState::Done);
+}
+
+#[test]
+fn places_and_files_are_checked() {
+    let meeting = Meeting::create(&[2]).unwrap();
+    let _rank = meeting.join(0, 1).unwrap();
+    assert_eq!(meeting.join(0, 1).unwrap_err(), CollectiveError::Taken { rank: 1 });
+    let other = Meeting::open(meeting.path(), &[3]).unwrap_err().to_string();
+    assert!(other.contains("bytes are needed"), "{other}");
+    let fewer = Meeting::open(meeting.path(), &[1]).unwrap_err().to_string();
+    assert!(fewer.contains("not the meeting of groups of [1] ranks"), "{fewer}");
+    let nowhere = Meeting::open("/nowhere".as_ref(), &[2]).unwrap_err();
+    assert!(matches!(nowhere, CollectiveError::Memory { .. }), "{nowhere}");
+}

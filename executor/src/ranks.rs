@@ -1,0 +1,200 @@
+//! Where an executor stands among the ranks of its world, and how they meet.
+
+use crate::ExecutorError;
+use collectives::{Call, CollectiveError, Group};
+use models::sharding::{Part, Ranks};
+use models::{Config, check_split};
+use protocol::{Device, Parallel, Rank, Settings};
+use std::fmt;
+use std::path::Path;
+
+/// A world that cannot be served.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum WorldError {
+    /// No ranks at all, or one that is not among them.
+    #[error("rank {rank} is none of {tp_size} x {dp_size} ranks")]
+    Rank {
+        /// The rank.
+        rank: u16,
+        /// Ranks that share every layer.
+        tp_size: u16,
+        /// Replicas.
+        dp_size: u16,
+    },
+    /// Nothing to spread.
+    #[error("expert parallelism was asked for, but the model has no experts")]
+    NoExperts,
+    /// Replicas that would have to step together.
+    #[error(
+        "experts spread over {dp_size} data-parallel replicas are not supported; with 1 replica they are spread \
+         over its tensor-parallel ranks"
+    )]
+    SpreadOverReplicas {
+        /// Replicas.
+        dp_size: u16,
+    },
+    /// Ranks that cannot reach each other.
+    #[error("{tp_size} tensor-parallel ranks on {device:?} are not supported; on the CPU they are")]
+    Device {
+        /// What they compute on.
+        device: Device,
+        /// Ranks that share every layer.
+        tp_size: u16,
+    },
+    /// Nobody said where the ranks meet.
+    #[error("{tp_size} tensor-parallel ranks need shared memory to meet in")]
+    NoMeeting {
+        /// Ranks that share every layer.
+        tp_size: u16,
+    },
+}
+
+/// Checks that a model can be served by such a world, before anything is loaded.
+///
+/// Errors: what is in the way, with the numbers and the nearest ones that work.
+pub fn check_world(
+    parallel: Parallel,
+    device: Device,
+    model: &Config,
+) -> Result<(), ExecutorError> {
+    let Parallel { tp_size, dp_size, experts } = parallel;
+    let refused = |error: WorldError| Err(error.into());
+    if tp_size == 0 || dp_size == 0 {
+        return refused(WorldError::Rank { rank: 0, tp_size, dp_size });
+    }
+    if tp_size > 1 && device != Device::Cpu {
+        return refused(WorldError::Device { device, tp_size });
+    }
+    if experts && model.moe.is_none() {
+        return refused(WorldError::NoExperts);
+    }
+    if experts && dp_size > 1 {
+        return refused(WorldError::SpreadOverReplicas { dp_size });
+    }
+    Ok(check_split(model, &ranks(parallel, Rank(0))?)?)
+}
+
+/// The part of the model that a rank holds.
+pub(crate) fn ranks(parallel: Parallel, rank: Rank) -> Result<Ranks, WorldError> {
+    let Parallel { tp_size, dp_size, experts } = parallel;
+    if rank.0 >= parallel.world_size() {
+        return Err(WorldError::Rank { rank: rank.0, tp_size, dp_size });
+    }
+    let tp = Part { rank: usize::from(rank.0 % tp_size), size: usize::from(tp_size) };
+    let world = Part { rank: usize::from(rank.0), size: usize::from(parallel.world_size()) };
+    Ok(Ranks { tp, ep: if experts { world } else { Part::ALONE } })
+}
+
+/// Whether this rank's answers are those of its replica; the others only say that they are done.
+pub(crate) fn answers(settings: &Settings) -> bool {
+    settings.rank.0.is_multiple_of(settings.parallel.tp_size.max(1))
+}
+
+/// The groups of a rank: those who share its layers, and those who share its experts.
+pub(crate) fn groups(settings: &Settings) -> Result<[Group; 2], ExecutorError> {
+    let (parallel, rank) = (settings.parallel, settings.rank);
+    let Ranks { tp, ep } = ranks(parallel, rank)?;
+    if tp.size == 1 && ep.size == 1 {
+        return Ok([Group::single(), Group::single()]);
+    }
+    let no_meeting = WorldError::NoMeeting { tp_size: parallel.tp_size };
+    let path = settings.meeting.as_deref().ok_or(no_meeting)?;
+    let meeting = collectives::Meeting::open(path, &sizes(parallel))?;
+    let join = |group: usize, part: Part| -> Result<Group, CollectiveError> {
+        match part.size {
+            1 => Ok(Group::single()),
+            _ => Ok(Group::new(Box::new(meeting.join(group, part.rank)?))),
+        }
+    };
+    let (replica, experts) = (usize::from(rank.0 / parallel.tp_size), parallel.dp_size.into());
+    Ok([join(replica, tp)?, join(experts, ep)?])
+}
+
+/// Sizes of the groups of a world: those of the replicas, then the one that shares the experts.
+fn sizes(parallel: Parallel) -> Vec<usize> {
+    let mut sizes = vec![usize::from(parallel.tp_size); parallel.dp_size.into()];
+    sizes.extend(parallel.experts.then_some(usize::from(parallel.world_size())));
+    sizes
+}
+
+/// The memory in which the ranks of a world meet, as whoever starts them holds it. Each generation of ranks needs a
+/// new one.
+#[derive(Debug)]
+pub struct Meeting {
+    memory: collectives::Meeting,
+    parallel: Parallel,
+}
+
+impl Meeting {
+    /// Memory in which nobody has come yet.
+    pub fn new(parallel: Parallel) -> Result<Self, CollectiveError> {
+        Ok(Self { memory: collectives::Meeting::create(&sizes(parallel))?, parallel })
+    }
+
+    /// What `Settings::meeting` of the ranks is: good for processes of this host, for as long as this value lives.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.memory.path()
+    }
+
+    /// Makes every rank that waits for others fail.
+    pub fn abort(&self) {
+        self.memory.abort();
+    }
+
+    /// The last collectives of every rank, whatever state it is in: who is behind shows in their numbers.
+    #[must_use]
+    pub fn calls(&self) -> Vec<RankCalls> {
+        let tp_size = usize::from(self.parallel.tp_size);
+        let rank = |axis, group, rank, of_world| RankCalls {
+            axis,
+            rank: Rank(of_world as u16),
+            calls: self.memory.calls(group, rank),
+        };
+        let world = usize::from(self.parallel.world_size());
+        let tp = (0..world).map(|r| rank("tp", r / tp_size, r % tp_size, r));
+        let experts = usize::from(self.parallel.dp_size);
+        let ep = (0..world).filter(|_| self.parallel.experts).map(|r| rank("ep", experts, r, r));
+        tp.chain(ep).collect()
+    }
+}
+
+/// What a rank last did in a group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RankCalls {
+    /// `tp` or `ep`.
+    pub axis: &'static str,
+    /// The rank, in the world.
+    pub rank: Rank,
+    /// Its calls, oldest first.
+    pub calls: Vec<Call>,
+}
+
+impl fmt::Display for RankCalls {
+    /// The newest of them, for a line of a log.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} rank {}: ", self.axis, self.rank.0)?;
+        match self.calls.last() {
+            Some(call) => write!(f, "{call}, {:?}", call.state),
+            None => write!(f, "nothing yet"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_of_a_replica_come_one_after_the_other() {
+        let parallel = Parallel { tp_size: 2, dp_size: 3, experts: false };
+        let place = |rank| ranks(parallel, Rank(rank)).unwrap();
+        assert_eq!(place(3).tp, Part { rank: 1, size: 2 });
+        assert_eq!(place(4).tp, Part { rank: 0, size: 2 });
+        assert_eq!(place(4).ep, Part::ALONE);
+        let error = ranks(parallel, Rank(6)).unwrap_err().to_string();
+        assert_eq!(error, "rank 6 is none of 2 x 3 ranks");
+        assert_eq!(sizes(parallel), [2, 2, 2]);
+        assert_eq!(sizes(Parallel { dp_size: 1, experts: true, ..parallel }), [2, 2]);
+    }
+}
