@@ -137,7 +137,7 @@ fn start_ranks(size: u16) -> (Meeting, Vec<(Peer, JoinHandle<()>)>) {
 #[test]
 fn one_rank_answers_and_the_others_say_that_they_are_done() {
     let (meeting, mut ranks) = start_ranks(2);
-    for (peer, _) in &ranks {
+    for (peer, _) in &mut ranks {
         peer.send(batch(5, 1, 2)).unwrap();
     }
     let first = next(&mut ranks[0].0);
@@ -146,7 +146,7 @@ fn one_rank_answers_and_the_others_say_that_they_are_done() {
     let FromExecutor::StepDone { step: StepId(5), ns: 1.. } = second else { panic!("{second:?}") };
     let calls: Vec<_> = meeting.calls().iter().map(|rank| rank.calls.len()).collect();
     assert!(calls[0] > 0 && calls[0] == calls[1], "{calls:?}");
-    for (peer, thread) in ranks {
+    for (mut peer, thread) in ranks {
         peer.send(ToExecutor::Shutdown).unwrap();
         thread.join().unwrap();
     }

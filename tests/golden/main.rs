@@ -14,7 +14,7 @@ mod replay;
 use fixture::Fixture;
 use models::{Config, check_split};
 use ops::DType;
-use replay::{Place, Replay, Row, chunks, closeness, difference, in_a_world, top};
+use replay::{Closeness, Place, Replay, Row, chunks, closeness, difference, in_a_world, top};
 
 /// CPU f32 against HF f32: sums in another order.
 const LOGIT_TOLERANCE: f32 = 2e-4;
@@ -190,7 +190,12 @@ fn bf16_is_close_and_as_invariant(place: &Place, fixture: &Fixture) {
     let row = Row::new(&mut replay, &fixture.tokens);
     let chunked = chunks(&mut replay, &row, 7);
     assert!(chunked == expected || few_rows_differ(DType::BF16), "chunks of 7");
-    let found = closeness(&expected, &fixture.logits);
+    let found = if place.is_shared() && !fixture.routes.is_empty() {
+        let routes = replay.watched(&whole).routes;
+        closeness_where_routes_agree(fixture, &expected, &routes)
+    } else {
+        closeness(&expected, &fixture.logits)
+    };
     println!("{found:?}");
     // The CPU multiplies fp8 weights out; a GPU quantises the inputs of many rows.
     let quantised = fixture.fp8_gate_scale.filter(|_| replay::on_a_gpu());
@@ -200,9 +205,33 @@ fn bf16_is_close_and_as_invariant(place: &Place, fixture: &Fixture) {
     assert!(close, "{found:?} against {gate:?}");
 }
 
+/// Ranks round their parts of a sum to bf16 before they add them, which tips other near ties of the router than one
+/// rank does: compares where the same experts are chosen as in f32.
+fn closeness_where_routes_agree(
+    fixture: &Fixture,
+    logits: &[Vec<f32>],
+    routes: &[Vec<Vec<i32>>],
+) -> Closeness {
+    let agree =
+        |t: &usize| routes.iter().zip(&fixture.routes).all(|(ours, f32)| ours[*t] == f32[*t]);
+    let kept: Vec<usize> = (0..logits.len()).filter(agree).collect();
+    println!("the same experts at {} of {} positions", kept.len(), logits.len());
+    assert!(kept.len() * 4 >= logits.len() * 3, "{} positions of {}", kept.len(), logits.len());
+    let rows =
+        |all: &[Vec<f32>]| -> Vec<Vec<f32>> { kept.iter().map(|&t| all[t].clone()).collect() };
+    closeness(&rows(logits), &rows(&fixture.logits))
+}
+
 /// Ranks that cannot share a fixture's model: how many, with experts split like all weights or spread.
 const REFUSED: &[(&str, usize, bool)] = &[
     ("llama-d128-gqa1", 4, false), // 2 query heads.
+    // MLPs of 320 and 160 channels, of which 128 share a scale; and 256 channels of heads are two blocks.
+    ("qwen3-fp8-blocks", 2, false),
+    ("qwen3-fp8-blocks", 4, false),
+    ("qwen3_moe-fp8-blocks", 2, false),
+    ("qwen3_moe-fp8-blocks", 4, false),
+    ("qwen3_moe-fp8-blocks", 2, true), // Layer 1 is dense.
+    ("qwen3_moe-fp8-blocks", 4, true),
 ];
 
 /// Two and four ranks: KV heads split or held twice, experts in parts or spread.
@@ -237,7 +266,8 @@ fn a_cache_in_fp8_is_close_and_as_invariant() {
     for name in ["llama-untied", "qwen3-d128-gqa4", "qwen3-fp8-blocks", "qwen3-fp8-channels"] {
         let fixture = Fixture::read(name);
         for dtype in [DType::F32, DType::BF16] {
-            let mut replay = Replay::with_fp8_cache(&Place::alone(), &fixture, dtype);
+            let place = Place::alone();
+            let mut replay = Replay::with_fp8_cache(&place, &fixture, dtype);
             let whole = Row::new(&mut replay, &fixture.tokens);
             let expected = replay.run(&[&whole]);
             let row = Row::new(&mut replay, &fixture.tokens);
@@ -277,7 +307,8 @@ fn unusual_sizes_run_and_stay_invariant() {
         });
         let tokens: Vec<i32> = (0..40).map(|i| i * 7 % vocab).collect();
         for dtype in [DType::F32, DType::BF16] {
-            let mut replay = Replay::of(&Place::alone(), &config.to_string(), 3, dtype);
+            let place = Place::alone();
+            let mut replay = Replay::of(&place, &config.to_string(), 3, dtype);
             let whole = Row::new(&mut replay, &tokens);
             let expected = replay.run(&[&whole]);
             assert!(expected.iter().flatten().all(|x| x.is_finite()), "{config} {dtype:?}");

@@ -70,6 +70,11 @@ impl Place {
         Ranks { tp: part, ep: if spread { part } else { Part::ALONE } }
     }
 
+    /// Whether there are others.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.ranks.tp.size > 1
+    }
+
     /// Takes note of logits.
     fn see(&self, logits: &[Vec<f32>]) {
         let mut hasher = DefaultHasher::new();

@@ -208,7 +208,7 @@ fn ranks_share_the_bytes_of_a_cache() {
 #[test]
 fn worlds_that_cannot_be_are_refused_with_the_numbers() {
     let refused = |config: ExecutorConfig| {
-        Executor::load(config, &mut |_| {}).err().expect("a refusal").to_string()
+        Executor::load(config, &mut |_| {}).expect_err("a refusal").to_string()
     };
     let with = |parallel| {
         let mut config = config(Dtype::Float32, 1);

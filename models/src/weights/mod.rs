@@ -78,7 +78,9 @@ impl<'a> Weights<'a> {
         let mut bytes_total = 0;
         for spec in tensors(config) {
             let slice = split(&spec, config, &ranks)?;
-            bytes_total += source.bytes(&spec, &slice);
+            if !is_foreign(&spec, config, &ranks) {
+                bytes_total += source.bytes(&spec, &slice);
+            }
             left.insert(spec.name.clone(), spec);
         }
         let (left, progress) = (RefCell::new(left), RefCell::new(progress));
@@ -284,6 +286,16 @@ pub fn check_split(config: &Config, ranks: &Ranks) -> Result<(), LoadError> {
     let others = (1..=config.heads).filter(|&size| size != asked && refused(&of(size)).is_none());
     let nearest = others.min_by_key(|size| size.abs_diff(asked)).unwrap_or(1);
     Err(LoadError::Split { tensor, error: Indivisible { nearest, ..error } })
+}
+
+/// Whether it belongs to an expert that another rank holds.
+fn is_foreign(spec: &TensorSpec, config: &Config, ranks: &Ranks) -> bool {
+    let Some((moe, (_, name))) = config.moe.as_ref().zip(spec.name.split_once(".experts.")) else {
+        return false;
+    };
+    let expert = name.split_once('.').and_then(|(expert, _)| expert.parse().ok());
+    let own = ranks.experts(moe.experts);
+    own.is_ok_and(|own| expert.is_some_and(|expert: usize| !own.contains(&expert)))
 }
 
 fn split(spec: &TensorSpec, config: &Config, ranks: &Ranks) -> Result<Slice, LoadError> {

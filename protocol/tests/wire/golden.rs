@@ -62,7 +62,7 @@ fn a_batch() {
     check(
         &ToExecutor::Batch(batch),
         &expect![[r#"
-            4844524e0300030002000000000000009c0000008ab8a436
+            4844524e0400030002000000000000009c0000000b6fae67
             95070281a54561676572910200929ccd012c0104100100c3c281a6546f6b656e
             73c4045b50020091930001c4080900000070110100c0949eca0000000000ca3f
             800000ca00000000ca3f800000ca00000000ca000000000090c4080500000000
@@ -83,8 +83,8 @@ fn masks() {
     check(
         &ToExecutor::Mask(mask),
         &expect![[r#"
-        4844524e030006000200000000000000150000004366e77d
-        9207929300c4080100008002000000c29303c400c3"#]],
+            4844524e04000600020000000000000015000000cfdf058a
+            9207929300c4080100008002000000c29303c400c3"#]],
     );
 }
 
@@ -93,16 +93,16 @@ fn short_orders() {
     check(
         &ToExecutor::SizeKv { blocks: 65_536 },
         &expect![[r#"
-            4844524e03000200020000000000000006000000a4fe883f
+            4844524e0400020002000000000000000600000059010dae
             91ce00010000"#]],
     );
     check(
         &ToExecutor::Profile { on: true },
         &expect![[r#"
-            4844524e0300050002000000000000000200000019f7c4c8
+            4844524e04000500020000000000000002000000c8f9dbe4
             91c3"#]],
     );
-    check(&ToExecutor::Shutdown, &expect!["4844524e030004000200000000000000000000008b847656"]);
+    check(&ToExecutor::Shutdown, &expect!["4844524e0400040002000000000000000000000093488a83"]);
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn a_step_output() {
     check(
         &FromExecutor::StepOutput(output),
         &expect![[r#"
-            4844524e030015000200000000000000440000006aab4115
+            4844524e04001500020000000000000044000000a3ac8d40
             9407029295c4040300000000c0919403cabf00000001c41003000000000000bf
             040000000000c0bf9095c40000a9416c6c4d61736b656490909401ce000f4240
             cd01f4c3"#]],
@@ -141,14 +141,14 @@ fn the_start() {
     check(
         &FromExecutor::Hello(hello),
         &expect![[r#"
-            4844524e03001100020000000000000017000000c38cb769
+            4844524e04001100020000000000000017000000b98a4d8b
             96010002a3637075a5302e312e30cfffffffffffffffff"#]],
     );
     let progress = FromExecutor::Progress { phase: Phase::Load, done: 1, total: 1 << 33 };
     check(
         &progress,
         &expect![[r#"
-            4844524e030012000200000000000000100000007f76ad44
+            4844524e040012000200000000000000100000000e44ddf4
             93a44c6f616401cf0000000200000000"#]],
     );
     let group = KvGroup { layers: vec![0, 1], kind: KvKind::Full, bytes_per_block: 8_192 };
@@ -157,24 +157,26 @@ fn the_start() {
     check(
         &FromExecutor::Memory(memory),
         &expect![[r#"
-            4844524e030013000200000000000000180000009cbd1a04
+            4844524e04001300020000000000000018000000af3b821e
             9392109193920001a446756c6ccd2000cd01f492cd012c0c"#]],
     );
     let fault = FromExecutor::Fault { step: Some(StepId(7)), text: "gone".to_owned() };
     check(
         &fault,
         &expect![[r#"
-            4844524e03001600020000000000000007000000e65b2a06
+            4844524e04001600020000000000000007000000bffdfd4a
             9207a4676f6e65"#]],
     );
     let profiled = Profiled::Started("/t/rank0-1.json".to_owned());
     check(
         &FromExecutor::Profiled(profiled),
         &expect![[r#"
-            4844524e0300180002000000000000001900000073423364
+            4844524e04001800020000000000000019000000b0609a47
             81a753746172746564af2f742f72616e6b302d312e6a736f6e"#]],
     );
     let done = FromExecutor::StepDone { step: StepId(7), ns: 1_000_000 };
-    check(&done, &expect![[""]]);
-    check(&FromExecutor::Beat, &expect!["4844524e03001700020000000000000000000000148257f8"]);
+    check(&done, &expect![[r#"
+        4844524e04001900020000000000000007000000ab3bde62
+        9207ce000f4240"#]]);
+    check(&FromExecutor::Beat, &expect!["4844524e040017000200000000000000000000000c4eab2d"]);
 }
