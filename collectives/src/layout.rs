@@ -112,7 +112,8 @@ mod tests {
     #[test]
     fn nothing_overlaps_and_nothing_is_outside() {
         let places = places(&[2, 1, 3]);
-        let mut used = vec![0..HEAD_WORDS];
+        let head = 0..HEAD_WORDS;
+        let mut used: Vec<Range<usize>> = std::iter::once(head).collect();
         for place in &places {
             used.push(place.abort()..place.abort() + 1);
             for rank in 0..place.size {
