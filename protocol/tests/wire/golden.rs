@@ -175,8 +175,11 @@ fn the_start() {
             81a753746172746564af2f742f72616e6b302d312e6a736f6e"#]],
     );
     let done = FromExecutor::StepDone { step: StepId(7), ns: 1_000_000 };
-    check(&done, &expect![[r#"
+    check(
+        &done,
+        &expect![[r#"
         4844524e04001900020000000000000007000000ab3bde62
-        9207ce000f4240"#]]);
+        9207ce000f4240"#]],
+    );
     check(&FromExecutor::Beat, &expect!["4844524e040017000200000000000000000000000c4eab2d"]);
 }
