@@ -20,7 +20,7 @@ use crate::grammar::Guide;
 use crate::metrics::{Loss, Metrics, RequestTimes};
 use dashmap::DashMap;
 use mailbox::Mailbox;
-use protocol::{Epoch, Profiled, Ready, RequestId, ToExecutor};
+use protocol::{Epoch, Profiled, Ready, Replica, RequestId, StepId, ToExecutor};
 use scheduler::{
     AbortCause, ErrorCode, Event, Finish, PromptHasher, StepStats, Submit, TokenEvent,
 };
@@ -28,7 +28,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
+
+/// Which executor says something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sender {
+    /// Its replica.
+    pub replica: Replica,
+    /// Its generation; what one of another generation than the engine's says is old news.
+    pub epoch: Epoch,
+    /// Its place among the ranks of the replica.
+    pub rank: u16,
+}
 
 /// What reaches the engine's thread.
 #[derive(Debug)]
@@ -42,31 +54,35 @@ pub enum Signal {
         /// What limits its tokens.
         guide: Guide,
     },
-    /// The executor of this generation failed or is gone, and why.
+    /// An executor failed or is gone, and why.
     Lost {
-        /// Its generation; another one than the engine's is old news.
-        epoch: Epoch,
+        /// Which.
+        sender: Sender,
         /// What kind of loss it is.
         loss: Loss,
         /// What happened.
         cause: String,
     },
-    /// An executor of the engine's generation is ready, with an empty cache.
+    /// The executors of a replica are ready, of the engine's generation and with an empty cache.
     Back {
-        /// Road to it.
+        /// Whose.
+        replica: Replica,
+        /// Road to them.
         executor: SyncSender<ToExecutor>,
-        /// What it brought up.
+        /// What they brought up.
         ready: Ready,
     },
-    /// Record steps in a new trace, or no more.
+    /// Record steps in new traces, or no more.
     Profile {
         /// Whether to record.
         on: bool,
-        /// Who waits for the answer; dropped if there is none.
-        reply: oneshot::Sender<Profiled>,
+        /// Where every executor's answer goes; closed once there will be no more.
+        replies: UnboundedSender<Profiled>,
     },
-    /// The answer of this generation's executor to that.
-    Profiled(Epoch, Profiled),
+    /// An executor's answer to that.
+    Profiled(Sender, Profiled),
+    /// A rank has done a step that another one answers.
+    StepDone(Sender, StepId),
     /// List the blocks that prefix hits may find.
     Resident {
         /// Who waits for the list, one entry per replica.
@@ -79,8 +95,8 @@ pub enum Signal {
         /// Who waits to hear whether it was done.
         reply: oneshot::Sender<bool>,
     },
-    /// The executor gave a sign of life.
-    Beat,
+    /// An executor gave a sign of life.
+    Beat(Sender),
     /// There will be no executor any more, and why.
     GiveUp(String),
     /// Stop the loop.
@@ -252,11 +268,11 @@ impl EngineClient {
         true
     }
 
-    /// Has steps recorded in a new trace, or no more. The answer is an error if the executor was lost.
-    pub fn profile(&self, on: bool) -> oneshot::Receiver<Profiled> {
-        let (reply, answer) = oneshot::channel();
-        self.shared.inbox.push(Signal::Profile { on, reply });
-        answer
+    /// Has steps recorded in new traces, or no more. Each executor that is there answers.
+    pub fn profile(&self, on: bool) -> UnboundedReceiver<Profiled> {
+        let (replies, answers) = unbounded_channel();
+        self.shared.inbox.push(Signal::Profile { on, replies });
+        answers
     }
 
     /// Has every cached prefix forgotten. The answer is whether it was done: requests that hold blocks

@@ -27,6 +27,7 @@ pub use collectives::{Call, CallState, CollectiveError};
 pub use config::{Dtype, ExecutorConfig, GPU_LOGPROBS_MAX, KvDtype, KvSize, source};
 pub use error::{BatchError, ExecutorError, MaskError};
 pub use executor::{Executor, Progress, Submitted, Trace};
+pub use kernels::cpu::physical_cores;
 pub use masks::{Masks, NoMasks};
 pub use ranks::{Meeting, RankCalls, WorldError, check_world};
 pub use run::run;

@@ -92,7 +92,8 @@ fn admit(state: &mut State, kv: &KvCache, plan: &Plan, now_ms: u64) {
         if cold.asked.first_run.is_none() {
             let queued_ms = now_ms.saturating_sub(cold.asked.submitted_ms) as u32;
             let cached_tokens = cached.min(cold.prompt_len);
-            cold.asked.first_run = Some(FirstRun { cached_tokens, queued_ms });
+            cold.asked.first_run =
+                Some(FirstRun { replica: state.replica, cached_tokens, queued_ms });
             state.totals.prompt_tokens += u64::from(cold.prompt_len);
             state.totals.prompt_tokens_cached += u64::from(cached_tokens);
         }

@@ -28,10 +28,10 @@ pub(crate) struct Domain {
 }
 
 impl Domain {
-    pub(crate) fn new(config: &EngineConfig) -> Result<Self, EngineError> {
+    pub(crate) fn new(replica: Replica, config: &EngineConfig) -> Result<Self, EngineError> {
         let seats = config.limits.seats();
         Ok(Self {
-            state: State::new(seats, config.kv.hasher(), config.planted),
+            state: State::new(replica, seats, config.kv.hasher(), config.planted),
             kv: KvCache::new(&config.kv)?,
             epoch: Epoch(1),
             lost_at_ms: None,

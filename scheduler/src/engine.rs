@@ -48,7 +48,7 @@ impl Engine {
             tracing::warn!(asked, seats, tokens, "fewer seats: decodes must not fill a step");
         }
         config.limits.requests_running = seats;
-        let domains = (0..config.replicas).map(|_| Domain::new(&config));
+        let domains = (0..config.replicas).map(|replica| Domain::new(Replica(replica), &config));
         let domains = domains.collect::<Result<Vec<_>, _>>()?;
         Ok(Self {
             config,

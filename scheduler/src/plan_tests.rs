@@ -10,7 +10,7 @@ use crate::line::Key;
 use crate::{EngineConfig, Submit};
 use expect_test::{Expect, expect};
 use kvcache::{Content, KvConfig, Published, Table};
-use protocol::{KvGroup, KvKind, KvSpec, RequestId, Sampling, Token};
+use protocol::{KvGroup, KvKind, KvSpec, Replica, RequestId, Sampling, Token};
 
 struct Scene {
     state: State,
@@ -68,7 +68,7 @@ fn scene(text: &str) -> Scene {
     let blocks = held + cached + setting(text, "free=").unwrap_or(100);
     let config = KvConfig::new(spec, blocks, [1, 2]);
     let mut scene = Scene {
-        state: State::new(limits.requests_running, config.hasher(), config.planted),
+        state: State::new(Replica(0), limits.requests_running, config.hasher(), config.planted),
         kv: KvCache::new(&config).unwrap(),
         limits,
         parked: Table::default(),

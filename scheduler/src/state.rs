@@ -7,13 +7,15 @@ use crate::line::Line;
 use crate::request::Request;
 use crate::slab::{Slab, Slot};
 use kvcache::{Bug, Hasher, KvCache, Planted, Table};
-use protocol::{RequestId, Seat, StepId};
+use protocol::{Replica, RequestId, Seat, StepId};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 /// Requests, lines and steps in flight of one replica.
 #[derive(Debug)]
 pub(crate) struct State {
+    /// Whose they are.
+    pub(crate) replica: Replica,
     pub(crate) requests: Slab<Request>,
     pub(crate) running: Line,
     pub(crate) waiting: Line,
@@ -85,8 +87,9 @@ pub(crate) struct Totals {
 }
 
 impl State {
-    pub(crate) fn new(seats: u32, hasher: Hasher, planted: Planted) -> Self {
+    pub(crate) fn new(replica: Replica, seats: u32, hasher: Hasher, planted: Planted) -> Self {
         Self {
+            replica,
             requests: Slab::new(),
             running: Line::default(),
             waiting: Line::default(),

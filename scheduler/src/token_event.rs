@@ -1,7 +1,7 @@
 //! What the engine tells a request's owner.
 
 use crate::Refusal;
-use protocol::{RequestId, RowError, ThinVec, Token, TokenLogprobs, Tokens};
+use protocol::{Replica, RequestId, RowError, ThinVec, Token, TokenLogprobs, Tokens};
 
 /// News of one request. Exactly one event of a request carries `finish`, and none follows it.
 #[derive(Debug, Clone, PartialEq)]
@@ -42,6 +42,8 @@ impl TokenEvent {
 /// Figures of a request's first admission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FirstRun {
+    /// Where it ran first; it may have moved since.
+    pub replica: Replica,
     /// Prompt tokens found in the cache.
     pub cached_tokens: u32,
     /// Milliseconds since submit.

@@ -104,11 +104,6 @@ impl Flags {
                 continue;
             };
             let (name, value) = name.split_once('=').map_or((name, None), |(n, v)| (n, Some(v)));
-            if name == "ep-size" {
-                let size = value.map(str::to_owned).or_else(|| words.next().cloned());
-                out.push(expert_parallel(size.as_deref())?);
-                continue;
-            }
             let bare = name.strip_prefix("no-").unwrap_or(name);
             if let Some(flag) = INERT.iter().find(|flag| flag.name == name || flag.name == bare) {
                 notes.push(format!("--{name} changes nothing: {}", flag.because));
@@ -175,15 +170,6 @@ fn spell(word: &str) -> String {
     match value {
         Some(value) => format!("{name}={value}"),
         None => name,
-    }
-}
-
-/// `--ep-size N`: N must be the number of ranks, which is one.
-fn expert_parallel(size: Option<&str>) -> Result<String, ConfigError> {
-    match size {
-        Some("1") => Ok("--enable-expert-parallel=true".to_owned()),
-        Some(size) => refused(format!("--ep-size {size}: must equal the number of ranks, 1")),
-        None => Err(ConfigError::Usage("error: --ep-size needs a value\n".to_owned())),
     }
 }
 

@@ -94,22 +94,25 @@ pub struct EngineArgs {
     pub seed: u64,
 }
 
-/// How many devices, and how they share the work.
+/// How many executors, and how they share the work.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Parallelism")]
 pub struct ParallelArgs {
-    /// Devices that share each layer (short: -tp); more than 1 is refused so far
+    /// Executors that share each layer (short: -tp); so far of the CPU only
     #[arg(long, aliases = ["tp", "tp-size"], default_value_t = 1, value_name = "SIZE")]
     pub tensor_parallel_size: u16,
-    /// Replicas (short: -dp); more than 1 is refused so far
+    /// Replicas, each with a KV cache of its own (short: -dp)
     #[arg(long, alias = "dp", default_value_t = 1, value_name = "SIZE")]
     pub data_parallel_size: u16,
-    /// Spread experts over all ranks; of one rank it is the same either way
+    /// Hold experts whole, each by one of the executors that share a layer, instead of in parts by all of them
     #[arg(long, alias = "ep", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value_t = false,
           action = clap::ArgAction::Set, value_name = "BOOL")]
     pub enable_expert_parallel: bool,
-    /// Attention per data-parallel rank; of one rank it is the same either way
+    /// The same, with the number of executors, which must be that of all ranks
+    #[arg(long, value_name = "SIZE")]
+    pub ep_size: Option<u32>,
+    /// Attention per data-parallel rank; of one rank it is the same either way, of several it is refused so far
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
     pub enable_dp_attention: bool,
@@ -292,18 +295,55 @@ impl EngineArgs {
     }
 }
 
+/// Most executors of one machine.
+const RANKS_MAX: u32 = 256;
+
 impl ParallelArgs {
-    /// Refuses what this release cannot honour.
-    pub(super) fn check(&self) -> Result<(), ConfigError> {
-        let sizes = [
-            ("--tensor-parallel-size", self.tensor_parallel_size),
-            ("--data-parallel-size", self.data_parallel_size),
-            ("--nnodes", self.nnodes),
-        ];
-        for (name, size) in sizes {
-            if size != 1 {
-                return refused(format!("{name} {size}: this release runs one executor"));
+    /// Executors in all.
+    fn world_size(&self) -> u32 {
+        u32::from(self.tensor_parallel_size) * u32::from(self.data_parallel_size)
+    }
+
+    /// Resolves `--ep-size`, and refuses what this release cannot honour.
+    pub(super) fn settle(&mut self) -> Result<(), ConfigError> {
+        let (tp, dp, world) =
+            (self.tensor_parallel_size, self.data_parallel_size, self.world_size());
+        for (name, size) in [("--tensor-parallel-size", tp), ("--data-parallel-size", dp)] {
+            if size == 0 {
+                return refused(format!("{name} 0: at least 1"));
             }
+        }
+        if world > RANKS_MAX {
+            return refused(format!(
+                "--tensor-parallel-size {tp} and --data-parallel-size {dp}: {world} executors, \
+                 one machine runs at most {RANKS_MAX}"
+            ));
+        }
+        if let Some(size) = self.ep_size {
+            if size != world {
+                return refused(format!(
+                    "--ep-size {size}: must equal the number of ranks, {world}"
+                ));
+            }
+            self.enable_expert_parallel = true;
+        }
+        if self.enable_expert_parallel && dp > 1 {
+            return refused(format!(
+                "--enable-expert-parallel with --data-parallel-size {dp}: replicas step alone, \
+                 so their ranks share no experts; --tensor-parallel-size spreads them"
+            ));
+        }
+        if self.enable_dp_attention && world > 1 {
+            return refused(format!(
+                "--enable-dp-attention with {world} ranks: replicas do not step together yet"
+            ));
+        }
+        self.check_machines()
+    }
+
+    fn check_machines(&self) -> Result<(), ConfigError> {
+        if self.nnodes != 1 {
+            return refused(format!("--nnodes {}: this release runs on one machine", self.nnodes));
         }
         if self.node_rank != 0 {
             return refused(format!(

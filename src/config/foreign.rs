@@ -42,7 +42,7 @@ const fn foreign(name: &'static str, because: &'static str) -> Foreign {
 }
 
 const KV_RESIDENCE: &str = "how long blocks stay in the cache is not sampled";
-const ONE_EXECUTOR: &str = "this release runs one executor";
+const ONE_MACHINE: &str = "this release runs on one machine";
 const QUANTISE: &str = "weights are served as the checkpoint stores them";
 
 /// Refused, each with its reason.
@@ -52,7 +52,10 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign("kv-transfer-config", "KV blocks are not moved between servers"),
     foreign("enable-eplb", "experts are not rebalanced"),
     foreign("enable-tbo", "batches are not overlapped in pairs"),
-    foreign("all2all-backend", ONE_EXECUTOR),
+    foreign(
+        "all2all-backend",
+        "tokens stay where they are: each rank computes the experts it holds",
+    ),
     foreign("enable-lora", "adapters are not loaded"),
     foreign("pipeline-parallel-size", "layers are not split over devices"),
     foreign("decode-context-parallel-size", "one context is not split over devices"),
@@ -60,18 +63,18 @@ pub(super) const FOREIGN: &[Foreign] = &[
     foreign("speculative-config", "this release does not speculate"),
     foreign("spec-tokens", "this release does not speculate"),
     foreign("num-speculative-tokens", "this release does not speculate"),
-    foreign("data-parallel-size-local", ONE_EXECUTOR),
-    foreign("data-parallel-start-rank", ONE_EXECUTOR),
-    foreign("data-parallel-address", ONE_EXECUTOR),
-    foreign("data-parallel-rpc-port", ONE_EXECUTOR),
-    foreign("headless", ONE_EXECUTOR),
-    foreign("master-addr", ONE_EXECUTOR),
-    foreign("master-port", ONE_EXECUTOR),
-    foreign("dist-init-addr", ONE_EXECUTOR),
-    foreign("cluster-secret-file", ONE_EXECUTOR),
+    foreign("data-parallel-size-local", ONE_MACHINE),
+    foreign("data-parallel-start-rank", ONE_MACHINE),
+    foreign("data-parallel-address", ONE_MACHINE),
+    foreign("data-parallel-rpc-port", ONE_MACHINE),
+    foreign("headless", ONE_MACHINE),
+    foreign("master-addr", ONE_MACHINE),
+    foreign("master-port", ONE_MACHINE),
+    foreign("dist-init-addr", ONE_MACHINE),
+    foreign("cluster-secret-file", ONE_MACHINE),
     foreign(
         "device-ids",
-        "the first visible GPU is used; CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES choose",
+        "the first visible GPUs are used; CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES choose",
     ),
     foreign("cudagraph-capture-sizes", "row counts to capture follow from --max-num-seqs"),
     foreign("state-checkpoint-interval-tokens", "no served model has recurrent state"),

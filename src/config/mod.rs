@@ -191,7 +191,7 @@ pub fn parse(argv: Vec<OsString>, environment: Environment) -> Result<Invocation
     if let Command::Serve(args) = &mut command {
         args.model.settle()?;
         args.engine.check(args.model.dtype)?;
-        args.parallel.check()?;
+        args.parallel.settle()?;
         args.reply.check()?;
         args.kv_events.check()?;
         args.access.check(&environment)?;

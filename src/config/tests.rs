@@ -86,8 +86,13 @@ fn what_cannot_be_honoured_is_refused_with_the_reason() {
         ("M --kv-cache-metrics", "not sampled"),
         ("M --kv-events-format array", "nothing is published"),
         ("M -pp 2", "--pipeline-parallel-size is not supported"),
-        ("M --tensor-parallel-size 2", "one executor"),
-        ("M -tp 2", "one executor"),
+        ("M --nnodes 2", "--nnodes 2: this release runs on one machine"),
+        ("M --headless", "one machine"),
+        ("M -tp 0", "--tensor-parallel-size 0"),
+        ("M -tp 16 -dp 17", "272 executors, one machine runs at most 256"),
+        ("M -tp 2 --enable-dp-attention", "--enable-dp-attention with 2 ranks"),
+        ("M --ep -dp 2", "replicas step alone"),
+        ("M -tp 2 --ep-size 3", "must equal the number of ranks, 2"),
         ("M --dtype half", "bfloat16 or float32"),
         ("M --kv-cache-dtype bf16", "--dtype bfloat16"),
         ("M --no_mmap", "always mapped"),
@@ -105,6 +110,23 @@ fn what_cannot_be_honoured_is_refused_with_the_reason() {
         assert_eq!(code, 1, "{line}: {text}");
         assert!(text.contains(reason), "{line}: {text}");
     }
+}
+
+#[test]
+fn sizes_have_the_spellings_of_other_engines() {
+    for (line, sizes, experts) in [
+        ("M", (1, 1), false),
+        ("M -tp 2 -dp=3", (2, 3), false),
+        ("M --tp-size 2 --data_parallel_size 3", (2, 3), false),
+        ("M --tp 4 --ep", (4, 1), true),
+        ("M --tensor-parallel-size=4 --ep-size 4", (4, 1), true),
+    ] {
+        let args = serve(line).parallel;
+        let asked = (args.tensor_parallel_size, args.data_parallel_size);
+        assert_eq!((asked, args.enable_expert_parallel), (sizes, experts), "{line}");
+    }
+    let placement = serve("M -dp 2 --load-balance-method round_robin").parallel.dp_load_balance;
+    assert_eq!(placement, Placement::RoundRobin);
 }
 
 #[test]

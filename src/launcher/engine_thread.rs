@@ -3,20 +3,21 @@
 //! Owns the engine; sleeps while nothing happens and wakes a few times a second for the heartbeat.
 //! A panic here means that the books are wrong: the process dumps and aborts.
 
-use crate::engine_client::{ENGINE_LOST, EngineClient, Inbox, Resident, Signal};
+use crate::engine_client::{ENGINE_LOST, EngineClient, Inbox, Resident, Sender, Signal};
 use crate::grammar::MaskWorkers;
 use crate::kv_events::Feed;
+use crate::launcher::executor::ExecutorLink;
 use crate::launcher::host::Observers;
-use crate::launcher::step_deadline::StepDeadline;
+use crate::launcher::station::Station;
 use crate::launcher::step_watch::{BatchFacts, StepWatch};
 use crate::metrics::Loss;
-use protocol::{Epoch, Profiled, Ready, Replica, StepId, ToExecutor};
-use scheduler::{Control, Effect, Engine, Event, TokenEvent};
+use protocol::{Batch, Epoch, Ready, Replica, ToExecutor};
+use scheduler::{Control, Effect, Engine, Event, StepStats, TokenEvent};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, SyncSender};
+use std::sync::mpsc::{self as std_mpsc, SyncSender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -29,16 +30,26 @@ pub const LISTS_WAITING_MAX: usize = 64;
 const LISTS_PER_TURN: usize = 8;
 
 /// Something the main thread must know.
-#[derive(Debug)]
 pub enum Notice {
     /// The process got this signal.
     Signal(i32),
-    /// The executor is lost. The engine has taken note and waits for one of the next generation.
+    /// The executors of a replica are lost. The engine has taken note and waits for some of the next generation.
     ExecutorLost {
+        /// Whose.
+        replica: Replica,
         /// That generation.
         epoch: Epoch,
-        /// What became of the former one.
+        /// What became of the former ones.
         cause: String,
+    },
+    /// A start of a replica's executors is over.
+    Up {
+        /// Whose.
+        replica: Replica,
+        /// Their generation.
+        epoch: Epoch,
+        /// The links to them and what they brought up, or why they did not come up.
+        outcome: Result<(ExecutorLink, Ready), String>,
     },
     /// There is no executor and will be none; the engine has stopped.
     EngineFailed(String),
@@ -52,9 +63,9 @@ pub struct EngineThread {
     pub kv_events: Vec<Feed>,
     /// Where submits and answers arrive.
     pub inbox: Arc<Inbox<Signal>>,
-    /// The executor; `None` = it was lost, and the main thread starts another one.
-    pub executor: Option<SyncSender<ToExecutor>>,
-    /// Whether a lost executor can be replaced: it was a process.
+    /// The executors, by replica.
+    pub stations: Vec<Station>,
+    /// Whether lost executors can be replaced: they were processes.
     pub recovers: bool,
     /// Where news of requests go.
     pub news: mpsc::Sender<Vec<TokenEvent>>,
@@ -62,46 +73,19 @@ pub struct EngineThread {
     pub client: EngineClient,
     /// Who hears of what it does.
     pub observers: Observers,
-    /// When a step is late.
-    pub deadline: StepDeadline,
     /// Who makes the masks of constrained requests.
     pub masks: MaskWorkers,
     /// Road to the main thread.
-    pub notices: Sender<Notice>,
-}
-
-/// The one replica there is.
-pub(super) const REPLICA: Replica = Replica(0);
-
-/// A step that has not been answered.
-struct Sent {
-    step: StepId,
-    at_ms: u64,
-    tokens: u64,
+    pub notices: std_mpsc::Sender<Notice>,
 }
 
 /// What is under way between two looks into the inbox.
 struct Desk {
     /// For the next tick.
     events: Vec<Event>,
-    /// Steps that have not been answered.
-    sent: VecDeque<Sent>,
-    watch: Watch,
     clocks: StepWatch,
-    /// Who waits for answers of the executor to orders to record, in their order.
-    profiling: VecDeque<oneshot::Sender<Profiled>>,
     /// Who waits to hear whether cached prefixes were forgotten, in the order of the orders.
     clearing: VecDeque<oneshot::Sender<bool>>,
-    /// Why the executor is given up, if it is.
-    lost: Option<(Loss, String)>,
-}
-
-impl Desk {
-    fn new(clocks: StepWatch) -> Self {
-        let (events, sent, watch) = (Vec::new(), VecDeque::new(), Watch::default());
-        let (profiling, clearing) = (VecDeque::new(), VecDeque::new());
-        Self { events, sent, watch, clocks, profiling, clearing, lost: None }
-    }
 }
 
 /// How the loop ends.
@@ -112,43 +96,13 @@ enum End {
     Failed(String),
 }
 
-/// Judges an executor that lives but does not answer. A step is lost only if it was late at two signs of
-/// life in a row: had this process been paused, its answer would have arrived in between.
-#[derive(Default)]
-struct Watch {
-    late: Option<StepId>,
-}
-
-impl Watch {
-    /// At a sign of life: why the executor is given up, if it is.
-    fn beat(
-        &mut self,
-        now_ms: u64,
-        sent: &VecDeque<Sent>,
-        deadline: &StepDeadline,
-    ) -> Option<String> {
-        let overdue = sent.front().filter(|first| {
-            u128::from(now_ms.saturating_sub(first.at_ms)) > deadline.of(first.tokens).as_millis()
-        });
-        let again = overdue.filter(|first| self.late == Some(first.step)).map(|first| {
-            let (step, after_ms) = (first.step.0, now_ms - first.at_ms);
-            let limit_ms = deadline.of(first.tokens).as_millis();
-            format!(
-                "step {step} is not answered after {after_ms} ms, its deadline is {limit_ms} ms"
-            )
-        });
-        self.late = overdue.map(|first| first.step);
-        again
-    }
-}
-
 impl EngineThread {
     /// Starts the thread.
     pub fn spawn(self) -> std::io::Result<JoinHandle<()>> {
         thread::Builder::new().name("scheduler".to_owned()).spawn(move || {
             let client = self.client.clone();
             if catch_unwind(AssertUnwindSafe(|| self.run())).is_err() {
-                let stats = client.stats();
+                let stats = client.replicas();
                 tracing::error!(?stats, "the scheduler broke an invariant: aborting");
                 std::process::abort();
             }
@@ -157,14 +111,18 @@ impl EngineThread {
 
     fn run(mut self) {
         let (mut signals, mut effects) = (Vec::new(), Vec::new());
-        let mut desk = Desk::new(StepWatch::new(Arc::clone(&self.observers.metrics)));
+        let clocks = StepWatch::new(Arc::clone(&self.observers.metrics), self.stations.len());
+        let mut desk = Desk { events: Vec::new(), clocks, clearing: VecDeque::new() };
         loop {
             desk.clocks.sleeps();
             self.inbox.take(&mut signals, HEARTBEAT);
             desk.clocks.wakes();
             let now_ms = self.observers.health.beat();
             if !self.recovers {
-                self.observers.metrics.life.alive(); // The executor lives and dies with this process.
+                // The executors live and die with this process.
+                self.stations.iter().flat_map(Station::ranks).for_each(|rank| {
+                    self.observers.metrics.life.alive(rank);
+                });
             }
             for signal in signals.drain(..) {
                 match self.hear(signal, now_ms, &mut desk) {
@@ -173,22 +131,20 @@ impl EngineThread {
                     ControlFlow::Break(End::Failed(cause)) => return self.fail(cause),
                 }
             }
-            let lost = desk.lost.take();
-            if let Some((loss, _)) = lost {
-                self.lose(loss, &mut desk);
-            }
+            let lost = self.lose(&mut desk);
             self.engine.tick_timed(now_ms, &mut desk.events, &mut effects, &mut desk.clocks);
             // The masks of a batch build on what the same tick committed, which comes behind it.
             self.masks.hear(&effects);
+            desk.clocks.ticked(&effects);
             for effect in effects.drain(..) {
                 self.act(effect, now_ms, &mut desk);
             }
             self.flush_kv_events();
-            self.report_steps(&desk.sent);
-            if let Some((_, cause)) = lost {
-                let epoch = self.engine.epoch(REPLICA);
+            self.report_steps();
+            for (replica, cause) in lost {
+                let epoch = self.engine.epoch(replica);
                 // The main thread may have left already, at shutdown.
-                let _ = self.notices.send(Notice::ExecutorLost { epoch, cause });
+                let _ = self.notices.send(Notice::ExecutorLost { replica, epoch, cause });
             }
         }
     }
@@ -197,27 +153,36 @@ impl EngineThread {
     fn hear(&mut self, signal: Signal, now_ms: u64, desk: &mut Desk) -> ControlFlow<End> {
         match signal {
             Signal::Event(event) => {
-                self.note_answer(&event, now_ms, desk);
+                if let Event::Output { replica, output } = &event {
+                    desk.clocks.answered(*replica, output);
+                    self.station(*replica).answered(output.step, now_ms);
+                }
                 desk.events.push(event);
             }
             Signal::Guide { request, guide } => self.masks.begin(request, guide),
-            Signal::Lost { epoch, loss, cause } if self.is_news(epoch) => {
+            Signal::Lost { sender, loss, cause } if self.is_news(sender) => {
                 if !self.recovers {
                     return ControlFlow::Break(End::Failed(cause));
                 }
-                desk.lost = Some((loss, cause));
+                // What came first is the reason: its peers only follow.
+                self.station(sender.replica).lost.get_or_insert((loss, cause));
             }
-            Signal::Back { executor, ready } => {
-                self.executor = Some(executor);
-                desk.events.push(back(ready));
-                self.observers.health.set_restarted();
+            Signal::Back { replica, executor, ready } => {
+                self.resume(replica, executor, ready, desk);
             }
-            Signal::Profile { on, reply } => self.profile(on, reply, &mut desk.profiling),
-            // Whoever asked may have gone.
-            Signal::Profiled(epoch, profiled) if self.is_news(epoch) => {
-                desk.profiling.pop_front().map(|reply| reply.send(profiled));
+            Signal::Profile { on, replies } => {
+                self.stations.iter_mut().for_each(|station| station.profile(on, &replies));
             }
-            Signal::Lost { .. } | Signal::Profiled(..) => {} // Of a former generation.
+            Signal::Profiled(sender, profiled) if self.is_news(sender) => {
+                self.station(sender.replica).profiled(sender.rank, profiled);
+            }
+            Signal::StepDone(sender, step) if self.is_news(sender) => {
+                self.station(sender.replica).done(sender.rank, step);
+            }
+            Signal::Beat(sender) if self.is_news(sender) => self.executor_lives(sender, now_ms),
+            // Of a former generation.
+            Signal::Lost { .. } | Signal::Profiled(..) | Signal::StepDone(..) | Signal::Beat(_) => {
+            }
             Signal::ClearPrefixCache { restart, reply } => {
                 desk.clearing.push_back(reply);
                 let op_id = 0; // Answers come in the order of the orders.
@@ -225,57 +190,71 @@ impl EngineThread {
             }
             Signal::Resident { reply } if reply.is_closed() => {} // Whoever asked has gone.
             Signal::Resident { reply } => drop(reply.send(self.resident())),
-            Signal::Beat => self.executor_lives(now_ms, desk),
             Signal::GiveUp(cause) => return ControlFlow::Break(End::Failed(cause)),
             Signal::Stop => return ControlFlow::Break(End::Stopped),
         }
         ControlFlow::Continue(())
     }
 
-    /// The executor gave a sign of life: is its oldest step late?
-    fn executor_lives(&mut self, now_ms: u64, desk: &mut Desk) {
-        self.observers.metrics.life.alive();
-        let before = desk.watch.late;
-        let late = desk.watch.beat(now_ms, &desk.sent, &self.deadline);
-        if desk.watch.late.is_some() && desk.watch.late != before {
-            self.observers.metrics.life.late();
+    fn station(&mut self, replica: Replica) -> &mut Station {
+        &mut self.stations[usize::from(replica.0)]
+    }
+
+    /// An executor gave a sign of life: is the oldest step of its replica late?
+    fn executor_lives(&mut self, sender: Sender, now_ms: u64) {
+        let station = &mut self.stations[usize::from(sender.replica.0)];
+        let life = &self.observers.metrics.life;
+        if let Some(rank) = station.ranks().nth(usize::from(sender.rank)) {
+            life.alive(rank);
         }
-        desk.lost = desk.lost.take().or(late.map(|cause| (Loss::Late, cause)));
+        let lateness = station.beat(sender.rank, now_ms);
+        lateness.ranks.into_iter().for_each(|rank| life.late(rank));
+        if let Some(cause) = lateness.cause {
+            station.lost.get_or_insert((Loss::Late, cause));
+        }
     }
 
-    /// Whether a loss is of the executor that works now.
-    fn is_news(&self, epoch: Epoch) -> bool {
-        self.executor.is_some() && epoch == self.engine.epoch(REPLICA)
+    /// Whether this is said by an executor that works now.
+    fn is_news(&self, sender: Sender) -> bool {
+        let station = &self.stations[usize::from(sender.replica.0)];
+        station.is_up() && sender.epoch == self.engine.epoch(sender.replica)
     }
 
-    /// Takes note that the executor is gone: what it had is computed again by the next one.
-    fn lose(&mut self, loss: Loss, desk: &mut Desk) {
-        self.executor = None;
-        desk.profiling.clear();
-        desk.clocks.lost();
-        desk.sent.clear();
-        self.observers.metrics.life.lost(loss);
-        self.observers.health.set_restarting();
-        desk.events.push(Event::Lost { replica: REPLICA });
+    /// Takes note of the executors that are gone, and returns whose and why: what they had is computed again, by
+    /// those of another replica or by the next ones of this.
+    fn lose(&mut self, desk: &mut Desk) -> Vec<(Replica, String)> {
+        let mut gone = Vec::new();
+        for (station, replica) in self.stations.iter_mut().zip((0..).map(Replica)) {
+            let Some((loss, cause)) = station.lost.take() else { continue };
+            station.lose();
+            desk.clocks.lost(replica);
+            self.observers.metrics.life.lost(replica, loss);
+            desk.events.push(Event::Lost { replica });
+            gone.push((replica, cause));
+        }
+        if !gone.is_empty() {
+            self.observers.health.set_lost(self.stations.iter().any(Station::is_up));
+        }
+        gone
+    }
+
+    /// The executors of a replica are back.
+    fn resume(
+        &mut self,
+        replica: Replica,
+        executor: SyncSender<ToExecutor>,
+        ready: Ready,
+        desk: &mut Desk,
+    ) {
+        let Ready { blocks, graph_rows } = ready;
+        self.station(replica).resume(executor);
+        desk.events.push(Event::Ready { replica, blocks, graph_rows });
+        self.observers.health.set_restarted();
     }
 
     fn act(&mut self, effect: Effect, now_ms: u64, desk: &mut Desk) {
         match effect {
-            Effect::Send { batch, .. } => {
-                let facts = BatchFacts::of(&batch);
-                let (step, tokens) = (batch.step, facts.tokens);
-                desk.sent.push_back(Sent { step, at_ms: now_ms, tokens });
-                let expected = self.expected(&desk.sent);
-                if let Some(executor) = &self.executor {
-                    let masked = self.masks.rows_of(&batch);
-                    // One that is gone says so on its own road, with the reason.
-                    let _ = executor.send(ToExecutor::Batch(batch));
-                    if !masked.is_empty() {
-                        self.masks.make(step, masked, executor, expected);
-                    }
-                }
-                desk.clocks.sent(&facts, now_ms);
-            }
+            Effect::Send { replica, batch } => self.send(replica, batch, now_ms, desk),
             // A closed channel means that nobody is left to hear the news.
             Effect::Tokens(list) => drop(self.news.blocking_send(list)),
             Effect::Stats(stats) => {
@@ -294,12 +273,16 @@ impl EngineThread {
         }
     }
 
-    /// Time until the newest of these steps is answered, if all goes well; never so long that waiting for it would
-    /// make it late.
-    fn expected(&self, sent: &VecDeque<Sent>) -> Duration {
-        let expected = sent.iter().map(|step| self.deadline.expected(step.tokens)).sum();
-        let newest = sent.back().map_or(Duration::ZERO, |step| self.deadline.of(step.tokens) / 2);
-        newest.min(expected)
+    /// Sends a batch, and has its masks made.
+    fn send(&mut self, replica: Replica, batch: Batch, now_ms: u64, desk: &mut Desk) {
+        let facts = BatchFacts::of(&batch);
+        let masked = self.masks.rows_of(&batch);
+        let station = &mut self.stations[usize::from(replica.0)];
+        station.send(batch, facts.tokens, now_ms);
+        if let Some(executor) = station.road().filter(|_| !masked.is_empty()) {
+            self.masks.make(facts.step, masked, executor, station.expected());
+        }
+        desk.clocks.sent(replica, &facts, now_ms);
     }
 
     /// Hands over what this tick changed in the prefix indices.
@@ -309,55 +292,29 @@ impl EngineThread {
         }
     }
 
-    /// Passes an order to record on; the answers come in the order of the orders.
-    fn profile(
-        &self,
-        on: bool,
-        reply: oneshot::Sender<Profiled>,
-        waiting: &mut VecDeque<oneshot::Sender<Profiled>>,
-    ) {
-        // A full road is no reason to wait: the order is dropped, and its sender hears that nobody answers.
-        let sent = self.executor.as_ref().map(|to| to.try_send(ToExecutor::Profile { on }));
-        if let Some(Ok(())) = sent {
-            waiting.push_back(reply);
-        }
-    }
-
-    /// Measures the step an answer belongs to.
-    fn note_answer(&mut self, event: &Event, now_ms: u64, desk: &mut Desk) {
-        let Event::Output { output, .. } = event else { return };
-        desk.clocks.answered(output);
-        while let Some(first) = desk.sent.pop_front_if(|s| s.step <= output.step) {
-            let took = Duration::from_millis(now_ms.saturating_sub(first.at_ms));
-            self.deadline.note(first.tokens, took);
-            // The device gets to a step only after its predecessor.
-            if let Some(next) = desk.sent.front_mut() {
-                next.at_ms = next.at_ms.max(now_ms);
-            }
-        }
-    }
-
-    fn report_steps(&self, sent: &VecDeque<Sent>) {
-        match sent.front() {
+    /// Tells the probes which step they may wait for: as long as one replica is on time, the server serves.
+    fn report_steps(&self) {
+        let live = || self.stations.iter().filter(|station| station.is_up());
+        let latest = live().map(Station::oldest).collect::<Option<Vec<_>>>();
+        match latest
+            .unwrap_or_default()
+            .into_iter()
+            .max_by_key(|(at_ms, limit_ms)| at_ms + limit_ms)
+        {
             None => self.observers.health.steps_answered(),
-            Some(first) => {
-                let deadline_ms = self.deadline.of(first.tokens).as_millis() as u64;
-                self.observers.health.step_sent(first.at_ms, deadline_ms);
-            }
+            Some((at_ms, limit_ms)) => self.observers.health.step_sent(at_ms, limit_ms),
         }
     }
 
-    /// What the prefix index holds now.
+    /// What the prefix indices hold now.
     fn resident(&self) -> Vec<Resident> {
-        let blocks = self.client.stats().blocks;
-        vec![Resident::of(&self.engine, REPLICA, blocks)]
+        let stats = self.client.replicas();
+        let of = |stats: &StepStats| Resident::of(&self.engine, stats.replica, stats.blocks);
+        stats.iter().map(of).collect()
     }
 
     fn stop(self) {
-        if let Some(executor) = &self.executor {
-            // One that is gone needs no order to leave.
-            let _ = executor.send(ToExecutor::Shutdown);
-        }
+        self.stations.iter().for_each(Station::stop);
     }
 
     /// There will be no executor any more: every request ends, and the process will.
@@ -367,11 +324,6 @@ impl EngineThread {
         // The main thread may have left already, at shutdown.
         let _ = self.notices.send(Notice::EngineFailed(text));
     }
-}
-
-fn back(ready: Ready) -> Event {
-    let Ready { blocks, graph_rows } = ready;
-    Event::Ready { replica: REPLICA, blocks, graph_rows }
 }
 
 /// Hands out lists of events for as long as the engine lives.

@@ -1,14 +1,15 @@
 //! Puts an engine behind a client: threads, link and fan-out in their places.
 
 use super::engine_thread::{EngineThread, LISTS_WAITING_MAX, Notice, fan_out};
-use super::executor::{ExecutorLink, spawn_reader};
+use super::executor::{ExecutorLink, spawn_readers};
+use super::station::Station;
 use super::step_deadline::StepDeadline;
 use crate::engine_client::{Admission, AdmissionLimits, EngineClient, Inbox, Signal};
 use crate::grammar::{GrammarTimings, MaskWorkers, News};
 use crate::kv_events::Feed;
 use crate::metrics::Metrics;
 use crate::server::health::Health;
-use protocol::Ready;
+use protocol::{Ready, Replica};
 use scheduler::{Engine, Event};
 use std::io;
 use std::sync::Arc;
@@ -45,10 +46,10 @@ pub struct Host {
 }
 
 impl Host {
-    /// Starts the threads of an engine whose executor is ready.
+    /// Starts the threads of an engine whose executors are ready; `links` has a replica's at its place.
     pub fn start(
         deciding: Deciding,
-        link: ExecutorLink,
+        links: Vec<ExecutorLink>,
         admission: AdmissionLimits,
         deadline: StepDeadline,
         observers: Observers,
@@ -65,31 +66,33 @@ impl Host {
         };
         let (news, waiting) = mpsc::channel(LISTS_WAITING_MAX);
         runtime.spawn(fan_out(client.clone(), waiting));
-        let (executor, recovers) = (Some(link.to), link.from.process.is_some());
-        spawn_reader(link.from, Arc::clone(&inbox))?;
+        let stations = links.iter().map(|link| Station::new(link, deadline)).collect();
+        let recovers = links.iter().flat_map(|link| &link.from).all(|from| from.process.is_some());
+        for (link, replica) in links.into_iter().zip((0..).map(Replica)) {
+            spawn_readers(replica, link.from, &inbox)?;
+        }
         let thread = EngineThread {
             engine,
             kv_events,
             inbox: Arc::clone(&inbox),
-            executor,
+            stations,
             recovers,
             news,
             client: client.clone(),
             observers,
-            deadline,
             masks: mask_workers(&grammar_timings, &inbox)?,
             notices,
         };
         Ok(Self { client, grammar_timings, inbox, scheduler: thread.spawn()? })
     }
 
-    /// Goes on with another executor, which is ready and of the engine's present generation.
+    /// Goes on with other executors of a replica, which are ready and of the engine's present generation.
     ///
-    /// Errors: no thread is left for its link.
-    pub fn resume(&self, link: ExecutorLink, ready: Ready) -> io::Result<()> {
+    /// Errors: no thread is left for their links.
+    pub fn resume(&self, replica: Replica, link: ExecutorLink, ready: Ready) -> io::Result<()> {
         let executor = link.to;
-        spawn_reader(link.from, Arc::clone(&self.inbox))?;
-        self.inbox.push(Signal::Back { executor, ready });
+        spawn_readers(replica, link.from, &self.inbox)?;
+        self.inbox.push(Signal::Back { replica, executor, ready });
         Ok(())
     }
 

@@ -18,6 +18,7 @@ pub fn of(args: &ServeArgs, serving: &Serving, up: &Up, limits: &Limits) -> Valu
         "engine": {
             "device": format!("{:?}", args.engine.device).to_lowercase(),
             "replicas": bounds.replicas,
+            "tensor_parallel_size": args.parallel.tensor_parallel_size,
             "max_model_len": bounds.max_model_len,
             "vocab_size": bounds.vocab_size,
             "block_size": up.memory.spec.block_tokens,

@@ -14,6 +14,7 @@ pub mod settings;
 pub mod shutdown;
 pub mod signals;
 pub mod start_up;
+pub mod station;
 pub mod step_deadline;
 pub mod step_watch;
 pub mod supervisor;

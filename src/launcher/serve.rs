@@ -1,17 +1,18 @@
-//! `hadron serve`: one model, one executor: a thread of this process, or a process of its own.
+//! `hadron serve`: one model on this machine. Its executors are one thread of this process, or a process each.
 //!
 //! Order: the socket opens first (probes tell the truth from then on, a port in use ends it at
-//! once), then the model's files, then text and executor, then the engine. Whatever fails before
+//! once), then the model's files, then text and executors, then the engine. Whatever fails before
 //! ready ends the process with exit code 1 and its cause.
 
 use super::engine_thread::Notice;
-use super::executor::{ExecutorGroup, ExecutorLink};
+use super::executor::{ExecutorLink, Lifetime, World};
 use super::host::{Deciding, Host, Observers};
 use super::model_files::{ModelFiles, Text};
 use super::shutdown::Front;
 use super::start_up::{StartError, Up};
 use super::step_deadline::StepDeadline;
-use super::{device, info, listen, parsers, settings, signals, supervisor};
+use super::supervisor::{self, Supervised};
+use super::{device, info, listen, parsers, settings, signals};
 use crate::config::{DeviceKind, Environment, LogFormat, ServeArgs};
 use crate::grammar::Grammars;
 use crate::kv_events::{Bound, Feed, Publisher, TopicWords};
@@ -71,7 +72,7 @@ fn serve(args: &ServeArgs, environment: &Environment, runtime: &Runtime) -> Resu
     let Some(started) = start(args.clone(), &files, environment, &notices)? else {
         return Ok(ExitCode::SUCCESS);
     };
-    let Started { args, group, link, up, text } = started;
+    let Started { args, world, links, up, text } = started;
     let args = &args;
     let (engine, max_model_len) = engine(args, &files, &up)?;
     let limits = engine.limits().clone();
@@ -82,11 +83,18 @@ fn serve(args: &ServeArgs, environment: &Environment, runtime: &Runtime) -> Resu
     let observers = Observers { health, metrics: Arc::clone(&metrics) };
     let (kv_events, publishers) = start_kv_events(bound, &up, &metrics)?;
     let deciding = Deciding { engine, kv_events };
-    let host =
-        Host::start(deciding, link, admission, deadline, observers, sender, runtime.handle())
-            .context("cannot start the scheduler's thread")?;
+    let host = Host::start(
+        deciding,
+        links,
+        admission,
+        deadline,
+        observers,
+        sender.clone(),
+        runtime.handle(),
+    )
+    .context("cannot start the scheduler's thread")?;
 
-    let logprobs_max = group.settings().logprobs_max;
+    let logprobs_max = world.settings().logprobs_max;
     let bounds = settings::bounds(args, max_model_len, files.config.vocab as u32, logprobs_max);
     metrics.life.started(&up.phases, configured, began.elapsed());
     let mut serving = serving(args, &files, &up, text, bounds, (&host, metrics))?;
@@ -99,7 +107,8 @@ fn serve(args: &ServeArgs, environment: &Environment, runtime: &Runtime) -> Resu
     // An executor in a thread has no second start, and needs no unpacked demo any more.
     let files = settings::apart(args).then_some(files);
     let front = Front { app: &app, connections: &connections, runtime: runtime.handle() };
-    let code = supervisor::run(&front, host, group, &notices, args.http.shutdown_timeout.0);
+    let supervised = Supervised::new(world, notices, sender);
+    let code = supervisor::run(&front, host, supervised, args.http.shutdown_timeout.0);
     publishers.into_iter().for_each(Publisher::finish);
     drop(files);
     Ok(code)
@@ -111,8 +120,9 @@ fn start_kv_events(
     up: &Up,
     metrics: &Metrics,
 ) -> Result<(Vec<Feed>, Vec<Publisher>)> {
-    let start = |bound: Bound| bound.start(&up.memory.spec, Arc::clone(&metrics.kv_events));
-    let started: std::io::Result<Vec<_>> = bound.into_iter().map(start).collect();
+    let start = |(bound, figures): (Bound, _)| bound.start(&up.memory.spec, Arc::clone(figures));
+    let started: std::io::Result<Vec<_>> =
+        bound.into_iter().zip(&metrics.kv_events).map(start).collect();
     Ok(started.context("cannot start a thread for KV events")?.into_iter().unzip())
 }
 
@@ -141,14 +151,14 @@ fn bind_kv_events(
 struct Started {
     /// As given, with `--device auto` resolved.
     args: ServeArgs,
-    group: ExecutorGroup,
-    link: ExecutorLink,
+    world: World,
+    links: Vec<ExecutorLink>,
     up: Up,
     text: Text,
 }
 
-/// Starts the executor and reads the model's text files meanwhile. A GPU that was merely found, and cannot
-/// be used, gives way to the CPU. `None` = told to stop.
+/// Starts the executors and reads the model's text files meanwhile. A GPU that was merely found, and cannot
+/// be used, gives way to the CPU, unless there should be several. `None` = told to stop.
 fn start(
     mut args: ServeArgs,
     files: &ModelFiles,
@@ -159,21 +169,23 @@ fn start(
     if auto {
         args.engine.device = device::found();
     }
-    let (mut group, mut link) = start_executor(&args, files, environment)?;
+    settings::check_world(&args, &files.config)?;
+    let (mut world, mut links) = start_executors(&args, files, environment)?;
     let text = files.load_text(&args)?;
-    let mut up = wait_for(&mut group, &mut link, notices);
+    let mut up = wait_for(&mut world, &mut links, notices);
     if let Err(error) = &up
         && auto
+        && settings::parallel(&args).world_size() == 1
         && args.engine.device != DeviceKind::Cpu
         && error.is_of_the_device()
     {
         tracing::warn!(%error, "the GPU cannot be used: computing on the CPU");
         args.engine.device = DeviceKind::Cpu;
-        (group, link) = start_executor(&args, files, environment)?;
-        up = wait_for(&mut group, &mut link, notices);
+        (world, links) = start_executors(&args, files, environment)?;
+        up = wait_for(&mut world, &mut links, notices);
     }
     match up {
-        Ok(up) => Ok(Some(Started { args, group, link, up, text })),
+        Ok(up) => Ok(Some(Started { args, world, links, up, text })),
         Err(StartError::Signal(_)) => Ok(None),
         Err(error) => Err(anyhow!(error).context(files.name.clone())),
     }
@@ -242,27 +254,32 @@ fn metrics(
     Ok(metrics)
 }
 
-/// Starts the executor that the arguments ask for.
-fn start_executor(
+/// Starts the executors that the arguments ask for.
+fn start_executors(
     args: &ServeArgs,
     files: &ModelFiles,
     environment: &Environment,
-) -> Result<(ExecutorGroup, ExecutorLink)> {
+) -> Result<(World, Vec<ExecutorLink>)> {
     let config = settings::executor(args, files, environment)?;
-    let (apart, patience) = (settings::apart(args), settings::patience(args));
-    let mut group = ExecutorGroup::new(config, apart, patience, args.log.log_format);
-    let link = group.start(FIRST_EPOCH)?;
-    Ok((group, link))
+    let lifetime = Lifetime { apart: settings::apart(args), log: args.log.log_format };
+    let mut world = World::new(&config, lifetime, settings::patience(args));
+    let links = world.start(FIRST_EPOCH)?;
+    Ok((world, links))
 }
 
-/// Waits until the executor is ready and shows how far it is.
+/// Waits until the executors are ready and shows how far they are.
 fn wait_for(
-    group: &mut ExecutorGroup,
-    link: &mut ExecutorLink,
+    world: &mut World,
+    links: &mut [ExecutorLink],
     notices: &Receiver<Notice>,
 ) -> Result<Up, StartError> {
     let mut shown: Option<(Phase, Progress)> = None;
-    let up = group.bring_up(link, notices, |phase, done, total| {
+    // Nothing else can be noticed before there is an engine.
+    let stop = || match notices.try_recv() {
+        Ok(Notice::Signal(number)) => Some(number),
+        _ => None,
+    };
+    let up = world.bring_up(links, stop, |phase, done, total| {
         if shown.as_ref().is_none_or(|(of, _)| *of != phase)
             && let Some((_, over)) = shown.replace((phase, new_progress(phase, total)))
         {
@@ -295,8 +312,11 @@ fn engine(args: &ServeArgs, files: &ModelFiles, up: &Up) -> Result<(Engine, u32)
     kv.caching = args.engine.enable_prefix_caching;
     kv.events = args.kv_events.enabled().is_some();
     let build = |max_model_len: u32| {
-        let limits = settings::limits(&args.engine, max_model_len, files.config.vocab as u32);
+        let replicas = args.parallel.data_parallel_size;
+        let limits =
+            settings::limits(&args.engine, replicas, max_model_len, files.config.vocab as u32);
         let mut config = EngineConfig::new(limits, kv.clone());
+        config.replicas = replicas;
         config.graph_rows.clone_from(&up.ready.graph_rows);
         config.routing = settings::routing(args.parallel.dp_load_balance);
         Engine::new(config)

@@ -115,14 +115,15 @@ pub fn admission(engine: &EngineArgs, replicas: u16) -> AdmissionLimits {
 pub fn metrics(args: &ServeArgs, model_name: String, max_model_len: u32) -> MetricsConfig {
     MetricsConfig {
         replicas: args.parallel.data_parallel_size,
+        tp_size: args.parallel.tensor_parallel_size,
         aggregate: args.metrics.metrics_aggregate,
         buckets: args.metrics.custom_histogram_buckets.clone().unwrap_or_default(),
         ..MetricsConfig::new(model_name, max_model_len)
     }
 }
 
-/// Bounds of steps and queues.
-pub fn limits(engine: &EngineArgs, max_model_len: u32, vocab_size: u32) -> Limits {
+/// Bounds of a replica's steps, and of the queue of all of them.
+pub fn limits(engine: &EngineArgs, replicas: u16, max_model_len: u32, vocab_size: u32) -> Limits {
     let tokens_per_step = engine.tokens_per_step();
     // Decodes alone must not fill a step. Only who asked for another budget hears of it.
     let seats = match engine.max_num_batched_tokens {
@@ -134,7 +135,7 @@ pub fn limits(engine: &EngineArgs, max_model_len: u32, vocab_size: u32) -> Limit
         requests_running: seats,
         tokens_per_chunk: engine.tokens_per_chunk(),
         // Admission counts running requests too, so the queue itself never refuses.
-        requests_waiting: engine.requests_in_flight_max(1),
+        requests_waiting: engine.requests_in_flight_max(replicas),
         mixed: engine.mixed,
         // A GPU shall never wait for the host; on the CPU both are the same cores.
         steps_in_flight: if device(engine.device) == Device::Cpu { 1 } else { 2 },
@@ -207,10 +208,35 @@ fn device(kind: DeviceKind) -> Device {
     }
 }
 
-/// Whether the executor is a process of its own. A GPU's always is: its driver may take the process along.
+/// Whether executors are processes of their own. Those of GPUs always are, because a driver may take the process
+/// along, and so are several: each can be lost alone.
 pub fn apart(args: &ServeArgs) -> bool {
-    let forced = device(args.engine.device) != Device::Cpu;
+    let forced = device(args.engine.device) != Device::Cpu || parallel(args).world_size() > 1;
     forced || args.engine.executor == ExecutorPlace::Process
+}
+
+/// How the ranks share the work.
+pub fn parallel(args: &ServeArgs) -> Parallel {
+    let (tp_size, dp_size) = (args.parallel.tensor_parallel_size, args.parallel.data_parallel_size);
+    // One rank holds all experts whole either way.
+    let experts = args.parallel.enable_expert_parallel && tp_size > 1;
+    Parallel { tp_size, dp_size, experts }
+}
+
+/// Refuses ranks that cannot serve the model together, with the numbers.
+pub fn check_world(args: &ServeArgs, model: &models::Config) -> Result<()> {
+    let parallel = parallel(args);
+    let Parallel { tp_size, dp_size, .. } = parallel;
+    executor::check_world(parallel, device(args.engine.device), model).with_context(|| {
+        format!("--tensor-parallel-size {tp_size}, --data-parallel-size {dp_size}")
+    })
+}
+
+/// Threads of each CPU rank, and of what a GPU rank prepares: ranks of one machine share its cores.
+fn threads(args: &ServeArgs) -> Option<u32> {
+    let ranks = usize::from(parallel(args).world_size());
+    let shared = (ranks > 1).then(|| (executor::physical_cores() / ranks).max(1));
+    args.engine.threads.or(shared).map(|threads| threads as u32)
 }
 
 /// How long a start may take. One pass of a large model may take a CPU minutes.
@@ -253,7 +279,7 @@ pub fn executor(
             // The command line has refused bf16 under another type.
             CacheDtype::Auto | CacheDtype::Bf16 => executor::KvDtype::Auto,
         },
-        threads: engine.threads.map(|threads| threads as u32),
+        threads: threads(args),
         block_tokens: engine.block_size,
         max_model_len: files.max_model_len,
         // A length that nobody asked for is the model's; the scheduler lowers it to what fits.
@@ -271,7 +297,7 @@ pub fn executor(
         profile: engine.profile.clone(),
         epoch: Epoch(1), // The first generation of the engine's executor groups.
         rank: Rank(0),
-        parallel: Parallel::default(),
+        parallel: parallel(args),
         meeting: None,
     };
     Ok(ExecutorConfig { settings, model: files.config.clone(), manifest: files.manifest })

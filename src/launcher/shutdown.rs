@@ -1,13 +1,13 @@
 //! The end of a server: drain, second signal, failed engine.
 
 use super::engine_thread::Notice;
-use super::executor::ExecutorGroup;
 use super::host::Host;
+use super::supervisor::Supervised;
 use crate::server::app::App;
 use crate::server::listen::Connections;
 use scheduler::{AbortCause, Finish, StepStats};
 use std::process::ExitCode;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
@@ -40,8 +40,7 @@ impl Front<'_> {
         signal: i32,
         timeout: Duration,
         host: Host,
-        mut group: ExecutorGroup,
-        notices: &Receiver<Notice>,
+        mut supervised: Supervised,
     ) -> ExitCode {
         tracing::info!(signal, "draining");
         self.app.health.set_draining();
@@ -49,32 +48,38 @@ impl Front<'_> {
         let busy =
             || host.client.requests_in_flight() > 0 || host.client.admission().requests() > 0;
         while busy() && Instant::now() < deadline {
-            match notices.recv_timeout(POLL) {
+            match supervised.notices.recv_timeout(POLL) {
                 Ok(Notice::Signal(number)) => return at_once(number),
                 Ok(Notice::EngineFailed(text)) => return self.fail(&text),
-                // Nobody starts it again: what is left cannot go on.
-                Ok(Notice::ExecutorLost { cause, .. }) => {
-                    tracing::error!(cause, "the executor was lost during the drain");
-                    break;
+                // Nobody starts them again: what no other replica takes over cannot go on.
+                Ok(Notice::ExecutorLost { replica, cause, .. }) => {
+                    let replica_lost = replica.0;
+                    tracing::error!(replica_lost, cause, "executors were lost during the drain");
+                    supervised.set_up(replica, false);
+                    if !supervised.serves() {
+                        break;
+                    }
                 }
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
+                // Executors that come up now are too late to be of use.
+                Ok(Notice::Up { .. })
+                | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
             }
         }
         host.client.end_all(&Finish::Abort(AbortCause::Drain));
         if !self.close() {
             tracing::warn!("some connections did not take their last bytes");
         }
-        if let Ok(Notice::Signal(number)) = notices.try_recv() {
+        if let Ok(Notice::Signal(number)) = supervised.notices.try_recv() {
             return at_once(number);
         }
         if let Some(tracer) = &self.app.options.tracer {
             tracer.flush(TRACE_WAIT);
         }
-        report(&host.client.stats());
+        report(&host.client.replicas());
         host.stop();
         // A drain that took its whole time leaves the executor little.
         let left = deadline.saturating_duration_since(Instant::now());
-        group.shut_down(left.clamp(EXECUTOR_WAIT_MIN, EXECUTOR_WAIT));
+        supervised.shut_down(left.clamp(EXECUTOR_WAIT_MIN, EXECUTOR_WAIT));
         ExitCode::SUCCESS
     }
 
@@ -93,13 +98,14 @@ impl Front<'_> {
 }
 
 /// What was done over the life of the process, in one line.
-fn report(stats: &StepStats) {
+fn report(replicas: &[StepStats]) {
+    let sum = |of: fn(&StepStats) -> u64| replicas.iter().map(of).sum::<u64>();
     tracing::info!(
-        steps = stats.steps_total,
-        prompt_tokens = stats.prompt_tokens_total,
-        generated_tokens = stats.generated_tokens_total,
-        prefix_hits = stats.prefix_hits_total,
-        preemptions = stats.preemptions_total,
+        steps = sum(|stats| stats.steps_total),
+        prompt_tokens = sum(|stats| stats.prompt_tokens_total),
+        generated_tokens = sum(|stats| stats.generated_tokens_total),
+        prefix_hits = sum(|stats| stats.prefix_hits_total),
+        preemptions = sum(|stats| stats.preemptions_total),
         "drained"
     );
 }

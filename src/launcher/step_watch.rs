@@ -1,9 +1,9 @@
 //! Times the scheduler's thread: six readings of the clock a step, none of them in the scheduler.
 
 use crate::metrics::{Metrics, StepRecord};
-use protocol::{Batch, StepId, StepOutput};
+use protocol::{Batch, Replica, StepId, StepOutput};
 use rustix::time::{ClockId, clock_gettime};
-use scheduler::{Laps, Part, StepStats};
+use scheduler::{Effect, Laps, Part, StepStats};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,40 +19,50 @@ struct Flying {
     record: StepRecord,
 }
 
+/// What is known of one replica.
+#[derive(Default)]
+struct Lane {
+    flying: VecDeque<Flying>,
+    running: u32,
+    waiting: u32,
+    generated: u64,
+    generated_before: u64,
+}
+
+/// Time of the scheduler's own work.
+#[derive(Default)]
+struct Deciding {
+    apply: Duration,
+    plan: Duration,
+    commit: Duration,
+}
+
 /// The clocks of the thread.
 pub struct StepWatch {
     metrics: Arc<Metrics>,
     /// The last reading.
     last: Instant,
-    apply_ns: u64,
-    plan_ns: u64,
-    commit_ns: u64,
-    flying: VecDeque<Flying>,
-    running: u32,
-    waiting: u32,
+    /// What deciding has taken since the last tick that sent a step.
+    deciding: Deciding,
+    /// Of that, the part of each step that this tick sends.
+    share: Deciding,
     cpu_read: Instant,
     rate_since: Instant,
-    generated: u64,
-    generated_before: u64,
+    lanes: Vec<Lane>,
 }
 
 impl StepWatch {
-    /// A thread that begins now.
-    pub fn new(metrics: Arc<Metrics>) -> Self {
+    /// A thread that begins now, for so many replicas.
+    pub fn new(metrics: Arc<Metrics>, replicas: usize) -> Self {
         let now = Instant::now();
         Self {
             metrics,
             last: now,
-            apply_ns: 0,
-            plan_ns: 0,
-            commit_ns: 0,
-            flying: VecDeque::new(),
-            running: 0,
-            waiting: 0,
+            deciding: Deciding::default(),
+            share: Deciding::default(),
             cpu_read: now,
             rate_since: now,
-            generated: 0,
-            generated_before: 0,
+            lanes: (0..replicas).map(|_| Lane::default()).collect(),
         }
     }
 
@@ -67,9 +77,12 @@ impl StepWatch {
         }
         let since = self.last - self.rate_since;
         if since >= RATE_PERIOD {
-            let tokens = self.generated - self.generated_before;
-            self.metrics.steps.set_throughput(tokens as f64 / since.as_secs_f64());
-            (self.rate_since, self.generated_before) = (self.last, self.generated);
+            self.rate_since = self.last;
+            for (lane, replica) in self.lanes.iter_mut().zip((0..).map(Replica)) {
+                let tokens = lane.generated - lane.generated_before;
+                lane.generated_before = lane.generated;
+                self.metrics.steps.set_throughput(replica, tokens as f64 / since.as_secs_f64());
+            }
         }
     }
 
@@ -79,57 +92,78 @@ impl StepWatch {
         self.metrics.steps.idle(slept);
     }
 
-    /// A batch was handed to the executor.
-    pub fn sent(&mut self, batch: &BatchFacts, now_ms: u64) {
+    /// A tick is over: what it took is shared by the steps it sends.
+    pub fn ticked(&mut self, effects: &[Effect]) {
+        let sends = effects.iter().filter(|effect| matches!(effect, Effect::Send { .. })).count();
+        if sends > 0 {
+            let Deciding { apply, plan, commit } = std::mem::take(&mut self.deciding);
+            let sends = sends as u32;
+            let (apply, plan, commit) = (apply / sends, plan / sends, commit / sends);
+            self.share = Deciding { apply, plan, commit };
+        }
+    }
+
+    /// A batch was handed to the executors of a replica.
+    pub fn sent(&mut self, replica: Replica, batch: &BatchFacts, now_ms: u64) {
         let send_ns = self.take_lap().as_nanos() as u64;
         let record = StepRecord {
+            replica: u64::from(replica.0),
             step: batch.step.0,
             sent_ms: now_ms,
             decode_rows: batch.decode_rows,
             prefill_rows: batch.prefill_rows,
             tokens: batch.tokens,
-            plan_ns: std::mem::take(&mut self.plan_ns),
-            commit_ns: std::mem::take(&mut self.commit_ns),
-            apply_ns: std::mem::take(&mut self.apply_ns),
+            plan_ns: self.share.plan.as_nanos() as u64,
+            commit_ns: self.share.commit.as_nanos() as u64,
+            apply_ns: self.share.apply.as_nanos() as u64,
             send_ns,
             ..StepRecord::default()
         };
-        self.metrics.steps.sent(&record);
-        self.flying.push_back(Flying { sent: self.last, record });
+        self.metrics.steps.sent(replica, &record);
+        let sent = self.last;
+        self.lane(replica).flying.push_back(Flying { sent, record });
+    }
+
+    fn lane(&mut self, replica: Replica) -> &mut Lane {
+        &mut self.lanes[usize::from(replica.0)]
     }
 
     /// A step was answered, and the tick that takes the answer in is still to come.
-    pub fn answered(&mut self, output: &StepOutput) {
+    pub fn answered(&mut self, replica: Replica, output: &StepOutput) {
+        let (now, steps) = (self.last, &self.metrics.steps);
+        let lane = &mut self.lanes[usize::from(replica.0)];
         while let Some(Flying { sent, record }) =
-            self.flying.pop_front_if(|flying| flying.record.step <= output.step.0)
+            lane.flying.pop_front_if(|flying| flying.record.step <= output.step.0)
         {
             if record.step == output.step.0 {
                 let timing = &output.timing;
-                self.metrics.steps.answered(&StepRecord {
-                    wait_ns: self.last.saturating_duration_since(sent).as_nanos() as u64,
+                let record = StepRecord {
+                    wait_ns: now.saturating_duration_since(sent).as_nanos() as u64,
                     device_ns: timing.inputs_ns + timing.forward_ns + timing.sample_ns,
                     replayed: u64::from(timing.replayed),
-                    running: u64::from(self.running),
-                    waiting: u64::from(self.waiting),
+                    running: u64::from(lane.running),
+                    waiting: u64::from(lane.waiting),
                     ..record
-                });
+                };
+                steps.answered(replica, &record);
             }
             // The device gets to a step only after its predecessor.
-            if let Some(next) = self.flying.front_mut() {
-                next.sent = next.sent.max(self.last);
+            if let Some(next) = lane.flying.front_mut() {
+                next.sent = next.sent.max(now);
             }
         }
     }
 
-    /// What was under way is lost.
-    pub fn lost(&mut self) {
-        self.flying.clear();
+    /// What a replica had under way is lost.
+    pub fn lost(&mut self, replica: Replica) {
+        self.lane(replica).flying.clear();
     }
 
     /// Counters changed.
     pub fn counted(&mut self, stats: &StepStats) {
-        (self.running, self.waiting) = (stats.running, stats.waiting);
-        self.generated = stats.generated_tokens_total;
+        let lane = self.lane(stats.replica);
+        (lane.running, lane.waiting) = (stats.running, stats.waiting);
+        lane.generated = stats.generated_tokens_total;
     }
 
     fn take_lap(&mut self) -> Duration {
@@ -142,11 +176,11 @@ impl StepWatch {
 
 impl Laps for StepWatch {
     fn lap(&mut self, part: Part) {
-        let ns = self.take_lap().as_nanos() as u64;
+        let lap = self.take_lap();
         match part {
-            Part::Apply => self.apply_ns += ns,
-            Part::Plan => self.plan_ns += ns,
-            Part::Commit => self.commit_ns += ns,
+            Part::Apply => self.deciding.apply += lap,
+            Part::Plan => self.deciding.plan += lap,
+            Part::Commit => self.deciding.commit += lap,
         }
     }
 }

@@ -1,12 +1,57 @@
-//! The main thread of a server: waits for whatever ends it, and starts its executor again.
+//! The main thread of a server: waits for whatever ends it, and starts lost executors again.
 
 use super::engine_thread::Notice;
-use super::executor::{ExecutorGroup, RestartError};
+use super::executor::World;
 use super::host::Host;
 use super::shutdown::Front;
+use protocol::{Epoch, Replica};
 use std::process::ExitCode;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
+
+/// The executors, and what the main thread hears of them.
+pub struct Supervised {
+    /// How to start them.
+    pub world: World,
+    /// What happens.
+    pub notices: Receiver<Notice>,
+    /// For those who start something on its behalf.
+    pub sender: Sender<Notice>,
+    /// Replicas whose executors are there.
+    up: Vec<bool>,
+}
+
+impl Supervised {
+    /// All executors are there.
+    pub fn new(world: World, notices: Receiver<Notice>, sender: Sender<Notice>) -> Self {
+        let up = vec![true; usize::from(world.settings().parallel.dp_size)];
+        Self { world, notices, sender, up }
+    }
+
+    /// Whether a replica serves.
+    pub fn serves(&self) -> bool {
+        self.up.contains(&true)
+    }
+
+    /// Takes note that a replica's executors are there, or are not.
+    pub fn set_up(&mut self, replica: Replica, up: bool) {
+        self.up[usize::from(replica.0)] = up;
+    }
+
+    /// Starts a replica's executors again; its streams have nothing to wait for if that is over.
+    fn restart(&mut self, host: &Host, replica: Replica, epoch: Epoch, cause: String) {
+        self.set_up(replica, false);
+        if let Err(error) = self.world.restart(replica, epoch, cause, &self.sender) {
+            host.give_up(error.to_string()); // The answer is `EngineFailed`.
+        }
+    }
+
+    /// Ends the executors, which have been told to stop.
+    pub fn shut_down(&mut self, patience: Duration) {
+        let up = &self.up;
+        self.world.shut_down(patience, |replica| up[usize::from(replica.0)]);
+    }
+}
 
 /// Serves until told to stop, or until nothing can be served any more. Returns the process's exit code.
 ///
@@ -14,29 +59,30 @@ use std::time::Duration;
 pub fn run(
     front: &Front<'_>,
     host: Host,
-    mut group: ExecutorGroup,
-    notices: &Receiver<Notice>,
+    mut supervised: Supervised,
     timeout: Duration,
 ) -> ExitCode {
     loop {
-        let (epoch, cause) = match notices.recv() {
+        match supervised.notices.recv() {
             Ok(Notice::Signal(number)) => {
-                return front.drain(number, timeout, host, group, notices);
+                // Where nobody computes, streams have nothing to wait for.
+                let timeout = if supervised.serves() { timeout } else { Duration::ZERO };
+                return front.drain(number, timeout, host, supervised);
             }
             Ok(Notice::EngineFailed(text)) => return front.fail(&text),
-            Ok(Notice::ExecutorLost { epoch, cause }) => (epoch, cause),
-            Err(_) => return front.fail("nobody watches this process any more"),
-        };
-        let back = match group.restart(epoch, cause, notices) {
-            Ok((link, up)) => host.resume(link, up.ready).map_err(|error| error.to_string()),
-            // Nobody computes: streams have nothing to wait for.
-            Err(RestartError::Signal(number)) => {
-                return front.drain(number, Duration::ZERO, host, group, notices);
+            Ok(Notice::ExecutorLost { replica, epoch, cause }) => {
+                supervised.restart(&host, replica, epoch, cause);
             }
-            Err(error) => Err(error.to_string()),
-        };
-        if let Err(cause) = back {
-            host.give_up(cause); // The answer is `EngineFailed`.
+            Ok(Notice::Up { replica, epoch, outcome }) => {
+                let resumed = outcome.and_then(|(link, ready)| {
+                    host.resume(replica, link, ready).map_err(|error| error.to_string())
+                });
+                match resumed {
+                    Ok(()) => supervised.set_up(replica, true),
+                    Err(cause) => supervised.restart(&host, replica, epoch, cause),
+                }
+            }
+            Err(_) => return front.fail("nobody watches this process any more"),
         }
     }
 }

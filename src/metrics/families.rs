@@ -8,6 +8,29 @@ use prometheus::{
     Counter, CounterVec, Error, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec,
     IntCounter, IntCounterVec, Opts, Registry,
 };
+use protocol::Replica;
+
+/// One series for each replica, or one for all: those without a series of their own write into the last one.
+pub(super) struct PerEngine<T>(Vec<T>);
+
+impl<T> PerEngine<T> {
+    /// The series of a replica.
+    pub(super) fn of(&self, replica: Replica) -> &T {
+        &self.0[usize::from(replica.0).min(self.0.len() - 1)]
+    }
+
+    /// All of them.
+    pub(super) fn iter(&self) -> std::slice::Iter<'_, T> {
+        self.0.iter()
+    }
+}
+
+impl<T> From<Vec<T>> for PerEngine<T> {
+    /// `Families` makes one series at least.
+    fn from(series: Vec<T>) -> Self {
+        Self(series)
+    }
+}
 
 /// Where families are registered, and the labels that nearly all of them carry.
 pub(super) struct Families<'a> {
@@ -15,14 +38,19 @@ pub(super) struct Families<'a> {
     model: &'a str,
     buckets: Buckets<'a>,
     engines: Vec<String>,
+    /// Executors of all replicas, and of each.
+    ranks: u16,
+    tp_size: u16,
 }
 
 impl<'a> Families<'a> {
     pub(super) fn new(registry: &'a Registry, config: &'a MetricsConfig) -> Self {
-        let engines = if config.aggregate { 1 } else { config.replicas.max(1) };
+        let (replicas, tp_size) = (config.replicas.max(1), config.tp_size.max(1));
+        let engines = if config.aggregate { 1 } else { replicas };
         let buckets = Buckets::new(&config.buckets, config.max_model_len);
         let engines = (0..engines).map(|engine| engine.to_string()).collect();
-        Self { registry, model: &config.model_name, buckets, engines }
+        let ranks = replicas * tp_size;
+        Self { registry, model: &config.model_name, buckets, engines, ranks, tp_size }
     }
 
     /// What the process says about itself.
@@ -44,19 +72,6 @@ impl<'a> Families<'a> {
     pub(super) fn counter(&self, name: &str, help: &str) -> Result<IntCounter, Error> {
         let family = IntCounterVec::new(Opts::new(name, help), &["model_name", "engine"])?;
         Ok(self.add(family)?.with_label_values(&[self.model, "0"]))
-    }
-
-    /// A counter of the engine per value of one more label.
-    pub(super) fn counters<const N: usize>(
-        &self,
-        name: &str,
-        help: &str,
-        label: &str,
-        values: [&str; N],
-    ) -> Result<[IntCounter; N], Error> {
-        let labels = ["model_name", "engine", label];
-        let family = self.add(IntCounterVec::new(Opts::new(name, help), &labels)?)?;
-        Ok(values.map(|value| family.with_label_values(&[self.model, "0", value])))
     }
 
     /// A counter per replica, and per value of one more label if there is one.
@@ -120,6 +135,43 @@ impl<'a> Families<'a> {
         Ok(values.map(|value| family.with_label_values(&[self.model, "0", value])))
     }
 
+    /// A gauge for each executor, with its replica and its rank in the world.
+    pub(super) fn gauge_of_ranks(&self, name: &str, help: &str) -> Result<Vec<Gauge>, Error> {
+        let family =
+            self.add(GaugeVec::new(Opts::new(name, help), &Self::labels(Some("rank")))?)?;
+        Ok(self.ranks().map(|values| family.with_label_values(&values)).collect())
+    }
+
+    /// A counter for each executor.
+    pub(super) fn counter_of_ranks(
+        &self,
+        name: &str,
+        help: &str,
+    ) -> Result<Vec<IntCounter>, Error> {
+        let labels = Self::labels(Some("rank"));
+        let family = self.add(IntCounterVec::new(Opts::new(name, help), &labels)?)?;
+        Ok(self.ranks().map(|values| family.with_label_values(&values)).collect())
+    }
+
+    /// Model, engine and rank of each executor.
+    fn ranks(&self) -> impl Iterator<Item = [String; 3]> {
+        (0..self.ranks).map(|rank| {
+            let last = self.engines.len() - 1;
+            let engine = usize::from(rank / self.tp_size).min(last);
+            [self.model.to_owned(), self.engines[engine].clone(), rank.to_string()]
+        })
+    }
+
+    /// Executors of each replica.
+    pub(super) fn tp_size(&self) -> u16 {
+        self.tp_size
+    }
+
+    /// Replicas, whether they have series of their own or not.
+    pub(super) fn replicas(&self) -> u16 {
+        self.ranks / self.tp_size
+    }
+
     /// A gauge whose labels are all its own, at `value`.
     pub(super) fn info(
         &self,
@@ -177,16 +229,31 @@ impl<'a> Families<'a> {
         self.model
     }
 
-    /// A histogram of the engine.
-    pub(super) fn histogram(
+    /// A histogram per replica.
+    pub(super) fn histogram_of_replicas(
         &self,
         name: &str,
         help: &str,
         family: Family,
-    ) -> Result<Histogram, Error> {
+    ) -> Result<PerEngine<Histogram>, Error> {
         let opts = HistogramOpts::new(name, help).buckets(self.buckets.of(family));
-        let family = HistogramVec::new(opts, &["model_name", "engine"])?;
-        Ok(self.add(family)?.with_label_values(&[self.model, "0"]))
+        let family = self.add(HistogramVec::new(opts, &Self::labels(None))?)?;
+        Ok(PerEngine(self.children(None, |values| family.with_label_values(values))))
+    }
+
+    /// A histogram per value of a label and replica.
+    pub(super) fn histograms_of_replicas<const N: usize>(
+        &self,
+        name: &str,
+        help: &str,
+        family: Family,
+        (label, values): (&str, [&str; N]),
+    ) -> Result<[PerEngine<Histogram>; N], Error> {
+        let opts = HistogramOpts::new(name, help).buckets(self.buckets.of(family));
+        let family = self.add(HistogramVec::new(opts, &Self::labels(Some(label)))?)?;
+        let of =
+            |value| self.children(Some((label, value)), |values| family.with_label_values(values));
+        Ok(values.map(|value| PerEngine(of(value))))
     }
 
     /// A histogram of the engine per value of one more label.

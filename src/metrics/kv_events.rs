@@ -3,43 +3,45 @@
 use super::families::Families;
 use crate::kv_events::Figures;
 use prometheus::{Error, Gauge, IntCounter};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The series of what a publisher counts; all zero while there is none.
+/// What a counter of a publisher shows.
+type Total = fn(&Figures) -> &AtomicU64;
+
+/// The series of what publishers count; all zero while there are none.
 pub(super) struct KvEventSeries {
-    batches: IntCounter,
-    dropped: IntCounter,
-    replays: IntCounter,
-    snapshots: IntCounter,
-    queue_depth: [Gauge; 1],
+    counters: Vec<(Vec<IntCounter>, Total)>,
+    queue_depth: Vec<Gauge>,
 }
 
 impl KvEventSeries {
     #[rustfmt::skip] // A table.
     pub(super) fn new(f: &Families<'_>) -> Result<Self, Error> {
-        let depth = f.gauge_of_replicas("hadron:kv_events_queue_depth", "Batches of KV events that wait to be published.")?;
-        let [first] = <[Gauge; 1]>::try_from(depth.into_iter().take(1).collect::<Vec<_>>())
-            .map_err(|_| Error::Msg("a server has at least one engine".to_owned()))?;
-        Ok(Self {
-            batches: f.counter("hadron:kv_events_batches_total", "Batches of KV events published.")?,
-            dropped: f.counter("hadron:kv_events_dropped_total", "Batches of KV events that found the queue full.")?,
-            replays: f.counter("hadron:kv_events_replays_total", "Replays of KV events served.")?,
-            snapshots: f.counter("hadron:kv_events_snapshots_total", "Snapshots of the prefix index published.")?,
-            queue_depth: [first],
-        })
+        let counters: Vec<(Vec<IntCounter>, Total)> = vec![
+            (f.counter_of_replicas("hadron:kv_events_batches_total", "Batches of KV events published.", None)?, |figures| &figures.batches),
+            (f.counter_of_replicas("hadron:kv_events_dropped_total", "Batches of KV events that found the queue full.", None)?, |figures| &figures.dropped),
+            (f.counter_of_replicas("hadron:kv_events_replays_total", "Replays of KV events served.", None)?, |figures| &figures.replays),
+            (f.counter_of_replicas("hadron:kv_events_snapshots_total", "Snapshots of the prefix index published.", None)?, |figures| &figures.snapshots),
+        ];
+        let queue_depth = f.gauge_of_replicas("hadron:kv_events_queue_depth", "Batches of KV events that wait to be published.")?;
+        Ok(Self { counters, queue_depth })
     }
 
-    pub(super) fn set(&self, counters: &Figures) {
-        let read = |value: &AtomicU64| value.load(Ordering::Relaxed);
-        for (series, value) in [
-            (&self.batches, &counters.batches),
-            (&self.dropped, &counters.dropped),
-            (&self.replays, &counters.replays),
-            (&self.snapshots, &counters.snapshots),
-        ] {
-            raise(series, read(value));
+    /// Shows these figures, by replica; those without a series of their own add to the last one's.
+    pub(super) fn set(&self, figures: &[Arc<Figures>]) {
+        let series = self.queue_depth.len();
+        for engine in 0..series {
+            let rest = if engine + 1 == series { figures.len() } else { engine + 1 };
+            let Some(own) = figures.get(engine..rest) else { continue };
+            let sum = |of: Total| -> u64 {
+                own.iter().map(|figures| of(figures).load(Ordering::Relaxed)).sum()
+            };
+            for (counters, total) in &self.counters {
+                raise(&counters[engine], sum(*total));
+            }
+            self.queue_depth[engine].set(sum(|figures| &figures.queue_depth) as f64);
         }
-        self.queue_depth[0].set(read(&counters.queue_depth) as f64);
     }
 }
 

@@ -1,7 +1,8 @@
 //! Figures of the executor's life: starts, losses, signs of life.
 
-use super::families::Families;
+use super::families::{Families, PerEngine};
 use prometheus::{Error, Gauge, IntCounter};
+use protocol::{Rank, Replica};
 use scheduler::StepStats;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -24,43 +25,50 @@ const PHASES: [&str; 5] = ["config", "load", "kv", "graphs", "ready"];
 
 /// Series of the executor's life.
 pub struct LifeMetrics {
-    restarts: [IntCounter; 4],
-    late: [IntCounter; 1],
-    up: [Gauge; 1],
-    heartbeat: [Gauge; 1],
+    restarts: [PerEngine<IntCounter>; 4],
+    /// By rank in the world, like the next two.
+    late: Vec<IntCounter>,
+    up: Vec<Gauge>,
+    heartbeat: Vec<Gauge>,
     startup: [Gauge; 5],
     start: Instant,
-    /// Milliseconds from `start` to the last sign of life.
-    alive_ms: AtomicU64,
+    /// Milliseconds from `start` to the last sign of life of each rank.
+    alive_ms: Vec<AtomicU64>,
+    tp_size: usize,
 }
 
 impl LifeMetrics {
     #[rustfmt::skip] // A table.
     pub(super) fn new(f: &Families<'_>) -> Result<Self, Error> {
         Ok(Self {
-            restarts: f.counters("hadron:executor_restarts_total", "Executors that were lost and started again, by the cause.", "cause", CAUSES)?,
-            late: f.counters("hadron:late_rank_total", "Steps that a rank had not answered by their deadline.", "rank", ["0"])?,
-            up: f.gauges("hadron:executor_up", "1 while the executor of a rank is there.", "rank", ["0"])?,
-            heartbeat: f.gauges("hadron:heartbeat_age_seconds", "Time since the executor of a rank gave a sign of life; of one in this process, since the scheduler's thread did.", "rank", ["0"])?,
+            restarts: f.counters_of_replicas("hadron:executor_restarts_total", "Times that the executors of a replica were lost and started again, by the cause.", "cause", CAUSES)?.map(PerEngine::from),
+            late: f.counter_of_ranks("hadron:late_rank_total", "Steps that a rank had not answered by their deadline.")?,
+            up: f.gauge_of_ranks("hadron:executor_up", "1 while the executor of a rank is there.")?,
+            heartbeat: f.gauge_of_ranks("hadron:heartbeat_age_seconds", "Time since the executor of a rank gave a sign of life; of one in this process, since the scheduler's thread did.")?,
             startup: f.gauges("hadron:startup_seconds", "Time of each part of the start; ready is the whole of it.", "phase", PHASES)?,
             start: Instant::now(),
-            alive_ms: AtomicU64::new(0),
+            alive_ms: (0..f.replicas() * f.tp_size()).map(|_| AtomicU64::new(0)).collect(),
+            tp_size: usize::from(f.tp_size()),
         })
     }
 
-    /// An executor was lost.
-    pub fn lost(&self, loss: Loss) {
-        self.restarts[loss as usize].inc();
+    /// The executors of a replica were lost.
+    pub fn lost(&self, replica: Replica, loss: Loss) {
+        self.restarts[loss as usize].of(replica).inc();
     }
 
-    /// A step has passed its deadline.
-    pub fn late(&self) {
-        self.late[0].inc();
+    /// A step of a rank has passed its deadline.
+    pub fn late(&self, rank: Rank) {
+        if let Some(late) = self.late.get(usize::from(rank.0)) {
+            late.inc();
+        }
     }
 
-    /// The executor gave a sign of life.
-    pub fn alive(&self) {
-        self.alive_ms.store(self.start.elapsed().as_millis() as u64, Ordering::Relaxed);
+    /// The executor of a rank gave a sign of life.
+    pub fn alive(&self, rank: Rank) {
+        if let Some(alive_ms) = self.alive_ms.get(usize::from(rank.0)) {
+            alive_ms.store(self.start.elapsed().as_millis() as u64, Ordering::Relaxed);
+        }
     }
 
     /// The server is up: the parts of its start as the executor named them, the time that reading the
@@ -80,9 +88,14 @@ impl LifeMetrics {
     }
 
     pub(super) fn set(&self, stats: &[StepStats]) {
-        let up = stats.first().is_some_and(|stats| stats.ready);
-        self.up[0].set(f64::from(up));
-        let alive = Duration::from_millis(self.alive_ms.load(Ordering::Relaxed));
-        self.heartbeat[0].set(self.start.elapsed().saturating_sub(alive).as_secs_f64());
+        for (rank, up) in self.up.iter().enumerate() {
+            let ready = stats.get(rank / self.tp_size).is_some_and(|stats| stats.ready);
+            up.set(f64::from(ready));
+        }
+        let now = self.start.elapsed();
+        for (heartbeat, alive_ms) in self.heartbeat.iter().zip(&self.alive_ms) {
+            let alive = Duration::from_millis(alive_ms.load(Ordering::Relaxed));
+            heartbeat.set(now.saturating_sub(alive).as_secs_f64());
+        }
     }
 }

@@ -48,6 +48,8 @@ pub struct MetricsConfig {
     pub max_model_len: u32,
     /// Replicas that have series of their own.
     pub replicas: u16,
+    /// Executors of each replica.
+    pub tp_size: u16,
     /// One series for all replicas (`--metrics-aggregate`).
     pub aggregate: bool,
     /// Buckets that replace the usual ones.
@@ -61,6 +63,7 @@ impl MetricsConfig {
             model_name: model_name.into(),
             max_model_len,
             replicas: 1,
+            tp_size: 1,
             aggregate: false,
             buckets: CustomBuckets::default(),
         }
@@ -103,8 +106,8 @@ pub struct Metrics {
     grammar_series: GrammarSeries,
     /// Requests that wait outside the scheduler for their grammar.
     pub deferred: AtomicU64,
-    /// Of the KV-event publisher.
-    pub kv_events: Arc<Figures>,
+    /// Of the KV-event publishers, by replica.
+    pub kv_events: Vec<Arc<Figures>>,
     kv_event_series: kv_events::KvEventSeries,
     replicas: ReplicaMetrics,
     unused: UnusedMetrics,
@@ -128,7 +131,7 @@ impl Metrics {
             grammar_series: GrammarSeries::new(&families, &grammar)?,
             grammar,
             deferred: AtomicU64::new(0),
-            kv_events: Arc::default(),
+            kv_events: (0..families.replicas()).map(|_| Arc::default()).collect(),
             kv_event_series: kv_events::KvEventSeries::new(&families)?,
             replicas: ReplicaMetrics::new(&families)?,
             unused: UnusedMetrics::new(&families)?,

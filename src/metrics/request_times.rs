@@ -1,5 +1,6 @@
 //! When what happened to one request: kept with its route, read once at its end.
 
+use protocol::Replica;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -32,6 +33,8 @@ impl Siblings {
 pub struct RequestTimes {
     /// When the server had its body.
     pub(super) arrived: Instant,
+    /// The replica that ran it first; the first one for as long as none has.
+    pub(super) replica: Replica,
     /// When it was handed to the engine.
     pub(super) submitted: Instant,
     /// How long it then waited for a seat; `None` = it never had one.
@@ -57,6 +60,7 @@ impl RequestTimes {
         let (siblings, submitted) = (Arc::new(Siblings::new(n)), Instant::now());
         (0..n).map(move |_| Self {
             arrived,
+            replica: Replica(0),
             submitted,
             queued: None,
             tokens_at: None,

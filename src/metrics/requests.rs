@@ -4,7 +4,7 @@
 //! time in the queue counts from the engine on.
 
 use super::buckets::Family;
-use super::families::Families;
+use super::families::{Families, PerEngine};
 use super::request_times::RequestTimes;
 use prometheus::local::LocalHistogram;
 use prometheus::{Error, Histogram, IntCounter};
@@ -17,23 +17,23 @@ const REASONS: [&str; 5] = ["stop", "length", "abort", "error", "repetition"];
 
 /// Series of requests.
 pub struct RequestMetrics {
-    first_token: Histogram,
-    gap: Histogram,
-    per_token: Histogram,
-    latency: Histogram,
-    queue: Histogram,
-    inference: Histogram,
-    prefill: Histogram,
-    decode: Histogram,
-    prompt_tokens: Histogram,
-    generation_tokens: Histogram,
-    most_tokens: Histogram,
-    max_tokens: Histogram,
-    n: Histogram,
-    preemptions: Histogram,
-    computed_tokens: Histogram,
-    finished: [IntCounter; 5],
-    corrupted: IntCounter,
+    first_token: PerEngine<Histogram>,
+    gap: PerEngine<Histogram>,
+    per_token: PerEngine<Histogram>,
+    latency: PerEngine<Histogram>,
+    queue: PerEngine<Histogram>,
+    inference: PerEngine<Histogram>,
+    prefill: PerEngine<Histogram>,
+    decode: PerEngine<Histogram>,
+    prompt_tokens: PerEngine<Histogram>,
+    generation_tokens: PerEngine<Histogram>,
+    most_tokens: PerEngine<Histogram>,
+    max_tokens: PerEngine<Histogram>,
+    n: PerEngine<Histogram>,
+    preemptions: PerEngine<Histogram>,
+    computed_tokens: PerEngine<Histogram>,
+    finished: [PerEngine<IntCounter>; 5],
+    corrupted: PerEngine<IntCounter>,
 }
 
 impl RequestMetrics {
@@ -41,46 +41,48 @@ impl RequestMetrics {
     pub(super) fn new(f: &Families<'_>) -> Result<Self, Error> {
         use Family::{InterTokenLatency, ParamsN, Preemptions, RequestLatency, TimeToFirstToken, Tokens};
         Ok(Self {
-            first_token: f.histogram("vllm:time_to_first_token_seconds", "From a request's arrival to its first token.", TimeToFirstToken)?,
-            gap: f.histogram("vllm:inter_token_latency_seconds", "Between two deliveries of tokens of a request.", InterTokenLatency)?,
-            per_token: f.histogram("vllm:request_time_per_output_token_seconds", "Mean time per token after the first, of a request that ended.", InterTokenLatency)?,
-            latency: f.histogram("vllm:e2e_request_latency_seconds", "From a request's arrival to its end.", RequestLatency)?,
-            queue: f.histogram("vllm:request_queue_time_seconds", "Time a request waited for a seat.", RequestLatency)?,
-            inference: f.histogram("vllm:request_inference_time_seconds", "From a request's seat to its last token.", RequestLatency)?,
-            prefill: f.histogram("vllm:request_prefill_time_seconds", "From a request's seat to its first token.", RequestLatency)?,
-            decode: f.histogram("vllm:request_decode_time_seconds", "From a request's first token to its last.", RequestLatency)?,
-            prompt_tokens: f.histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", Tokens)?,
-            generation_tokens: f.histogram("vllm:request_generation_tokens", "Tokens a request produced.", Tokens)?,
-            most_tokens: f.histogram("vllm:request_max_num_generation_tokens", "Most tokens that one of a prompt's choices produced.", Tokens)?,
-            max_tokens: f.histogram("vllm:request_params_max_tokens", "Tokens a request might have produced.", Tokens)?,
-            n: f.histogram("vllm:request_params_n", "Choices asked for per prompt.", ParamsN)?,
-            preemptions: f.histogram("vllm:request_num_preemptions", "Times a request was preempted.", Preemptions)?,
-            computed_tokens: f.histogram("vllm:request_prefill_kv_computed_tokens", "Prompt tokens of a request that were not in the prefix cache.", Tokens)?,
-            finished: f.counters("vllm:request_success_total", "Requests that ended, by the reason.", "finished_reason", REASONS)?,
-            corrupted: f.counter("vllm:corrupted_requests_total", "Requests whose logits were not numbers.")?,
+            first_token: f.histogram_of_replicas("vllm:time_to_first_token_seconds", "From a request's arrival to its first token.", TimeToFirstToken)?,
+            gap: f.histogram_of_replicas("vllm:inter_token_latency_seconds", "Between two deliveries of tokens of a request.", InterTokenLatency)?,
+            per_token: f.histogram_of_replicas("vllm:request_time_per_output_token_seconds", "Mean time per token after the first, of a request that ended.", InterTokenLatency)?,
+            latency: f.histogram_of_replicas("vllm:e2e_request_latency_seconds", "From a request's arrival to its end.", RequestLatency)?,
+            queue: f.histogram_of_replicas("vllm:request_queue_time_seconds", "Time a request waited for a seat.", RequestLatency)?,
+            inference: f.histogram_of_replicas("vllm:request_inference_time_seconds", "From a request's seat to its last token.", RequestLatency)?,
+            prefill: f.histogram_of_replicas("vllm:request_prefill_time_seconds", "From a request's seat to its first token.", RequestLatency)?,
+            decode: f.histogram_of_replicas("vllm:request_decode_time_seconds", "From a request's first token to its last.", RequestLatency)?,
+            prompt_tokens: f.histogram_of_replicas("vllm:request_prompt_tokens", "Prompt tokens of a request.", Tokens)?,
+            generation_tokens: f.histogram_of_replicas("vllm:request_generation_tokens", "Tokens a request produced.", Tokens)?,
+            most_tokens: f.histogram_of_replicas("vllm:request_max_num_generation_tokens", "Most tokens that one of a prompt's choices produced.", Tokens)?,
+            max_tokens: f.histogram_of_replicas("vllm:request_params_max_tokens", "Tokens a request might have produced.", Tokens)?,
+            n: f.histogram_of_replicas("vllm:request_params_n", "Choices asked for per prompt.", ParamsN)?,
+            preemptions: f.histogram_of_replicas("vllm:request_num_preemptions", "Times a request was preempted.", Preemptions)?,
+            computed_tokens: f.histogram_of_replicas("vllm:request_prefill_kv_computed_tokens", "Prompt tokens of a request that were not in the prefix cache.", Tokens)?,
+            finished: f.counters_of_replicas("vllm:request_success_total", "Requests that ended, by the reason.", "finished_reason", REASONS)?.map(PerEngine::from),
+            corrupted: f.counter_of_replicas("vllm:corrupted_requests_total", "Requests whose logits were not numbers.", None)?.into(),
         })
     }
 
     /// Takes events that are handed out together: they happen at one time.
     pub fn round(&self) -> Round<'_> {
-        Round { metrics: self, now: Instant::now(), gaps: self.gap.local() }
+        let gaps = self.gap.iter().map(Histogram::local).collect::<Vec<_>>().into();
+        Round { metrics: self, now: Instant::now(), gaps }
     }
 
     /// A request ended, or was taken back by its owner.
     pub fn ended(&self, times: &RequestTimes, finish: &Finish, now: Instant) {
         let Some(reason) = reason(finish) else { return };
-        self.finished[reason].inc();
+        let replica = times.replica;
+        self.finished[reason].of(replica).inc();
         if matches!(finish, Finish::Error(ErrorCode::Row(RowError::NonFiniteLogits))) {
-            self.corrupted.inc();
+            self.corrupted.of(replica).inc();
         }
-        self.latency.observe(seconds(times.arrived, now));
-        self.prompt_tokens.observe(f64::from(times.prompt_tokens));
-        self.generation_tokens.observe(f64::from(times.generated));
-        self.max_tokens.observe(f64::from(times.max_tokens));
-        self.preemptions.observe(f64::from(times.preemptions));
+        self.latency.of(replica).observe(seconds(times.arrived, now));
+        self.prompt_tokens.of(replica).observe(f64::from(times.prompt_tokens));
+        self.generation_tokens.of(replica).observe(f64::from(times.generated));
+        self.max_tokens.of(replica).observe(f64::from(times.max_tokens));
+        self.preemptions.of(replica).observe(f64::from(times.preemptions));
         if let Some(most) = times.siblings.ended(times.generated) {
-            self.n.observe(f64::from(times.siblings.n));
-            self.most_tokens.observe(f64::from(most));
+            self.n.of(replica).observe(f64::from(times.siblings.n));
+            self.most_tokens.of(replica).observe(f64::from(most));
         }
         self.phases(times);
     }
@@ -88,15 +90,17 @@ impl RequestMetrics {
     /// The parts of a request's time; one that never ran has none.
     fn phases(&self, times: &RequestTimes) {
         let (Some(queued), Some(scheduled)) = (times.queued, times.scheduled()) else { return };
-        self.queue.observe(queued.as_secs_f64());
+        let replica = times.replica;
+        self.queue.of(replica).observe(queued.as_secs_f64());
         let computed = times.prompt_tokens.saturating_sub(times.cached_tokens);
-        self.computed_tokens.observe(f64::from(computed));
+        self.computed_tokens.of(replica).observe(f64::from(computed));
         let Some((first, last)) = times.tokens_at else { return };
-        self.prefill.observe(seconds(scheduled, first));
-        self.decode.observe(seconds(first, last));
-        self.inference.observe(seconds(scheduled, last));
+        self.prefill.of(replica).observe(seconds(scheduled, first));
+        self.decode.of(replica).observe(seconds(first, last));
+        self.inference.of(replica).observe(seconds(scheduled, last));
         if times.generated > 1 {
-            self.per_token.observe(seconds(first, last) / f64::from(times.generated - 1));
+            let per_token = seconds(first, last) / f64::from(times.generated - 1);
+            self.per_token.of(replica).observe(per_token);
         }
     }
 }
@@ -106,7 +110,7 @@ pub struct Round<'a> {
     metrics: &'a RequestMetrics,
     now: Instant,
     /// Summed up here: one token costs no shared memory.
-    gaps: LocalHistogram,
+    gaps: PerEngine<LocalHistogram>,
 }
 
 impl Round<'_> {
@@ -114,6 +118,7 @@ impl Round<'_> {
     pub fn event(&self, times: &mut RequestTimes, event: &TokenEvent) {
         times.preemptions = event.preemptions;
         if let Some(run) = event.first_run {
+            times.replica = run.replica;
             times.queued = Some(Duration::from_millis(u64::from(run.queued_ms)));
             times.cached_tokens = run.cached_tokens;
         }
@@ -121,11 +126,12 @@ impl Round<'_> {
             times.generated += event.tokens.len() as u32;
             match &mut times.tokens_at {
                 None => {
-                    self.metrics.first_token.observe(seconds(times.arrived, self.now));
+                    let first = seconds(times.arrived, self.now);
+                    self.metrics.first_token.of(times.replica).observe(first);
                     times.tokens_at = Some((self.now, self.now));
                 }
                 Some((_, last)) => {
-                    self.gaps.observe(seconds(*last, self.now));
+                    self.gaps.of(times.replica).observe(seconds(*last, self.now));
                     *last = self.now;
                 }
             }

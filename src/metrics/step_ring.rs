@@ -12,7 +12,10 @@ pub const STEPS_KEPT: usize = 1_024;
 /// One step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct StepRecord {
-    /// Number of the step.
+    /// DP rank of the replica.
+    #[serde(rename = "dp_rank")]
+    pub replica: u64,
+    /// Number of the step, of this replica.
     pub step: u64,
     /// When it was sent, in milliseconds since the server's start.
     pub sent_ms: u64,
@@ -42,11 +45,12 @@ pub struct StepRecord {
     pub replayed: u64,
 }
 
-const WORDS: usize = 14;
+const WORDS: usize = 15;
 
 impl StepRecord {
     fn words(&self) -> [u64; WORDS] {
         [
+            self.replica,
             self.step,
             self.sent_ms,
             self.decode_rows,
@@ -66,6 +70,7 @@ impl StepRecord {
 
     fn of(words: [u64; WORDS]) -> Self {
         let [
+            replica,
             step,
             sent_ms,
             decode_rows,
@@ -82,6 +87,7 @@ impl StepRecord {
             replayed,
         ] = words;
         Self {
+            replica,
             step,
             sent_ms,
             decode_rows,

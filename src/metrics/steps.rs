@@ -1,9 +1,10 @@
 //! Figures of steps, written by the scheduler's thread alone.
 
 use super::buckets::Family;
-use super::families::Families;
+use super::families::{Families, PerEngine};
 use super::step_ring::{StepRecord, StepRing};
 use prometheus::{Counter, Error, Histogram, IntCounter};
+use protocol::Replica;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -29,15 +30,15 @@ const PHASES: [&str; 6] = ["plan", "commit", "apply", "send", "wait", "device"];
 
 /// Series of steps, and the newest steps one by one.
 pub struct StepMetrics {
-    phases: [Histogram; 6],
-    rows: [Histogram; 2],
-    tokens: Histogram,
+    phases: [PerEngine<Histogram>; 6],
+    rows: [PerEngine<Histogram>; 2],
+    tokens: PerEngine<Histogram>,
     cpu: Counter,
     idle: Counter,
-    replays: IntCounter,
-    eager: IntCounter,
-    /// Tokens produced per second, as bits of an `f64`.
-    throughput: AtomicU64,
+    replays: PerEngine<IntCounter>,
+    eager: PerEngine<IntCounter>,
+    /// Tokens produced per second by each replica, as bits of an `f64`.
+    throughput: Vec<AtomicU64>,
     /// The newest steps.
     pub ring: StepRing,
 }
@@ -46,35 +47,36 @@ impl StepMetrics {
     #[rustfmt::skip] // A table.
     pub(super) fn new(f: &Families<'_>) -> Result<Self, Error> {
         Ok(Self {
-            phases: f.histograms("hadron:step_seconds", "Time of each part of a step.", Family::StepSeconds, ("phase", PHASES))?,
-            rows: f.histograms("hadron:step_rows", "Rows of a step, by kind.", Family::StepRows, ("kind", ["decode", "prefill"]))?,
-            tokens: f.histogram("vllm:iteration_tokens_total", "Tokens of a step, of prompts and produced ones alike.", Family::IterationTokens)?,
+            phases: f.histograms_of_replicas("hadron:step_seconds", "Time of each part of a step.", Family::StepSeconds, ("phase", PHASES))?,
+            rows: f.histograms_of_replicas("hadron:step_rows", "Rows of a step, by kind.", Family::StepRows, ("kind", ["decode", "prefill"]))?,
+            tokens: f.histogram_of_replicas("vllm:iteration_tokens_total", "Tokens of a step, of prompts and produced ones alike.", Family::IterationTokens)?,
             cpu: f.seconds("hadron:scheduler_cpu_seconds_total", "Processor time of the scheduler's thread.")?,
             idle: f.seconds("hadron:scheduler_idle_seconds_total", "Time the scheduler's thread waited for something to do.")?,
-            replays: f.counter("hadron:graph_replays_total", "Steps that replayed a captured graph.")?,
-            eager: f.counter("hadron:eager_steps_total", "Steps that were launched kernel by kernel.")?,
-            throughput: AtomicU64::new(0),
+            replays: f.counter_of_replicas("hadron:graph_replays_total", "Steps that replayed a captured graph.", None)?.into(),
+            eager: f.counter_of_replicas("hadron:eager_steps_total", "Steps that were launched kernel by kernel.", None)?.into(),
+            throughput: (0..f.replicas()).map(|_| AtomicU64::new(0)).collect(),
             ring: StepRing::default(),
         })
     }
 
-    /// A step was sent.
-    pub fn sent(&self, step: &StepRecord) {
+    /// A step of a replica was sent.
+    pub fn sent(&self, replica: Replica, step: &StepRecord) {
         let scheduling = [step.plan_ns, step.commit_ns, step.apply_ns, step.send_ns];
         for (histogram, ns) in self.phases.iter().zip(scheduling) {
-            histogram.observe(seconds(ns));
+            histogram.of(replica).observe(seconds(ns));
         }
-        self.rows[0].observe(step.decode_rows as f64);
-        self.rows[1].observe(step.prefill_rows as f64);
-        self.tokens.observe(step.tokens as f64);
+        self.rows[0].of(replica).observe(step.decode_rows as f64);
+        self.rows[1].of(replica).observe(step.prefill_rows as f64);
+        self.tokens.of(replica).observe(step.tokens as f64);
     }
 
     /// A step was answered: it is complete.
-    pub fn answered(&self, step: &StepRecord) {
-        self.phases[StepPhase::Wait as usize].observe(seconds(step.wait_ns));
-        self.phases[StepPhase::Device as usize].observe(seconds(step.device_ns));
+    pub fn answered(&self, replica: Replica, step: &StepRecord) {
+        let phase = |phase: StepPhase| self.phases[phase as usize].of(replica);
+        phase(StepPhase::Wait).observe(seconds(step.wait_ns));
+        phase(StepPhase::Device).observe(seconds(step.device_ns));
         let kind = if step.replayed == 1 { &self.replays } else { &self.eager };
-        kind.inc();
+        kind.of(replica).inc();
         self.ring.push(step);
     }
 
@@ -88,14 +90,17 @@ impl StepMetrics {
         self.cpu.inc_by((total.as_secs_f64() - self.cpu.get()).max(0.0));
     }
 
-    /// Tokens produced per second, lately.
-    pub fn set_throughput(&self, tokens_per_s: f64) {
-        self.throughput.store(tokens_per_s.to_bits(), Ordering::Relaxed);
+    /// Tokens a replica produced per second, lately.
+    pub fn set_throughput(&self, replica: Replica, tokens_per_s: f64) {
+        if let Some(throughput) = self.throughput.get(usize::from(replica.0)) {
+            throughput.store(tokens_per_s.to_bits(), Ordering::Relaxed);
+        }
     }
 
-    /// Tokens produced per second, lately.
-    pub fn throughput(&self) -> f64 {
-        f64::from_bits(self.throughput.load(Ordering::Relaxed))
+    /// Tokens a replica produced per second, lately.
+    pub fn throughput(&self, replica: Replica) -> f64 {
+        let throughput = self.throughput.get(usize::from(replica.0));
+        throughput.map_or(0.0, |bits| f64::from_bits(bits.load(Ordering::Relaxed)))
     }
 }
 

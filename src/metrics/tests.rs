@@ -1,7 +1,7 @@
 //! Figures against what was done to them.
 
 use super::*;
-use protocol::{RequestId, RowError};
+use protocol::{Rank, Replica, RequestId, RowError};
 use scheduler::{AbortCause, BlockStats, ErrorCode, Finish, FirstRun, StopReason, TokenEvent};
 use std::time::{Duration, Instant};
 
@@ -56,7 +56,7 @@ fn a_request_is_observed_once_at_each_of_its_turns() {
     let metrics = metrics();
     let arrived = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
     let mut choices: Vec<_> = RequestTimes::of_choices(2, arrived, 10, 64).collect();
-    let run = Some(FirstRun { cached_tokens: 4, queued_ms: 0 });
+    let run = Some(FirstRun { replica: Replica(0), cached_tokens: 4, queued_ms: 0 });
     let round = metrics.requests.round();
     round.event(&mut choices[0], &TokenEvent { first_run: run, ..event(1, None) });
     round.event(&mut choices[1], &event(3, Some(Finish::Stop(StopReason::Eos(2)))));
@@ -129,6 +129,56 @@ fn replicas_have_series_of_their_own_or_one_for_all() {
     assert_eq!(value(&page, tokens), 12.0);
     assert_eq!(value(&together.render(&[stats(1, 5), stats(1, 9)]).unwrap(), tokens), 14.0);
     assert_eq!(value(&page, r#"vllm:num_requests_running{engine="0",model_name="m"}"#), 6.0);
+}
+
+#[test]
+fn what_runs_on_a_replica_is_counted_there() {
+    let config = MetricsConfig { replicas: 2, tp_size: 2, ..MetricsConfig::new("m", 64) };
+    let run = |metrics: &Metrics| {
+        let mut times = RequestTimes::of_choices(1, Instant::now(), 1, 1).next().unwrap();
+        let first_run = Some(FirstRun { replica: Replica(1), cached_tokens: 0, queued_ms: 0 });
+        let last = TokenEvent { first_run, ..event(1, Some(Finish::Length)) };
+        metrics.requests.round().event(&mut times, &last);
+        metrics.steps.sent(Replica(1), &StepRecord::default());
+        metrics.steps.set_throughput(Replica(1), 2.5);
+        metrics.life.late(Rank(3));
+        metrics.life.lost(Replica(1), Loss::Late);
+        metrics.kv_events[1].batches.store(7, Ordering::Relaxed);
+        let ready = StepStats { ready: true, ..stats(1, 1) };
+        metrics.render(&[ready, stats(1, 1)]).unwrap()
+    };
+    let apart = Metrics::new(&config).unwrap();
+    let page = run(&apart);
+    for (series, engines) in [
+        (
+            r#"vllm:request_success_total{engine="E",finished_reason="length",model_name="m"}"#,
+            [0.0, 1.0],
+        ),
+        (r#"vllm:time_to_first_token_seconds_count{engine="E",model_name="m"}"#, [0.0, 1.0]),
+        (r#"vllm:iteration_tokens_total_count{engine="E",model_name="m"}"#, [0.0, 1.0]),
+        (r#"hadron:executor_restarts_total{cause="late",engine="E",model_name="m"}"#, [0.0, 1.0]),
+        (r#"hadron:kv_events_batches_total{engine="E",model_name="m"}"#, [0.0, 7.0]),
+    ] {
+        let of = |engine: &str| value(&page, &series.replace('E', engine));
+        assert_eq!([of("0"), of("1")], engines, "{series}");
+    }
+    let of_ranks = |name: &str| {
+        let series =
+            |rank| format!(r#"{name}{{engine="{}",model_name="m",rank="{rank}"}}"#, rank / 2);
+        [0, 1, 2, 3].map(|rank| value(&page, &series(rank)))
+    };
+    assert_eq!(of_ranks("hadron:executor_up"), [1.0, 1.0, 0.0, 0.0]);
+    assert_eq!(of_ranks("hadron:late_rank_total"), [0.0, 0.0, 0.0, 1.0]);
+    assert_eq!(
+        (apart.steps.throughput(Replica(0)), apart.steps.throughput(Replica(1))),
+        (0.0, 2.5)
+    );
+    let page = run(&Metrics::new(&MetricsConfig { aggregate: true, ..config }).unwrap());
+    assert!(!page.contains(r#"engine="1""#));
+    let success =
+        r#"vllm:request_success_total{engine="0",finished_reason="length",model_name="m"}"#;
+    assert_eq!(value(&page, success), 1.0);
+    assert_eq!(value(&page, r#"hadron:late_rank_total{engine="0",model_name="m",rank="3"}"#), 1.0);
 }
 
 /// Write the page with `UPDATE_EXPECT=1 cargo test`.

@@ -33,7 +33,7 @@ pub enum State {
     Starting,
     /// Requests are served.
     Serving,
-    /// The executor was lost and is being started again; requests wait.
+    /// No replica serves, and one at least is being started again; requests wait.
     Restarting,
     /// Alive, but no replica serves, and none will.
     Unavailable,
@@ -83,13 +83,15 @@ impl Health {
         let _ = self.phase.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// The executor is lost; another one is on its way.
-    pub fn set_restarting(&self) {
+    /// The executors of a replica are lost and others are on their way; `serving` = those of another one serve.
+    pub fn set_lost(&self, serving: bool) {
         self.restart_began_ms.store(self.now_ms(), Ordering::Relaxed);
-        self.phase.store(RESTARTING, Ordering::Release);
+        if !serving {
+            self.phase.store(RESTARTING, Ordering::Release);
+        }
     }
 
-    /// The executor is back.
+    /// The executors of a replica are back.
     pub fn set_restarted(&self) {
         let took = self.now_ms().saturating_sub(self.restart_began_ms.load(Ordering::Relaxed));
         self.restart_took_ms.store(took.max(1), Ordering::Relaxed);
@@ -158,7 +160,9 @@ mod tests {
         assert_eq!(health.state(), State::Starting);
         health.set_started();
         assert_eq!(health.state(), State::Serving);
-        health.set_restarting();
+        health.set_lost(true);
+        assert_eq!(health.state(), State::Serving);
+        health.set_lost(false);
         assert_eq!(health.state(), State::Restarting);
         health.set_started(); // Comes too late to matter.
         assert_eq!(health.state(), State::Restarting);

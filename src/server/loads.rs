@@ -108,13 +108,14 @@ pub async fn loads(
     let serving = app.serving()?;
     let metrics = &serving.metrics;
     let all = serving.client.replicas();
-    let throughput = metrics.steps.throughput();
     let replicas = all.len();
     let is_asked = |stats: &&StepStats| asked.dp_rank.is_none_or(|rank| rank == stats.replica.0);
     let loads: Vec<Load> = match metrics.cache() {
         None => Vec::new(),
         Some(cache) => {
-            all.iter().filter(is_asked).map(|stats| load(stats, cache, throughput)).collect()
+            let throughput = |stats: &StepStats| metrics.steps.throughput(stats.replica);
+            let asked = all.iter().filter(is_asked);
+            asked.map(|stats| load(stats, cache, throughput(stats))).collect()
         }
     };
     if loads.is_empty() && asked.dp_rank.is_some() {

@@ -30,22 +30,43 @@ async fn switch(app: &App, on: bool) -> Result<Json<Value>, ApiError> {
         let message = "this server records no traces: start it with --profile DIR";
         return Err(ApiError::new(StatusCode::NOT_FOUND, "profiling_off", message));
     }
-    let reply = app.serving()?.client.profile(on);
-    match timeout(REPLY_WAIT, reply).await {
-        Ok(Ok(Profiled::Started(path))) => {
-            Ok(Json(json!({"status": "started", "file": name(&path)})))
+    let mut answers = app.serving()?.client.profile(on);
+    let all = async {
+        let mut told = Vec::new();
+        while let Some(answer) = answers.recv().await {
+            told.push(answer);
         }
-        Ok(Ok(Profiled::Stopped(path))) => {
-            Ok(Json(json!({"status": "stopped", "file": path.as_deref().map(name)})))
-        }
-        Ok(Ok(Profiled::Failed(error))) => {
-            tracing::error!(error, on, "the trace cannot be switched");
-            Err(ApiError::internal())
-        }
-        Ok(Err(_)) | Err(_) => {
+        told
+    };
+    match timeout(REPLY_WAIT, all).await {
+        Ok(told) if !told.is_empty() => said(on, told),
+        Ok(_) | Err(_) => {
             Err(ApiError::unavailable("engine_unavailable", "the executor does not answer", 10))
         }
     }
+}
+
+/// What the executors answered, as one answer: `file` is the first one's, `files` are those of several.
+fn said(on: bool, told: Vec<Profiled>) -> Result<Json<Value>, ApiError> {
+    let several = told.len() > 1;
+    let mut files = Vec::new();
+    for profiled in told {
+        match profiled {
+            Profiled::Started(path) => files.push(name(&path)),
+            Profiled::Stopped(path) => files.extend(path.as_deref().map(name)),
+            Profiled::Failed(error) => {
+                tracing::error!(error, on, "the trace cannot be switched");
+                return Err(ApiError::internal());
+            }
+        }
+    }
+    files.sort_unstable();
+    let status = if on { "started" } else { "stopped" };
+    let mut reply = json!({"status": status, "file": files.first()});
+    if several {
+        reply["files"] = files.into();
+    }
+    Ok(Json(reply))
 }
 
 /// Without the folder, which is the operator's.

@@ -121,4 +121,7 @@ fn the_score_is_the_same_however_it_is_served() {
 
     let (exact, _) = run("--dtype float32", 64);
     assert_eq!(exact, alone);
+
+    let (shared, _) = run("--dtype float32 --tensor-parallel-size 2 --threads 1", 64);
+    assert_eq!(shared, exact);
 }

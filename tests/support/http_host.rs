@@ -14,7 +14,7 @@ use hadron::kv_events::{Bound, Publisher, TopicWords};
 use hadron::launcher::engine_thread::Notice;
 use hadron::launcher::executor::{ExecutorLink, Incoming};
 use hadron::launcher::host::{Deciding, Host, Observers};
-use hadron::launcher::start_up::{Expected, Patience, bring_up};
+use hadron::launcher::start_up::{Expected, Patience, Start};
 use hadron::launcher::step_deadline::StepDeadline;
 use hadron::metrics::{CacheFacts, Metrics, MetricsConfig};
 use hadron::server::app::{App, ModelCard, Options, Serving};
@@ -29,7 +29,7 @@ use protocol::{
     Dtype, Epoch, FromExecutor, Hello, KvDtype, KvGroup, KvKind, KvSize, KvSpec, Memory,
     PROTOCOL_VERSION, Pace, Parallel, Profiled, Rank, Ready, Settings, ToExecutor,
 };
-use scheduler::{Engine, EngineConfig, KvConfig, Limits};
+use scheduler::{Engine, EngineConfig, KvConfig, Limits, StepStats};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -40,6 +40,8 @@ use tokio::runtime::Runtime;
 /// What a test varies.
 #[derive(Clone)]
 pub(crate) struct Setup {
+    pub(crate) replicas: u16,
+    /// Of each replica.
     pub(crate) blocks: u32,
     pub(crate) max_model_len: u32,
     pub(crate) seats: u32,
@@ -71,6 +73,7 @@ pub(crate) struct Setup {
 impl Default for Setup {
     fn default() -> Self {
         Self {
+            replicas: 1,
             blocks: 512,
             max_model_len: 4_096,
             seats: 256,
@@ -147,33 +150,36 @@ impl Server {
         let folder = setup.model.as_deref().unwrap_or(small.path());
         let tokenizer = Tokenizer::load(folder).unwrap();
         let template = ChatTemplate::load(folder, setup.template, &tokenizer, 32 << 20).unwrap();
-        let mut link = device(setup);
+        let mut links: Vec<_> = (0..setup.replicas).map(|rank| device(setup, Rank(rank))).collect();
         let (notices, notices_out) = channel();
         let wait = Duration::from_secs(10);
         let patience = Patience { hello: wait, stall: None, total: wait };
         let expected = Expected { epoch: Epoch(1), manifest: 0 };
-        let shown = |_, _, _| {};
-        let up = bring_up(&mut link, &notices_out, patience, expected, |b| b, shown).unwrap();
+        let start = Start { patience, expected };
+        let up = start.bring_up(&mut links, |b| b, || None, |_, _, _| {}).unwrap();
         self.notices = notices_out;
 
         let kv = KvConfig::new(up.memory.spec.clone(), up.ready.blocks, [1, 2]);
-        let engine = Engine::new(EngineConfig::new(limits(setup), kv)).unwrap();
+        let config = EngineConfig::new(limits(setup), kv);
+        let engine = Engine::new(EngineConfig { replicas: setup.replicas, ..config }).unwrap();
         let deadline = StepDeadline::new(None, up.memory.pace);
         let metrics = metrics(setup);
         let health = Arc::clone(&self.app.health);
         let observers = Observers { health, metrics: Arc::clone(&metrics) };
         let admission = setup.admission;
         let runtime = self.runtime.handle();
-        let bound = setup.kv_events.iter();
-        let bound = bound.map(|config| Bound::open(config, TopicWords::default()).unwrap());
-        let (kv_events, publishers) =
-            bound.map(|bound| bound.start(&up.memory.spec, Arc::default()).unwrap()).unzip();
+        let publish = |(rank, figures): (u16, _)| {
+            let config = setup.kv_events.as_ref()?;
+            let bound = Bound::open(config, TopicWords { rank, ..TopicWords::default() }).unwrap();
+            Some(bound.start(&up.memory.spec, Arc::clone(figures)).unwrap())
+        };
+        let (kv_events, publishers) = (0..).zip(&metrics.kv_events).filter_map(publish).unzip();
         self.publishers = publishers;
         let deciding = Deciding { engine, kv_events };
         let (calls, reasoning) = setup.parsers;
         let parsers = Parsers::new(calls, reasoning, &tokenizer);
         let host =
-            Host::start(deciding, link, admission, deadline, observers, notices, runtime).unwrap();
+            Host::start(deciding, links, admission, deadline, observers, notices, runtime).unwrap();
         let tokenizer = Arc::new(tokenizer);
         let tokens = Arc::clone(&tokenizer);
         let timings = Arc::clone(&host.grammar_timings);
@@ -208,10 +214,11 @@ impl Server {
         let start = std::time::Instant::now();
         loop {
             let client = self.client();
-            let stats = client.stats();
+            let stats = client.replicas();
             let admitted = client.admission().requests() + client.admission().prefill_tokens();
-            let held = u64::from(stats.blocks.in_use) + client.requests_in_flight() as u64;
-            if admitted + held == 0 && stats.running + stats.waiting == 0 {
+            let busy = |s: &StepStats| u64::from(s.blocks.in_use + s.running + s.waiting);
+            let held = stats.iter().map(busy).sum::<u64>() + client.requests_in_flight() as u64;
+            if admitted + held == 0 {
                 return;
             }
             assert!(start.elapsed() < within, "not idle: {admitted} admitted, {stats:?}");
@@ -228,16 +235,17 @@ impl Drop for Server {
     }
 }
 
-/// Starts the thread of the device.
-fn device(setup: &Setup) -> ExecutorLink {
+/// Starts the thread of a replica's device.
+fn device(setup: &Setup, rank: Rank) -> ExecutorLink {
     let (ours, theirs) = pair(8);
     let device = setup.clone();
     std::thread::spawn(move || match &device.model {
-        None => hash_device(&device, theirs),
+        None => hash_device(&device, rank, theirs),
         Some(folder) => executor::run(real_device(&device, folder), theirs),
     });
     let (messages, epoch) = (Box::new(ours.receiver), Epoch(1));
-    ExecutorLink { to: ours.sender, from: Incoming { messages, epoch, process: None } }
+    let from = vec![Incoming { messages, epoch, rank, process: None }];
+    ExecutorLink { to: ours.sender, from }
 }
 
 fn vocab_size(setup: &Setup) -> u32 {
@@ -268,14 +276,15 @@ fn bounds(setup: &Setup) -> Bounds {
         vocab_size: vocab_size(setup),
         max_model_len: setup.max_model_len,
         logprobs_max: Some(20),
-        replicas: 1,
+        replicas: setup.replicas,
         priorities: setup.priorities,
     }
 }
 
 /// The figures of a server of this setup.
 fn metrics(setup: &Setup) -> Arc<Metrics> {
-    let metrics = Metrics::new(&MetricsConfig::new("tiny", setup.max_model_len)).unwrap();
+    let config = MetricsConfig::new("tiny", setup.max_model_len);
+    let metrics = Metrics::new(&MetricsConfig { replicas: setup.replicas, ..config }).unwrap();
     let facts = CacheFacts {
         block_tokens: BLOCK_TOKENS,
         blocks: setup.blocks,
@@ -322,20 +331,13 @@ fn real_device(setup: &Setup, folder: &Path) -> ExecutorConfig {
 }
 
 /// The hash model's thread: the start-up handshake, then one answer per batch.
-fn hash_device(setup: &Setup, link: InProcess<FromExecutor, ToExecutor>) {
+fn hash_device(setup: &Setup, rank: Rank, link: InProcess<FromExecutor, ToExecutor>) {
     let mut link = Orders::new(link);
     let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
     let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
     let device = "hash model".to_owned();
     let (build, manifest) = (env!("CARGO_PKG_VERSION").to_owned(), 0);
-    let hello = Hello {
-        version: PROTOCOL_VERSION,
-        rank: Rank(0),
-        epoch: Epoch(1),
-        device,
-        build,
-        manifest,
-    };
+    let hello = Hello { version: PROTOCOL_VERSION, rank, epoch: Epoch(1), device, build, manifest };
     let blocks = setup.blocks;
     let memory = Memory { spec, blocks, pace: Pace::default() };
     let ready = Ready { blocks, graph_rows: Vec::new() };

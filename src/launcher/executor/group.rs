@@ -1,12 +1,11 @@
-//! The executors of the one replica: how they are started, and how often they are started again.
+//! The ranks of one replica: how they are started together, and how often they are started again.
 
-use super::{ExecutorLink, ExecutorProcess, Incoming};
+use super::process::Started;
+use super::{ExecutorLink, ExecutorProcess, Incoming, outbox};
 use crate::config::LogFormat;
-use crate::launcher::engine_thread::Notice;
-use crate::launcher::start_up::{Expected, Patience, StartError, Up, bring_up};
 use anyhow::{Context, Result};
-use executor::ExecutorConfig;
-use protocol::{Epoch, Phase, Settings};
+use executor::{ExecutorConfig, Meeting};
+use protocol::{Epoch, Rank, Replica, Settings};
 use rustix::process::Signal;
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -26,91 +25,109 @@ const KILL_WAIT: Duration = Duration::from_secs(5);
 /// Time between SIGTERM and SIGKILL.
 const TERM_WAIT: Duration = Duration::from_secs(2);
 
-/// Why there is no executor any more.
+/// There will be no executors any more: they were lost too often.
 #[derive(Debug, thiserror::Error)]
-pub enum RestartError {
-    /// It was lost too often.
-    #[error("lost {} times in {} minutes, the last time because {cause}", RESTARTS_MAX + 1,
-            WINDOW.as_secs() / 60)]
-    TooOften {
-        /// The last loss.
-        cause: String,
-    },
-    /// The process was asked to stop.
-    #[error("stopped by signal {0} while restarting")]
-    Signal(i32),
+#[error("lost {} times in {} minutes, the last time because {cause}", RESTARTS_MAX + 1,
+        WINDOW.as_secs() / 60)]
+pub struct TooOften {
+    /// The last loss.
+    pub cause: String,
 }
 
-/// What it takes to start the executor, again and again.
+/// Where executors live and what they write.
+#[derive(Debug, Clone, Copy)]
+pub struct Lifetime {
+    /// Whether each is a process; else the only one is a thread.
+    pub apart: bool,
+    /// Form of the log lines of processes.
+    pub log: LogFormat,
+}
+
+/// What it takes to start the executors of one replica, again and again.
 pub struct ExecutorGroup {
     config: ExecutorConfig,
-    /// Whether the executor is a process.
-    apart: bool,
-    patience: Patience,
-    /// Form of the log lines of a process.
-    log: LogFormat,
-    current: Option<Arc<ExecutorProcess>>,
+    replica: Replica,
+    lifetime: Lifetime,
+    /// By rank.
+    current: Vec<Arc<ExecutorProcess>>,
+    /// Where these ranks meet, if there are several.
+    meeting: Option<Meeting>,
     /// Yields its end once the executor, a thread of this process, is over.
     thread: Option<Receiver<Infallible>>,
-    /// Blocks of the first start: no later one has more, so that limits stay as announced.
-    blocks: Option<u32>,
     restarts: VecDeque<Instant>,
 }
 
 impl ExecutorGroup {
-    /// A group that has not started.
-    pub fn new(config: ExecutorConfig, apart: bool, patience: Patience, log: LogFormat) -> Self {
-        let (current, thread, blocks, restarts) = (None, None, None, VecDeque::new());
-        Self { config, apart, patience, log, current, thread, blocks, restarts }
+    /// A group that has not started. `config` is told to each rank, with its own rank and meeting.
+    pub fn new(config: ExecutorConfig, replica: Replica, lifetime: Lifetime) -> Self {
+        let (current, meeting, thread) = (Vec::new(), None, None);
+        Self { config, replica, lifetime, current, meeting, thread, restarts: VecDeque::new() }
     }
 
-    /// What its executors are told.
+    /// What its executors are told, beside their rank.
     pub fn settings(&self) -> &Settings {
         &self.config.settings
     }
 
-    /// Starts the executor of generation `epoch`. Call it on the main thread.
+    /// Digest of the model folder that its executors must confirm.
+    pub fn manifest(&self) -> u64 {
+        self.config.manifest
+    }
+
+    /// Ranks, and the first of them in the world.
+    fn ranks(&self) -> impl Iterator<Item = Rank> + use<> {
+        let tp_size = self.config.settings.parallel.tp_size;
+        let first = self.replica.0 * tp_size;
+        (first..first + tp_size).map(Rank)
+    }
+
+    /// Starts the executors of generation `epoch`. Call it on the main thread.
+    ///
+    /// Errors: no process, thread or descriptor is left. Those that were started are killed.
     pub fn start(&mut self, epoch: Epoch) -> Result<ExecutorLink> {
         self.config.settings.epoch = epoch;
-        if !self.apart {
+        if !self.lifetime.apart {
             let (link, thread) =
                 start_thread(self.config.clone()).context("cannot start the executor's thread")?;
             self.thread = Some(thread);
             return Ok(link);
         }
-        let settings = self.config.settings.clone();
-        let started = ExecutorProcess::start(settings, self.log);
-        let started = started.context("cannot start the executor")?;
-        let process = Arc::new(started.process);
-        self.current = Some(Arc::clone(&process));
-        let from = Incoming { messages: Box::new(started.from), epoch, process: Some(process) };
-        Ok(ExecutorLink { to: started.to, from })
+        let link = self.start_processes(epoch).context("cannot start the executor");
+        if link.is_err() {
+            self.kill();
+        }
+        link
     }
 
-    /// Waits until the executor is ready; `progress` sees every step of the way.
-    pub fn bring_up(
-        &mut self,
-        link: &mut ExecutorLink,
-        notices: &Receiver<Notice>,
-        progress: impl FnMut(Phase, u64, u64),
-    ) -> Result<Up, StartError> {
-        let expected = Expected { epoch: link.from.epoch, manifest: self.config.manifest };
-        let most = self.blocks.unwrap_or(u32::MAX);
-        let size = |blocks: u32| blocks.min(most);
-        let up = bring_up(link, notices, self.patience, expected, size, progress)?;
-        self.blocks.get_or_insert(up.ready.blocks);
-        Ok(up)
+    fn start_processes(&mut self, epoch: Epoch) -> Result<ExecutorLink> {
+        let parallel = self.config.settings.parallel;
+        let several = parallel.tp_size > 1;
+        self.meeting = several.then(|| Meeting::new(parallel)).transpose()?;
+        let (mut to, mut from) = (Vec::new(), Vec::new());
+        for rank in self.ranks() {
+            let meeting = self.meeting.as_ref().map(|meeting| meeting.path().to_owned());
+            let settings = Settings { rank, meeting, ..self.config.settings.clone() };
+            let Started { process, to: towards, from: messages } =
+                ExecutorProcess::start(settings, self.lifetime.log)?;
+            let process = Arc::new(process);
+            self.current.push(Arc::clone(&process));
+            to.push(towards);
+            from.push(Incoming {
+                messages: Box::new(messages),
+                epoch,
+                rank,
+                process: Some(process),
+            });
+        }
+        Ok(ExecutorLink { to: outbox::start(to, epoch)?, from })
     }
 
-    /// Starts the executor again after a loss, as generation `epoch`, until it is ready.
+    /// Starts them again after a loss, as generation `epoch`. Whoever gets the link waits until they are ready.
+    /// Call it on the main thread.
     ///
-    /// Errors: it was lost too often, or the process was asked to stop.
-    pub fn restart(
-        &mut self,
-        epoch: Epoch,
-        mut cause: String,
-        notices: &Receiver<Notice>,
-    ) -> Result<(ExecutorLink, Up), RestartError> {
+    /// Errors: they were lost too often.
+    pub fn restart(&mut self, epoch: Epoch, mut cause: String) -> Result<ExecutorLink, TooOften> {
+        self.tell_calls();
         loop {
             self.kill();
             let now = Instant::now();
@@ -118,63 +135,80 @@ impl ExecutorGroup {
                 self.restarts.pop_front();
             }
             if self.restarts.len() >= RESTARTS_MAX {
-                return Err(RestartError::TooOften { cause });
+                return Err(TooOften { cause });
             }
             self.restarts.push_back(now);
-            tracing::warn!(epoch = epoch.0, attempt = self.restarts.len(), cause, "restarting");
+            let (replica, attempt) = (self.replica.0, self.restarts.len());
+            tracing::warn!(replica, epoch = epoch.0, attempt, cause, "restarting");
             match self.start(epoch) {
+                Ok(link) => return Ok(link),
                 Err(error) => cause = format!("{error:#}"),
-                Ok(mut link) => match self.bring_up(&mut link, notices, |_, _, _| {}) {
-                    Ok(up) => {
-                        tracing::info!(ms = now.elapsed().as_millis() as u64, "executor is back");
-                        return Ok((link, up));
-                    }
-                    Err(StartError::Signal(number)) => return Err(RestartError::Signal(number)),
-                    Err(error) => cause = error.to_string(),
-                },
             }
         }
     }
 
-    /// Ends an executor that has been told to stop: `patience` for the step it is in and what it has yet to
+    /// Writes down what the ranks last did together: who is behind shows in it. Call it while they are still there.
+    fn tell_calls(&self) {
+        let own: Vec<Rank> = self.ranks().collect();
+        let calls = self.meeting.as_ref().map(Meeting::calls).unwrap_or_default();
+        for calls in calls.iter().filter(|calls| own.contains(&calls.rank)) {
+            tracing::warn!("last collective: {calls}");
+            let all: Vec<String> =
+                calls.calls.iter().map(|call| format!("{call}, {:?}", call.state)).collect();
+            tracing::info!(
+                axis = calls.axis,
+                rank = calls.rank.0,
+                "collectives: {}",
+                all.join("; ")
+            );
+        }
+    }
+
+    /// Ends executors that have been told to stop: `patience` for the step they are in and what they have yet to
     /// write, then SIGTERM, then SIGKILL. A thread ends with this process.
     pub fn shut_down(&mut self, patience: Duration) {
+        let deadline = Instant::now() + patience;
         if let Some(thread) = self.thread.take()
             && thread.recv_timeout(patience) == Err(RecvTimeoutError::Timeout)
         {
             tracing::warn!("the executor did not stop in time");
         }
-        let Some(process) = self.current.take() else { return };
-        if process.wait(patience).is_some() {
-            return;
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
+        self.current.retain(|process| process.wait(left(deadline)).is_none());
+        for process in &self.current {
+            process.signal(Signal::TERM);
         }
-        process.signal(Signal::TERM);
-        if process.wait(TERM_WAIT).is_none() {
+        let deadline = Instant::now() + TERM_WAIT;
+        self.current.retain(|process| process.wait(left(deadline)).is_none());
+        for process in &self.current {
             tracing::warn!("{process} did not stop: killed");
-            process.signal(Signal::KILL);
-            process.wait(KILL_WAIT);
         }
+        self.kill();
     }
 
-    /// Makes sure that the former process is gone: its successor needs the device's memory.
-    fn kill(&mut self) {
-        let Some(process) = self.current.take() else { return };
-        process.signal(Signal::KILL);
-        if process.wait(KILL_WAIT).is_none() {
-            tracing::error!("{process} does not die");
+    /// Makes sure that the former processes are gone: their successors need the device's memory.
+    pub fn kill(&mut self) {
+        for process in &self.current {
+            process.signal(Signal::KILL);
         }
+        for process in self.current.drain(..) {
+            if process.wait(KILL_WAIT).is_none() {
+                tracing::error!("{process} does not die");
+            }
+        }
+        self.meeting = None;
     }
 }
 
 /// Starts the executor as a thread of this process. The receiver is disconnected when it is over.
 fn start_thread(config: ExecutorConfig) -> io::Result<(ExecutorLink, Receiver<Infallible>)> {
-    let epoch = config.settings.epoch;
+    let Settings { epoch, rank, .. } = config.settings;
     let (alive, over) = channel();
     let (ours, theirs) = protocol::link::pair(LINK_MESSAGES);
     thread::Builder::new().name("executor".to_owned()).spawn(move || {
         executor::run(config, theirs);
         drop(alive);
     })?;
-    let from = Incoming { messages: Box::new(ours.receiver), epoch, process: None };
-    Ok((ExecutorLink { to: ours.sender, from }, over))
+    let from = Incoming { messages: Box::new(ours.receiver), epoch, rank, process: None };
+    Ok((ExecutorLink { to: ours.sender, from: vec![from] }, over))
 }

@@ -1,28 +1,32 @@
-//! Executors as the server sees them: a thread of its own, or a process each.
+//! Executors as the server sees them: a thread of its own, or a process for each rank.
 //!
-//! A thread serves the CPU; it cannot survive a fault. A process can be lost and started again, which
-//! is why GPUs get no other home.
+//! A thread serves the CPU where there is one rank; it cannot survive a fault. Processes can be lost and started
+//! again, which is why GPUs and ranks that work together get no other home. The ranks of one replica are a
+//! group: they live and die together.
 
 pub mod child;
 mod group;
+mod outbox;
 mod process;
 mod reader;
+mod world;
 
-pub use group::{ExecutorGroup, RestartError};
+pub use group::{ExecutorGroup, Lifetime, TooOften};
 pub use process::ExecutorProcess;
-pub(super) use reader::spawn_reader;
+pub(super) use reader::spawn_readers;
+pub use world::World;
 
 use protocol::link::{LinkError, Receiving};
-use protocol::{Epoch, FromExecutor, ToExecutor};
+use protocol::{Epoch, FromExecutor, Rank, ToExecutor};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-/// Both directions of the link to one executor.
+/// Both directions of the links to the ranks of one group.
 pub struct ExecutorLink {
-    /// To it. Holds more than there may be steps in flight, so that nobody waits for a device.
+    /// To all of them. Holds more than there may be steps in flight, so that nobody waits for a device.
     pub to: SyncSender<ToExecutor>,
-    /// From it.
-    pub from: Incoming,
+    /// From each of them, in their order.
+    pub from: Vec<Incoming>,
 }
 
 /// The direction from an executor, and what is known about its other end.
@@ -31,6 +35,8 @@ pub struct Incoming {
     pub messages: Box<dyn Receiving<Message = FromExecutor> + Send>,
     /// Generation that the executor belongs to.
     pub epoch: Epoch,
+    /// Its place in the world.
+    pub rank: Rank,
     /// The process it is; `None` = a thread of this one.
     pub process: Option<Arc<ExecutorProcess>>,
 }
@@ -43,5 +49,10 @@ impl Incoming {
             (Some(process), LinkError::Closed) => process.ending(),
             (Some(process), broken) => format!("{process}: {broken}"),
         }
+    }
+
+    /// The executor in words.
+    fn name(&self) -> String {
+        self.process.as_ref().map_or_else(|| "the executor".to_owned(), ToString::to_string)
     }
 }

@@ -1,8 +1,8 @@
 //! One executor process: started, watched, ended.
 
 use crate::config::LogFormat;
-use protocol::link::{FrameReader, FrameWriter, Sending, drain};
-use protocol::{FromExecutor, Rank, Settings, ToExecutor};
+use protocol::link::{FrameReader, FrameWriter, Sending};
+use protocol::{FromExecutor, Rank, Settings};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -11,15 +11,12 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 /// The running binary, even if the file has been replaced since: both ends are the same build.
 const OWN_BINARY: &str = "/proc/self/exe";
-/// Messages that may wait for the writer; more than the steps in flight and their masks.
-const OUTBOX_MESSAGES: usize = 32;
 /// Longest piece of a log line passed on at a time.
 const LOG_LINE_BYTES: u64 = 64 << 10;
 /// A process whose link is closed has ended, or is about to.
@@ -42,7 +39,8 @@ struct End {
 /// A process, and the two directions of its link.
 pub(super) struct Started {
     pub(super) process: ExecutorProcess,
-    pub(super) to: SyncSender<ToExecutor>,
+    /// The settings have gone along.
+    pub(super) to: UnixStream,
     pub(super) from: FrameReader<UnixStream, FromExecutor>,
 }
 
@@ -74,8 +72,7 @@ impl ExecutorProcess {
         }
         let mut writer = FrameWriter::new(ours.try_clone()?, epoch);
         writer.send(settings).map_err(io::Error::other)?;
-        let (to, outbox) = sync_channel(OUTBOX_MESSAGES);
-        write(outbox, writer.retyped(), ours.try_clone()?)?;
+        let to = writer.into_stream();
         Ok(Started { process, to, from: FrameReader::new(ours, epoch) })
     }
 
@@ -122,22 +119,6 @@ fn watch(mut child: Child, end: Arc<End>, link: UnixStream) -> io::Result<()> {
         end.seen.notify_all();
         // Whoever still holds the other end, nobody is behind it: what has arrived is read, then the end.
         let _ = link.shutdown(Shutdown::Both);
-    });
-    started.map(drop)
-}
-
-/// Starts the one thread that writes to the link.
-fn write(
-    outbox: Receiver<ToExecutor>,
-    writer: FrameWriter<UnixStream, ToExecutor>,
-    link: UnixStream,
-) -> io::Result<()> {
-    let started = thread::Builder::new().name("executor-out".to_owned()).spawn(move || {
-        if let Err(error) = drain(outbox, writer, None) {
-            tracing::error!(%error, "cannot write to the executor");
-            // The reader shall see that the link is of no more use.
-            let _ = link.shutdown(Shutdown::Both);
-        }
     });
     started.map(drop)
 }

@@ -1,13 +1,12 @@
-//! The thread that moves an executor's messages into the engine's inbox, and notices its end.
+//! The threads that move executors' messages into the engine's inbox, and notice their end.
 
 use super::Incoming;
-use crate::engine_client::{Inbox, Signal};
-use crate::launcher::engine_thread::REPLICA;
+use crate::engine_client::{Inbox, Sender, Signal};
 use crate::metrics::Loss;
-use protocol::FromExecutor;
+use protocol::{FromExecutor, Replica};
 use scheduler::Event;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
 /// A process gives a sign of life every second.
@@ -15,19 +14,25 @@ const SILENCE: Duration = Duration::from_secs(5);
 /// Had this process been paused, what arrived meanwhile is there at once.
 const SECOND_LOOK: Duration = Duration::from_secs(1);
 
-/// Starts the thread. It ends with the executor, after it has said so.
-pub(in crate::launcher) fn spawn_reader(
-    mut from: Incoming,
-    inbox: Arc<Inbox<Signal>>,
-) -> std::io::Result<JoinHandle<()>> {
-    thread::Builder::new().name("executor-link".to_owned()).spawn(move || {
-        let (loss, cause) = read(&mut from, &inbox);
-        inbox.push(Signal::Lost { epoch: from.epoch, loss, cause });
-    })
+/// Starts a thread for each rank of a replica. It ends with its executor, after it has said so.
+pub(in crate::launcher) fn spawn_readers(
+    replica: Replica,
+    from: Vec<Incoming>,
+    inbox: &Arc<Inbox<Signal>>,
+) -> std::io::Result<()> {
+    for (mut from, rank) in from.into_iter().zip(0..) {
+        let inbox = Arc::clone(inbox);
+        let sender = Sender { replica, epoch: from.epoch, rank };
+        thread::Builder::new().name("executor-link".to_owned()).spawn(move || {
+            let (loss, cause) = read(&mut from, sender, &inbox);
+            inbox.push(Signal::Lost { sender, loss, cause });
+        })?;
+    }
+    Ok(())
 }
 
 /// Passes messages on until there are no more. Returns why.
-fn read(from: &mut Incoming, inbox: &Inbox<Signal>) -> (Loss, String) {
+fn read(from: &mut Incoming, sender: Sender, inbox: &Inbox<Signal>) -> (Loss, String) {
     let mut wait = SILENCE;
     loop {
         let message = match from.messages.recv(wait) {
@@ -48,19 +53,20 @@ fn read(from: &mut Incoming, inbox: &Inbox<Signal>) -> (Loss, String) {
         };
         wait = SILENCE;
         match message {
-            FromExecutor::StepOutput(output) => {
-                inbox.push(Signal::Event(Event::Output { replica: REPLICA, output }));
+            // The ranks of a replica compute the same; the first one's answer is taken.
+            FromExecutor::StepOutput(output) if sender.rank == 0 => {
+                let replica = sender.replica;
+                inbox.push(Signal::Event(Event::Output { replica, output }));
             }
+            FromExecutor::StepOutput(output) => inbox.push(Signal::StepDone(sender, output.step)),
+            FromExecutor::StepDone { step, .. } => inbox.push(Signal::StepDone(sender, step)),
             FromExecutor::Fault { step, text } => {
                 let at = step.map_or_else(String::new, |s| format!(" in step {}", s.0));
-                return (Loss::Fault, format!("the executor failed{at}: {text}"));
+                return (Loss::Fault, format!("{} failed{at}: {text}", from.name()));
             }
-            FromExecutor::Profiled(profiled) => {
-                inbox.push(Signal::Profiled(from.epoch, profiled));
-            }
-            FromExecutor::Beat => inbox.push(Signal::Beat),
-            FromExecutor::StepDone { .. }
-            | FromExecutor::Hello(_)
+            FromExecutor::Profiled(profiled) => inbox.push(Signal::Profiled(sender, profiled)),
+            FromExecutor::Beat => inbox.push(Signal::Beat(sender)),
+            FromExecutor::Hello(_)
             | FromExecutor::Progress { .. }
             | FromExecutor::Memory(_)
             | FromExecutor::Ready(_) => {}

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const APART: &[&str] = &["--executor", "process", "--threads", "1", "--dtype", "float32"];
 
 /// Process ids of the children of `parent`.
-fn children(parent: u32) -> Vec<u32> {
+pub(super) fn children(parent: u32) -> Vec<u32> {
     let id = |entry: fs::DirEntry| entry.file_name().to_str()?.parse::<u32>().ok();
     let of = |pid: &u32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -36,7 +36,7 @@ pub(super) fn send(pid: u32, signal: &str) {
     assert!(sent.unwrap().success());
 }
 
-fn within(limit: Duration, what: &str, mut done: impl FnMut() -> bool) -> Duration {
+pub(super) fn within(limit: Duration, what: &str, mut done: impl FnMut() -> bool) -> Duration {
     let start = Instant::now();
     while !done() {
         assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
@@ -45,28 +45,28 @@ fn within(limit: Duration, what: &str, mut done: impl FnMut() -> bool) -> Durati
     start.elapsed()
 }
 
-fn is_ready(address: SocketAddr) -> bool {
+pub(super) fn is_ready(address: SocketAddr) -> bool {
     get(address, "/readyz").status == 200
 }
 
 /// Sampled, so that a token more or less changes all that follows.
-fn body(tokens: u32, streamed: bool) -> Value {
+pub(super) fn body(tokens: u32, streamed: bool) -> Value {
     json!({"prompt": "The quick brown fox", "max_tokens": tokens, "seed": 7, "temperature": 1,
            "ignore_eos": true, "stream": streamed})
 }
 
 /// The text of so many tokens, in one piece.
-fn answer(address: SocketAddr, tokens: u32) -> String {
+pub(super) fn answer(address: SocketAddr, tokens: u32) -> String {
     let reply = post(address, "/v1/completions", &body(tokens, false)).json();
     reply["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{reply}")).to_owned()
 }
 
 /// The same as a stream whose first tokens have arrived.
-fn stream(address: SocketAddr, tokens: u32) -> (Client, String) {
+pub(super) fn stream(address: SocketAddr, tokens: u32) -> (Client, String) {
     stream_of(address, &body(tokens, true))
 }
 
-fn stream_of(address: SocketAddr, body: &Value) -> (Client, String) {
+pub(super) fn stream_of(address: SocketAddr, body: &Value) -> (Client, String) {
     let mut client = Client::connect(address);
     client.send("POST", "/v1/completions", "", body.to_string().as_bytes());
     assert_eq!(client.read_head().unwrap().status, 200);
@@ -75,7 +75,7 @@ fn stream_of(address: SocketAddr, body: &Value) -> (Client, String) {
 }
 
 /// The rest of a stream: its text and how it ended.
-fn finish((mut client, mut events): (Client, String)) -> (String, Value) {
+pub(super) fn finish((mut client, mut events): (Client, String)) -> (String, Value) {
     while let Some(chunk) = client.read_chunk().filter(|chunk| !chunk.is_empty()) {
         events += std::str::from_utf8(&chunk).unwrap();
     }
@@ -214,7 +214,7 @@ fn no_executor_outlives_its_server() {
 }
 
 /// Dead, though nobody has asked yet.
-fn is_zombie(pid: u32) -> bool {
+pub(super) fn is_zombie(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.contains(") Z ")
 }

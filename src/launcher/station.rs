@@ -1,0 +1,267 @@
+//! One replica as the scheduler's thread sees it: the road to its executors, the steps under way, and who is late.
+
+use super::executor::ExecutorLink;
+use super::step_deadline::StepDeadline;
+use crate::metrics::Loss;
+use protocol::{Batch, Profiled, Rank, StepId, ToExecutor};
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+use std::sync::mpsc::SyncSender;
+use std::time::Duration;
+use tokio::sync::mpsc::UnboundedSender;
+
+/// A step that has not been answered.
+struct Sent {
+    step: StepId,
+    at_ms: u64,
+    tokens: u64,
+}
+
+/// One of the executors.
+struct Seat {
+    rank: Rank,
+    /// The last step it has done.
+    done: StepId,
+    /// The step that was late at its last sign of life.
+    late: Option<StepId>,
+    /// Who waits for its answers to orders to record, in their order.
+    profiling: VecDeque<UnboundedSender<Profiled>>,
+}
+
+/// What a sign of life brought to light.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Lateness {
+    /// Ranks whose step has just been found to be late.
+    pub(super) ranks: Vec<Rank>,
+    /// Why the executors are given up, if they are.
+    pub(super) cause: Option<String>,
+}
+
+/// A replica's executors and what they have been told.
+pub struct Station {
+    /// Road to all of them; `None` = they are lost, and the main thread starts others.
+    to: Option<SyncSender<ToExecutor>>,
+    seats: Vec<Seat>,
+    deadline: StepDeadline,
+    /// Steps that have not been answered, oldest first.
+    sent: VecDeque<Sent>,
+    /// Why they are given up, until that has been seen to.
+    pub(super) lost: Option<(Loss, String)>,
+}
+
+impl Station {
+    /// Executors that are ready.
+    pub fn new(link: &ExecutorLink, deadline: StepDeadline) -> Self {
+        let seat = |rank| Seat { rank, done: StepId(0), late: None, profiling: VecDeque::new() };
+        let seats = link.from.iter().map(|from| seat(from.rank)).collect();
+        Self { to: Some(link.to.clone()), seats, deadline, sent: VecDeque::new(), lost: None }
+    }
+
+    /// Whether there are executors.
+    pub(super) fn is_up(&self) -> bool {
+        self.to.is_some()
+    }
+
+    /// Road to the executors.
+    pub(super) fn road(&self) -> Option<&SyncSender<ToExecutor>> {
+        self.to.as_ref()
+    }
+
+    /// Others have come.
+    pub(super) fn resume(&mut self, to: SyncSender<ToExecutor>) {
+        self.to = Some(to);
+    }
+
+    /// They are gone, with everything that was under way.
+    pub(super) fn lose(&mut self) {
+        self.to = None;
+        self.sent.clear();
+        for seat in &mut self.seats {
+            seat.late = None;
+            seat.profiling.clear();
+        }
+    }
+
+    /// Places of the executors in the world.
+    pub(super) fn ranks(&self) -> impl Iterator<Item = Rank> {
+        self.seats.iter().map(|seat| seat.rank)
+    }
+
+    /// Sends a batch of so many tokens to all of them.
+    pub(super) fn send(&mut self, batch: Batch, tokens: u64, now_ms: u64) {
+        self.sent.push_back(Sent { step: batch.step, at_ms: now_ms, tokens });
+        if let Some(to) = &self.to {
+            // One that is gone says so on its own road, with the reason.
+            let _ = to.send(ToExecutor::Batch(batch));
+        }
+    }
+
+    /// Tells them to stop.
+    pub(super) fn stop(&self) {
+        if let Some(to) = &self.to {
+            // One that is gone needs no order to leave.
+            let _ = to.send(ToExecutor::Shutdown);
+        }
+    }
+
+    /// Passes an order to record on; the answers come in the order of the orders.
+    pub(super) fn profile(&mut self, on: bool, replies: &UnboundedSender<Profiled>) {
+        // A full road is no reason to wait: the order is dropped, and its sender hears that nobody answers.
+        let sent = self.to.as_ref().map(|to| to.try_send(ToExecutor::Profile { on }));
+        if let Some(Ok(())) = sent {
+            for seat in &mut self.seats {
+                seat.profiling.push_back(replies.clone());
+            }
+        }
+    }
+
+    /// An executor has answered such an order.
+    pub(super) fn profiled(&mut self, rank: u16, profiled: Profiled) {
+        let seat = self.seats.get_mut(usize::from(rank));
+        if let Some(replies) = seat.and_then(|seat| seat.profiling.pop_front()) {
+            let _ = replies.send(profiled); // Whoever asked may have gone.
+        }
+    }
+
+    /// Time until the newest step is answered, if all goes well; never so long that waiting for it would make it
+    /// late.
+    pub(super) fn expected(&self) -> Duration {
+        let expected = self.sent.iter().map(|step| self.deadline.expected(step.tokens)).sum();
+        let newest =
+            self.sent.back().map_or(Duration::ZERO, |step| self.deadline.of(step.tokens) / 2);
+        newest.min(expected)
+    }
+
+    /// A step was answered: learns from the time it took.
+    pub(super) fn answered(&mut self, step: StepId, now_ms: u64) {
+        self.done(0, step);
+        while let Some(first) = self.sent.pop_front_if(|sent| sent.step <= step) {
+            let took = Duration::from_millis(now_ms.saturating_sub(first.at_ms));
+            self.deadline.note(first.tokens, took);
+            // The device gets to a step only after its predecessor.
+            if let Some(next) = self.sent.front_mut() {
+                next.at_ms = next.at_ms.max(now_ms);
+            }
+        }
+    }
+
+    /// A rank has done a step.
+    pub(super) fn done(&mut self, rank: u16, step: StepId) {
+        if let Some(seat) = self.seats.get_mut(usize::from(rank)) {
+            seat.done = seat.done.max(step);
+        }
+    }
+
+    /// The oldest step under way: when it was sent, and how long it may take, in milliseconds.
+    pub(super) fn oldest(&self) -> Option<(u64, u64)> {
+        let first = self.sent.front()?;
+        Some((first.at_ms, self.deadline.of(first.tokens).as_millis() as u64))
+    }
+
+    /// A rank gave a sign of life. A step is lost only if it was late at two signs of life of a rank in a row: had
+    /// this process been paused, its answer would have arrived in between.
+    pub(super) fn beat(&mut self, rank: u16, now_ms: u64) -> Lateness {
+        let Some(seat) = self.seats.get_mut(usize::from(rank)) else { return Lateness::default() };
+        let overdue = self.sent.front().filter(|first| {
+            let limit_ms = self.deadline.of(first.tokens).as_millis();
+            u128::from(now_ms.saturating_sub(first.at_ms)) > limit_ms
+        });
+        let before = std::mem::replace(&mut seat.late, overdue.map(|first| first.step));
+        let Some(first) = overdue else { return Lateness::default() };
+        if before == Some(first.step) {
+            return Lateness { ranks: Vec::new(), cause: Some(self.cause(first, now_ms)) };
+        }
+        // Told once, with the first sign of life that finds it late.
+        let found = self.seats.iter().filter(|seat| seat.late == Some(first.step)).count() == 1;
+        let ranks = if found { self.behind(first.step).collect() } else { Vec::new() };
+        Lateness { ranks, cause: None }
+    }
+
+    /// Ranks that have not done a step; all, if each waits for the others.
+    fn behind(&self, step: StepId) -> impl Iterator<Item = Rank> {
+        self.seats.iter().filter(move |seat| seat.done < step).map(|seat| seat.rank)
+    }
+
+    fn cause(&self, first: &Sent, now_ms: u64) -> String {
+        let (step, after_ms) = (first.step.0, now_ms - first.at_ms);
+        let limit_ms = self.deadline.of(first.tokens).as_millis();
+        let mut cause = format!(
+            "step {step} is not answered after {after_ms} ms, its deadline is {limit_ms} ms"
+        );
+        if self.seats.len() > 1 {
+            let late: Vec<String> =
+                self.behind(first.step).map(|rank| rank.0.to_string()).collect();
+            let _ = write!(cause, "; late: rank {}", late.join(", rank ")); // Memory takes it.
+        }
+        cause
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::executor::Incoming;
+    use super::*;
+    use protocol::link::pair;
+    use protocol::{Bucket, Epoch, FromExecutor, Pace};
+
+    /// The station of ranks 4 to 6, and what they are sent.
+    fn station() -> (Station, std::sync::mpsc::Receiver<ToExecutor>) {
+        let (to, sent) = std::sync::mpsc::sync_channel(8);
+        let from = (4..7).map(|rank| {
+            let (ours, _) = pair::<ToExecutor, FromExecutor>(1);
+            let (messages, epoch) = (Box::new(ours.receiver), Epoch(1));
+            Incoming { messages, epoch, rank: Rank(rank), process: None }
+        });
+        let link = ExecutorLink { to, from: from.collect() };
+        let fixed = Some(Duration::from_millis(70));
+        (Station::new(&link, StepDeadline::new(fixed, Pace::default())), sent)
+    }
+
+    fn batch(step: u64) -> Batch {
+        let (step, bucket) = (StepId(step), Bucket::Eager { tokens: 1 });
+        Batch { step, epoch: Epoch(1), bucket, moe_tokens: 0, rows: Vec::new() }
+    }
+
+    #[test]
+    fn a_late_step_is_told_once_and_lost_at_the_second_look() {
+        let (mut station, _sent) = station();
+        station.send(batch(1), 1, 1_000);
+        assert_eq!(station.beat(0, 1_070), Lateness::default());
+        station.done(1, StepId(1));
+        let late = Lateness { ranks: vec![Rank(4), Rank(6)], cause: None };
+        assert_eq!(station.beat(2, 1_071), late, "by the word of any rank");
+        assert_eq!(station.beat(0, 1_072), Lateness::default(), "that is known");
+        assert_eq!(station.oldest(), Some((1_000, 70)));
+        let cause = "step 1 is not answered after 1071 ms, its deadline is 70 ms; \
+                     late: rank 4, rank 6";
+        assert_eq!(station.beat(2, 2_071).cause.as_deref(), Some(cause));
+    }
+
+    #[test]
+    fn an_answer_in_between_saves_it() {
+        let (mut station, _sent) = station();
+        station.send(batch(1), 1, 0);
+        station.send(batch(2), 1, 0);
+        assert_eq!(station.beat(0, 100).ranks.len(), 3);
+        station.answered(StepId(1), 100);
+        assert_eq!(station.beat(0, 150), Lateness::default(), "step 2 began with the answer");
+        assert_eq!(station.beat(0, 171).cause, None, "late for the first time");
+        station.lose();
+        assert_eq!((station.beat(0, 9_000), station.is_up()), (Lateness::default(), false));
+    }
+
+    #[test]
+    fn every_rank_answers_an_order_to_record() {
+        let (mut station, sent) = station();
+        let (replies, mut answers) = tokio::sync::mpsc::unbounded_channel();
+        station.profile(true, &replies);
+        drop(replies);
+        assert_eq!(sent.try_recv(), Ok(ToExecutor::Profile { on: true }));
+        for rank in [2, 0, 1] {
+            station.profiled(rank, Profiled::Started(format!("rank{rank}.json")));
+            assert!(answers.try_recv().is_ok());
+        }
+        assert!(answers.is_closed() && answers.try_recv().is_err());
+        station.profiled(0, Profiled::Stopped(None)); // Nobody has asked.
+    }
+}

@@ -1,0 +1,201 @@
+//! Several executor processes: ranks that share a model, replicas that step alone, and the death of either.
+
+use super::executor_process::{
+    answer, body, children, finish, is_ready, is_zombie, send, stream, stream_of, within,
+};
+use super::process::{Process, command};
+use crate::http_client::{get, post};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::SocketAddr;
+use std::process::Command;
+use std::time::Duration;
+
+const EXACT: &[&str] = &["--threads", "1", "--dtype", "float32"];
+
+fn start(flags: &[&str]) -> Process {
+    Process::start(&[EXACT, flags].concat())
+}
+
+/// The executors of a server by their rank in the world.
+fn ranks(process: &Process) -> BTreeMap<u16, u32> {
+    let rank = |pid: &u32| {
+        let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
+        let mut words = line.split('\0').skip_while(|word| *word != "--rank");
+        words.nth(1)?.parse().ok()
+    };
+    let found = children(process.id());
+    found.iter().filter_map(|pid| Some((rank(pid)?, *pid))).collect()
+}
+
+/// The sample of a series of `/metrics`.
+fn metric(address: SocketAddr, series: &str) -> f64 {
+    let page = String::from_utf8(get(address, "/metrics").body).unwrap();
+    let line = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {series}: {page}")).parse().unwrap()
+}
+
+fn on_replica(rank: u16, tokens: u32, streamed: bool) -> Value {
+    let mut body = body(tokens, streamed);
+    body["data_parallel_rank"] = rank.into();
+    body
+}
+
+#[test]
+fn ranks_that_share_a_model_answer_like_one_and_a_death_among_them_is_a_stall() {
+    const TOKENS: u32 = 600;
+    let alone = start(&[]);
+    let expected = answer(alone.address, TOKENS);
+    drop(alone);
+    let mut process = start(&["--tensor-parallel-size", "2"]);
+    let at = process.address;
+    let former = ranks(&process);
+    assert_eq!(former.keys().collect::<Vec<_>>(), [&0, &1]);
+    assert!(answer(at, TOKENS) == expected, "two ranks differ from one");
+    let streams: Vec<_> = (0..2).map(|_| stream(at, TOKENS)).collect();
+    send(former[&1], "-KILL");
+    within(Duration::from_secs(1), "the loss", || !is_ready(at));
+    for stream in streams {
+        let (text, end) = finish(stream);
+        assert!(text == expected && end == "length", "differs from an undisturbed run: {text}");
+    }
+    let latter = ranks(&process);
+    assert_eq!(latter.len(), 2);
+    assert!(former.iter().all(|(rank, pid)| latter[rank] != *pid), "{former:?} {latter:?}");
+    assert_eq!(
+        metric(at, r#"hadron:executor_up{engine="0",model_name="hadron-demo",rank="1"}"#),
+        1.0
+    );
+
+    // One that hangs holds up the other: both are replaced.
+    send(latter[&1], "-STOP");
+    let stalled = std::thread::spawn(move || answer(at, 20));
+    within(Duration::from_secs(12), "the loss", || !is_ready(at));
+    assert!(expected.starts_with(&stalled.join().unwrap()));
+    assert!(ranks(&process).iter().all(|(rank, pid)| latter[rank] != *pid));
+
+    process.signal("TERM");
+    assert_eq!(process.exits_within(Duration::from_secs(8)).code(), Some(0));
+    let left = former.values().chain(latter.values());
+    let lives = |pid: &u32| fs::exists(format!("/proc/{pid}")).unwrap() && !is_zombie(*pid);
+    assert!(!left.copied().any(|pid| lives(&pid)), "an orphan");
+}
+
+#[test]
+fn a_replica_that_dies_leaves_the_other_alone() {
+    const TOKENS: u32 = 1_000;
+    let mut process = start(&["--data-parallel-size", "2"]);
+    let at = process.address;
+    let former = ranks(&process);
+    let (expected, short) = (answer(at, TOKENS), answer(at, 20));
+    let own = stream_of(at, &on_replica(0, TOKENS, true));
+    let other = stream_of(at, &on_replica(1, TOKENS, true));
+    send(former[&0], "-KILL");
+    let restarts =
+        r#"hadron:executor_restarts_total{cause="exited",engine="0",model_name="hadron-demo"}"#;
+    within(Duration::from_secs(2), "the loss", || metric(at, restarts) == 1.0);
+    assert!(is_ready(at), "the other replica serves");
+    assert_eq!(answer(at, 20), short, "wherever it is sent");
+    let (text, end) = finish(other);
+    assert!(text == expected && end == "length", "held up by another replica: {text}");
+    let (text, end) = finish(own);
+    assert!(text == expected && end == "length", "differs from an undisturbed run: {text}");
+    let latter = ranks(&process);
+    assert!(latter[&0] != former[&0] && latter[&1] == former[&1], "{former:?} {latter:?}");
+    assert_eq!(metric(at, &restarts.replace(r#"engine="0""#, r#"engine="1""#)), 0.0);
+    let recovered = |engine: u16| {
+        metric(
+            at,
+            &format!(
+                r#"hadron:requests_recovered_total{{engine="{engine}",model_name="hadron-demo"}}"#
+            ),
+        )
+    };
+    assert!(recovered(0) >= 1.0 && recovered(1) == 0.0);
+
+    // With both gone nothing is ready, and everything waits.
+    for pid in latter.values() {
+        send(*pid, "-KILL");
+    }
+    within(Duration::from_secs(1), "the loss of both", || !is_ready(at));
+    assert_eq!(answer(at, 20), short);
+    process.signal("TERM");
+    assert_eq!(process.exits_within(Duration::from_secs(8)).code(), Some(0));
+}
+
+#[test]
+fn two_replicas_of_two_ranks_serve() {
+    let process = start(&["-tp", "2", "-dp", "2"]);
+    let at = process.address;
+    assert_eq!(ranks(&process).len(), 4);
+    let ask = |rank| {
+        let reply = post(at, "/v1/completions", &on_replica(rank, 50, false)).json();
+        reply["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{reply}")).to_owned()
+    };
+    assert_eq!(ask(0), ask(1));
+    let loads = get(at, "/v1/loads").json();
+    assert_eq!(loads["dp_rank_count"], 2);
+    let blocks = |rank: usize| loads["loads"][rank]["max_total_num_tokens"].as_u64().unwrap();
+    assert_eq!(blocks(0), blocks(1), "what each of the four can hold");
+    // A constrained output follows its masks on both ranks of a replica.
+    let mut constrained = body(40, false);
+    constrained["structured_outputs"] = json!({"regex": "[a-c]{30}"});
+    let reply = post(at, "/v1/completions", &constrained).json();
+    let text = reply["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{reply}"));
+    assert!(text.len() == 30 && text.chars().all(|c| ('a'..='c').contains(&c)), "{text}");
+}
+
+/// A checkpoint with experts, in a folder of its own.
+fn with_experts() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let config = json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 272,
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16,
+        "num_key_value_heads": 2, "intermediate_size": 96, "hidden_act": "silu",
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 512,
+        "tie_word_embeddings": false, "attention_bias": false, "num_experts": 8,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": true,
+        "decoder_sparse_step": 1, "mlp_only_layers": [], "bos_token_id": 1, "eos_token_id": 2,
+    });
+    let path = folder.path().join("config.json");
+    fs::write(&path, config.to_string()).unwrap();
+    let mut hadron = Command::new(env!("CARGO_BIN_EXE_hadron"));
+    let model = folder.path().join("model");
+    let made = hadron.arg("synth").args([&path, &model]).args(["--dtype", "float32"]).output();
+    assert!(made.unwrap().status.success());
+    folder
+}
+
+#[test]
+fn whole_experts_and_parts_of_them_answer_alike() {
+    let folder = with_experts();
+    let model = folder.path().join("model").to_str().unwrap().to_owned();
+    let of = |flags: &[&str]| {
+        let small = ["--max-model-len", "256", "--num-gpu-blocks-override", "64"];
+        let process = start(&[&[model.as_str()], &small[..], flags].concat());
+        let body = json!({"prompt": [5, 6, 7, 8, 9], "max_tokens": 100, "ignore_eos": true,
+                          "temperature": 0, "return_token_ids": true});
+        let reply = post(process.address, "/v1/completions", &body).json();
+        reply["choices"][0]["token_ids"].clone()
+    };
+    let expected = of(&[]);
+    assert_eq!(expected.as_array().map(Vec::len), Some(100));
+    assert_eq!(of(&["-tp", "2"]), expected);
+    assert_eq!(of(&["-tp", "2", "--enable-expert-parallel"]), expected);
+}
+
+#[test]
+fn sizes_that_do_not_fit_the_model_end_the_start_with_the_numbers() {
+    let cases: &[(&[&str], &str)] = &[
+        (&["--tensor-parallel-size", "3"], "cannot be split over 3 ranks"),
+        (&["-tp", "2", "--enable-expert-parallel"], "no experts"),
+        (&["-tp", "2", "--enable-dp-attention"], "--enable-dp-attention"),
+    ];
+    for (args, cause) in cases {
+        let output = command(&[&["--port", "0"], *args].concat()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
+        assert!(said.contains(cause), "{args:?}: {said}");
+    }
+}
