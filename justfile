@@ -55,6 +55,14 @@ indexer:
 bystanders:
     cargo test --test bench -- --ignored --exact --nocapture http::disturbed::bystanders
 
+# What a step pays for KV events when their publisher stands still.
+kv-overflow:
+    cargo test --test bench -- --ignored --exact --nocapture kv_overflow::a_publisher_that_stands_still
+
+# What one page of /metrics costs.
+metrics-page:
+    cargo test --test bench -- --ignored --exact --nocapture metrics_page::a_page
+
 # Ten thousand streams at once over a device that is a hash.
 streams:
     cargo test --test bench -- --ignored --exact --nocapture http::many::ten_thousand_streams

@@ -5,7 +5,6 @@
 //! leads to one block: a table that computed the same content adopts the indexed one.
 
 use crate::index::Index;
-use crate::listing::listing;
 use crate::pool::{Pool, Taken};
 use crate::{BlockKey, Bug, ExtraKeys, KvConfig, KvError, Planted, Table};
 use protocol::{BlockHash, BlockId, KvEvent, Token};
@@ -33,10 +32,10 @@ pub struct KvCache {
 
 /// Identity of an indexed block, apart from its ids.
 #[derive(Debug)]
-pub(crate) struct Label {
-    pub(crate) key: BlockKey,
-    pub(crate) parent: Option<BlockHash>,
-    pub(crate) extra: Option<Arc<ExtraKeys>>,
+struct Label {
+    key: BlockKey,
+    parent: Option<BlockHash>,
+    extra: Option<Arc<ExtraKeys>>,
 }
 
 /// What a request's blocks hold.
@@ -358,11 +357,6 @@ impl KvCache {
     /// Changes of the index since the last call, in order.
     pub fn take_events(&mut self) -> Vec<KvEvent> {
         std::mem::take(&mut self.events)
-    }
-
-    /// Every findable block as stored now, parents first: what a reader of events needs who knows nothing.
-    pub fn listing(&self) -> Vec<KvEvent> {
-        listing(&self.labels, |block| self.ids(block), SHARED_GROUP)
     }
 
     /// Recomputes everything from `tables`, which must be all there are; panics on a difference.

@@ -9,7 +9,6 @@ mod cache;
 mod config;
 mod hash;
 mod index;
-mod listing;
 mod lru;
 mod planted;
 mod pool;

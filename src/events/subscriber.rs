@@ -49,7 +49,7 @@ pub(super) struct Subscriber {
     live: Socket,
     replay: Option<String>,
     follower: Follower,
-    /// The last number that came by replay: live ones up to here are repetitions.
+    /// The last number that came by replay: live ones up to here are repetitions, until one beyond it has come.
     replayed_to: Option<u64>,
     due: VecDeque<News>,
     left: Option<u64>,
@@ -124,9 +124,16 @@ impl Subscriber {
             }
         };
         match self.follower.judge(batch.seq) {
-            Arrival::Next => {}
+            Arrival::Next => self.replayed_to = None,
             Arrival::Old if self.replayed_to.is_some_and(|to| batch.seq <= to) => return Ok(()),
-            Arrival::Old => self.due.push_back(News::Restart { seq: batch.seq }),
+            Arrival::Old => {
+                self.due.push_back(News::Restart { seq: batch.seq });
+                self.follower = Follower::at(0);
+                self.fill(0)?;
+                if self.follower.judge(batch.seq) == Arrival::Old {
+                    return Ok(()); // The replay brought it, too.
+                }
+            }
             Arrival::Gap { from } => {
                 self.due.push_back(News::Gap { from, to: batch.seq - 1, replayed: 0 });
                 let at = self.due.len() - 1;
@@ -216,5 +223,34 @@ mod tests {
         assert_eq!(of(&[b"t", b"p"]), Err("2 frames instead of 3".to_owned()));
         let told = of(&[b"t", b"7", b"p"]);
         assert_eq!(told, Err("a sequence number of 1 bytes instead of 8".to_owned()));
+    }
+
+    #[test]
+    fn repetitions_are_dropped_and_behind_them_a_restart_is_seen() {
+        let context = Context::new();
+        let live = context.socket(zmq::SUB).unwrap();
+        let mut subscriber = Subscriber {
+            context,
+            live,
+            replay: None,
+            follower: Follower::at(11),
+            replayed_to: Some(10),
+            due: VecDeque::new(),
+            left: None,
+            deadline: None,
+        };
+        let mut hear = |seq: u64| -> Vec<String> {
+            let frames = vec![Vec::new(), seq.to_be_bytes().to_vec(), Vec::new()];
+            subscriber.receive(frames).unwrap();
+            let told = |news| match news {
+                News::Batch(batch) => format!("batch {}", batch.seq),
+                other => format!("{other:?}"),
+            };
+            subscriber.due.drain(..).map(told).collect()
+        };
+        assert_eq!(hear(10), Vec::<String>::new());
+        assert_eq!(hear(11), ["batch 11"]);
+        assert_eq!(hear(0), ["Restart { seq: 0 }", "batch 0"]);
+        assert_eq!(hear(1), ["batch 1"]);
     }
 }

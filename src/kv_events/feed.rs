@@ -1,5 +1,6 @@
 //! The scheduler's end: hands over what changed and never waits.
 
+use super::arrears::Arrears;
 use super::figures::{Figures, count};
 use protocol::KvEvent;
 use std::io::Write;
@@ -9,13 +10,13 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What changed in one step.
+/// What changed, and when in seconds of unix time.
 #[derive(Debug)]
-pub struct Changes {
-    /// When, in seconds of unix time.
-    pub ts: f64,
-    /// In order.
-    pub events: Vec<KvEvent>,
+pub enum Changes {
+    /// In one step, in order.
+    Step(f64, Vec<KvEvent>),
+    /// In all steps that found the queue full.
+    Missed(f64, Box<Arrears>),
 }
 
 /// The way from a scheduler to one publisher.
@@ -26,8 +27,10 @@ pub struct Feed {
     bell: Bell,
     figures: Arc<Figures>,
     gathered: Vec<KvEvent>,
-    /// Something was dropped: what follows means nothing before a clear and a listing.
-    behind: bool,
+    /// What was dropped and is still owed; what follows means nothing before it.
+    arrears: Option<Box<Arrears>>,
+    /// Size of the pool.
+    blocks: u32,
     /// Tells the publisher's owner that this end is still there.
     alive: Arc<()>,
 }
@@ -54,9 +57,10 @@ impl Bell {
 }
 
 impl Feed {
-    /// A feed and the end that its publisher reads; at most `queue_len_max` changes wait.
+    /// A feed of a pool of `blocks`, and the end that its publisher reads; at most `queue_len_max` changes wait.
     pub fn new(
         queue_len_max: usize,
+        blocks: u32,
         bell: Bell,
         figures: Arc<Figures>,
     ) -> (Self, Receiver<Changes>) {
@@ -67,7 +71,8 @@ impl Feed {
             bell,
             figures,
             gathered: Vec::new(),
-            behind: false,
+            arrears: None,
+            blocks,
             alive: Arc::default(),
         };
         (feed, changes)
@@ -87,44 +92,43 @@ impl Feed {
         }
     }
 
-    /// Ends a step: hands over what was gathered as one batch, or drops it if there is no room. After a drop
-    /// nothing is handed over until half of the queue is free; then a clear and all of `listing` is.
-    pub fn flush(&mut self, listing: impl FnOnce() -> Vec<KvEvent>) {
-        if self.behind {
+    /// Ends a step: hands over what was gathered as one batch, or notes it as owed if there is no room. Then
+    /// nothing is handed over until half of the queue is free, and all that is owed is handed over at once.
+    pub fn flush(&mut self) {
+        if self.arrears.is_some() {
+            self.owe();
             let waiting = self.figures.queue_depth.load(Ordering::Relaxed);
             if waiting > self.queue_len_max / 2 {
-                self.drop_gathered();
                 return;
             }
-            self.gathered.clear();
-            self.gathered.push(KvEvent::Cleared);
-            self.gathered.extend(listing());
-            self.behind = false;
         }
-        if self.gathered.is_empty() {
-            return;
-        }
-        let changes = Changes { ts: unix_seconds(), events: std::mem::take(&mut self.gathered) };
+        let changes = match self.arrears.take() {
+            Some(arrears) => Changes::Missed(unix_seconds(), arrears),
+            None if self.gathered.is_empty() => return,
+            None => Changes::Step(unix_seconds(), std::mem::take(&mut self.gathered)),
+        };
         count(&self.figures.queue_depth, 1);
-        match self.queue.try_send(changes) {
-            Ok(()) => self.bell.ring(),
-            Err(TrySendError::Full(changes)) => {
-                self.figures.queue_depth.fetch_sub(1, Ordering::Relaxed);
-                self.gathered = changes.events;
-                self.behind = true;
-                self.drop_gathered();
+        let Err(error) = self.queue.try_send(changes) else { return self.bell.ring() };
+        self.figures.queue_depth.fetch_sub(1, Ordering::Relaxed);
+        match error {
+            TrySendError::Full(Changes::Step(_, events)) => {
+                self.gathered = events;
+                self.owe();
             }
+            TrySendError::Full(Changes::Missed(_, arrears)) => self.arrears = Some(arrears),
             // The publisher's thread is gone, and has said why.
-            Err(TrySendError::Disconnected(_)) => {
-                self.figures.queue_depth.fetch_sub(1, Ordering::Relaxed);
-                count(&self.figures.dropped, 1);
-            }
+            TrySendError::Disconnected(_) => count(&self.figures.dropped, 1),
         }
     }
 
-    fn drop_gathered(&mut self) {
+    /// Drops a batch, and keeps what it means for the blocks.
+    fn owe(&mut self) {
+        let blocks = self.blocks;
+        let arrears = self.arrears.get_or_insert_with(|| Box::new(Arrears::new(blocks)));
         if !self.gathered.is_empty() {
-            self.gathered.clear();
+            for event in self.gathered.drain(..) {
+                arrears.add(&event);
+            }
             count(&self.figures.dropped, 1);
         }
     }

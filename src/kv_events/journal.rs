@@ -1,5 +1,6 @@
 //! One publisher's sequence: numbers batches, keeps the last ones, answers replays. No socket, no clock.
 
+use super::arrears::Arrears;
 use super::encode::Encoder;
 use super::mirror::Mirror;
 use protocol::KvEvent;
@@ -38,6 +39,8 @@ pub struct Journal {
     ring_bytes: usize,
     ring_len_max: usize,
     mirror: Mirror,
+    /// The last one made: whoever else asks before the next batch gets the same.
+    snapshot: Option<Entry>,
 }
 
 impl Journal {
@@ -53,6 +56,7 @@ impl Journal {
             ring_bytes: 0,
             ring_len_max: buffer_steps,
             mirror,
+            snapshot: None,
         }
     }
 
@@ -70,34 +74,54 @@ impl Journal {
     ///
     /// Errors: the events cannot be encoded; nothing has changed then.
     pub fn append(&mut self, ts: f64, events: &[KvEvent]) -> io::Result<Entry> {
-        let payload: Arc<[u8]> = self.encoder.batch(ts, events)?.into();
-        let entry = Entry { seq: self.next, payload };
-        self.next += 1;
+        let payload = self.encoder.batch(ts, events)?;
         for event in events {
             self.mirror.apply(event);
         }
+        Ok(self.number(payload))
+    }
+
+    /// Makes the next batch of what was missed: a clear, then all blocks.
+    ///
+    /// Errors: the events cannot be encoded.
+    pub fn catch_up(&mut self, ts: f64, arrears: Arrears) -> io::Result<Entry> {
+        self.mirror.settle(arrears);
+        let payload = self.encoder.batch(ts, &self.mirror.snapshot())?;
+        Ok(self.number(payload))
+    }
+
+    fn number(&mut self, payload: Vec<u8>) -> Entry {
+        let entry = Entry { seq: self.next, payload: payload.into() };
+        self.next += 1;
+        self.snapshot = None;
         self.ring_bytes += entry.payload.len();
         self.ring.push_back(entry.clone());
         while self.ring.len() > self.ring_len_max || self.ring_bytes > RING_BYTES_MAX {
             let Some(oldest) = self.ring.pop_front() else { break };
             self.ring_bytes -= oldest.payload.len();
         }
-        Ok(entry)
+        entry
     }
 
     /// Everything from number `start` on, or all there is to know if that is gone.
     ///
     /// Errors: a snapshot cannot be encoded.
-    pub fn replay(&self, ts: f64, start: u64) -> io::Result<Replay> {
+    pub fn replay(&mut self, ts: f64, start: u64) -> io::Result<Replay> {
         let oldest = self.ring.front().map_or(self.next, |entry| entry.seq);
         if start >= oldest || oldest == self.epoch {
             let skipped = start.saturating_sub(oldest).min(self.ring.len() as u64) as usize;
             let entries = self.ring.range(skipped..).cloned().collect();
             return Ok(Replay { entries, is_snapshot: false });
         }
-        let payload = self.encoder.batch(ts, &self.mirror.snapshot())?.into();
         let seq = self.next - 1; // The ring has moved on, so something was published.
-        Ok(Replay { entries: vec![Entry { seq, payload }], is_snapshot: true })
+        let entry = if let Some(snapshot) = self.snapshot.take() {
+            snapshot
+        } else {
+            let payload = self.encoder.batch(ts, &self.mirror.snapshot())?.into();
+            Entry { seq, payload }
+        };
+        self.snapshot = Some(entry.clone());
+        Ok(Replay { entries: vec![entry], is_snapshot: true })
     }
 
     /// Blocks that a subscriber knows who has missed nothing.

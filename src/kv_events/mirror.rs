@@ -1,5 +1,6 @@
 //! The publisher's own copy of what it has announced, from which a snapshot is made.
 
+use super::arrears::{Arrears, Settled};
 use protocol::{BlockHash, ExtraKey, KvEvent, Token};
 use std::collections::HashMap;
 
@@ -12,12 +13,37 @@ pub struct Mirror {
     keeps_tokens: bool,
 }
 
+/// A block that was announced, or is going to be.
 #[derive(Debug)]
-struct Block {
-    order: u64,
-    parent: Option<BlockHash>,
+pub(super) struct Block {
+    /// Its place among the others.
+    pub(super) order: u64,
+    pub(super) parent: Option<BlockHash>,
     tokens: Box<[Token]>,
     extra: Vec<ExtraKey>,
+}
+
+impl Block {
+    /// The blocks of a store, numbered from `order` on; none of any other event.
+    pub(super) fn each_of(
+        event: &KvEvent,
+        mut order: u64,
+    ) -> impl Iterator<Item = (BlockHash, Self)> {
+        let (hashes, mut parent, tokens, extra_keys) = match event {
+            KvEvent::Stored { hashes, parent, tokens, extra_keys, .. } => {
+                (hashes.as_slice(), *parent, tokens.as_slice(), extra_keys.as_slice())
+            }
+            KvEvent::Removed { .. } | KvEvent::Cleared => Default::default(),
+        };
+        let per_block = tokens.len() / hashes.len().max(1);
+        hashes.iter().enumerate().map(move |(i, &hash)| {
+            let ids = tokens.get(i * per_block..(i + 1) * per_block).unwrap_or_default();
+            let extra = extra_keys.get(i).cloned().unwrap_or_default();
+            let block = Self { order, parent: parent.replace(hash), tokens: ids.into(), extra };
+            order += 1;
+            (hash, block)
+        })
+    }
 }
 
 impl Mirror {
@@ -35,20 +61,34 @@ impl Mirror {
                     self.blocks.remove(&(*group, *hash));
                 }
             }
-            KvEvent::Stored { hashes, parent, tokens, extra_keys, group } => {
-                let per_block = tokens.len() / hashes.len().max(1);
-                let mut parent = *parent;
-                for (i, &hash) in hashes.iter().enumerate() {
-                    let ids = tokens.get(i * per_block..(i + 1) * per_block).unwrap_or_default();
-                    let tokens = if self.keeps_tokens { ids.into() } else { Box::default() };
-                    let extra = extra_keys.get(i).cloned().unwrap_or_default();
-                    let block = Block { order: self.stored, parent, tokens, extra };
-                    self.blocks.insert((*group, hash), block);
-                    self.stored += 1;
-                    parent = Some(hash);
+            KvEvent::Stored { group, .. } => {
+                for (hash, block) in Block::each_of(event, self.stored) {
+                    self.store((*group, hash), block);
                 }
             }
         }
+    }
+
+    /// Takes note of all that was missed.
+    pub fn settle(&mut self, arrears: Arrears) {
+        let Settled { cleared, removed, stored } = arrears.settle();
+        if cleared {
+            self.blocks.clear();
+        }
+        for key in removed {
+            self.blocks.remove(&key);
+        }
+        for (key, block) in stored {
+            self.store(key, Block { order: self.stored, ..block });
+        }
+    }
+
+    fn store(&mut self, key: (u8, BlockHash), mut block: Block) {
+        self.stored = block.order + 1;
+        if !self.keeps_tokens {
+            block.tokens = Box::default();
+        }
+        self.blocks.insert(key, block);
     }
 
     /// Blocks announced and not taken back.
@@ -63,10 +103,11 @@ impl Mirror {
 
     /// Everything, from nothing: a clear, then all blocks, parents first.
     pub fn snapshot(&self) -> Vec<KvEvent> {
-        let mut blocks: Vec<_> = self.blocks.iter().collect();
-        blocks.sort_unstable_by_key(|(_, block)| block.order);
+        let mut blocks: Vec<_> =
+            self.blocks.iter().map(|(key, block)| (block.order, key, block)).collect();
+        blocks.sort_unstable_by_key(|(order, ..)| *order);
         let mut events = vec![KvEvent::Cleared];
-        for (&(in_group, hash), block) in blocks {
+        for (_, &(in_group, hash), block) in blocks {
             if let Some(KvEvent::Stored { hashes, tokens, extra_keys, group, .. }) =
                 events.last_mut()
                 && *group == in_group

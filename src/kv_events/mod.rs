@@ -4,6 +4,7 @@
 //! thread per replica numbers them, keeps the last ones for replay, and owns the sockets. The other
 //! half reads: `decode`, `Follower` and `Resident` are what a subscriber needs, ours or a test's.
 
+mod arrears;
 mod decode;
 mod encode;
 mod endpoint;
@@ -18,6 +19,7 @@ mod resident;
 mod sockets;
 mod source;
 
+pub use arrears::Arrears;
 pub use decode::{DecodeError, Event, Hash, Payload, Removed, Stored, decode};
 pub use encode::Encoder;
 pub use endpoint::{EndpointError, TopicWords};

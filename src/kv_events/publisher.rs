@@ -1,10 +1,11 @@
 //! The publisher's thread: owns both sockets of one replica and sleeps until there is something to send.
 
+use super::arrears::Arrears;
 use super::encode::Encoder;
 use super::endpoint::TopicWords;
 use super::feed::{Bell, Changes, Feed, unix_seconds};
 use super::figures::{Figures, count};
-use super::journal::Journal;
+use super::journal::{Entry, Journal};
 use super::replay::ReplayDesk;
 use super::sockets::{self, SocketError, Sockets};
 use super::source::Source;
@@ -47,8 +48,13 @@ impl Bound {
         Ok(Self { config: config.clone(), words, sockets })
     }
 
-    /// Starts to publish for a cache of this layout, and to count in `figures`.
-    pub fn start(self, spec: &KvSpec, figures: Arc<Figures>) -> io::Result<(Feed, Publisher)> {
+    /// Starts to publish for a cache of this layout with a pool of `blocks`, and to count in `figures`.
+    pub fn start(
+        self,
+        spec: &KvSpec,
+        blocks: u32,
+        figures: Arc<Figures>,
+    ) -> io::Result<(Feed, Publisher)> {
         let Self { config, words, sockets } = self;
         let Sockets { publish, endpoint, binds, replay, topic } = sockets;
         let encoder = Encoder {
@@ -78,7 +84,7 @@ impl Bound {
         source.figures.epoch.store(words.epoch, Ordering::Relaxed);
         let bell = Bell::new(wire, Arc::clone(&sleeping));
         let (feed, changes) =
-            Feed::new(source.config.max_queue_size, bell, Arc::clone(&source.figures));
+            Feed::new(source.config.max_queue_size, blocks, bell, Arc::clone(&source.figures));
         let desk = Desk {
             journal,
             changes,
@@ -145,12 +151,12 @@ struct Desk {
 
 impl Desk {
     fn run(mut self) {
-        self.send(unix_seconds(), &[KvEvent::Cleared]);
+        self.append(unix_seconds(), &[KvEvent::Cleared]);
         loop {
             let Ok(more) = self.publish_waiting() else { return };
             let figures = &self.source.figures;
             let replay = self.replay.as_mut();
-            let due = replay.is_some_and(|r| r.turn(unix_seconds(), &self.journal, figures));
+            let due = replay.is_some_and(|r| r.turn(unix_seconds(), &mut self.journal, figures));
             if !more && !due {
                 self.sleep();
             }
@@ -163,9 +169,12 @@ impl Desk {
     fn publish_waiting(&mut self) -> Result<bool, TryRecvError> {
         for _ in 0..BATCHES_PER_TURN {
             match self.changes.try_recv() {
-                Ok(Changes { ts, events }) => {
+                Ok(changes) => {
                     self.source.figures.queue_depth.fetch_sub(1, Ordering::Relaxed);
-                    self.send(ts, &events);
+                    match changes {
+                        Changes::Step(ts, events) => self.append(ts, &events),
+                        Changes::Missed(ts, arrears) => self.catch_up(ts, *arrears),
+                    }
                 }
                 Err(TryRecvError::Empty) => return Ok(false),
                 Err(gone @ TryRecvError::Disconnected) => return Err(gone),
@@ -174,15 +183,27 @@ impl Desk {
         Ok(true)
     }
 
-    fn send(&mut self, ts: f64, events: &[KvEvent]) {
+    /// Sends one step's events.
+    fn append(&mut self, ts: f64, events: &[KvEvent]) {
+        let entry = self.journal.append(ts, events);
+        self.send(entry, events.len());
+    }
+
+    /// Sends everything that is cached, in place of steps that were missed.
+    fn catch_up(&mut self, ts: f64, arrears: Arrears) {
+        let entry = self.journal.catch_up(ts, arrears);
+        self.send(entry, 1 + self.journal.blocks());
+    }
+
+    fn send(&mut self, entry: io::Result<Entry>, events: usize) {
         let figures = &self.source.figures;
-        let Ok(entry) = self.journal.append(ts, events) else {
+        let Ok(entry) = entry else {
             count(&figures.errors, 1);
             return;
         };
         figures.seq.store(entry.seq, Ordering::Relaxed);
         count(&figures.batches, 1);
-        count(&figures.events, events.len() as u64);
+        count(&figures.events, events as u64);
         let seq = entry.seq.to_be_bytes();
         // A PUB socket never waits: whoever reads too slowly misses batches, and sees it by the number.
         let frames: [&[u8]; 3] = [self.topic.as_bytes(), &seq, &entry.payload];
@@ -212,7 +233,7 @@ impl Desk {
         while (&self.woken).read(&mut rings).is_ok_and(|n| n == rings.len()) {}
         let waits = self.source.figures.queue_depth.load(Ordering::Relaxed) > 0;
         if !waits && beat.is_some_and(|beat| self.sent.elapsed() >= beat) {
-            self.send(unix_seconds(), &[]);
+            self.append(unix_seconds(), &[]);
         }
     }
 }

@@ -30,7 +30,7 @@ impl ReplayDesk {
     }
 
     /// Takes requests in and sends some of what is due; whether there is more to do at once.
-    pub(super) fn turn(&mut self, now: f64, journal: &Journal, figures: &Figures) -> bool {
+    pub(super) fn turn(&mut self, now: f64, journal: &mut Journal, figures: &Figures) -> bool {
         while self.pending.len() < REQUESTS_MAX {
             let Ok(frames) = self.router.recv_multipart(DONTWAIT) else { break };
             let Some((peer, start)) = request(frames) else {

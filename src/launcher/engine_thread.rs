@@ -287,8 +287,8 @@ impl EngineThread {
 
     /// Hands over what this tick changed in the prefix indices.
     fn flush_kv_events(&mut self) {
-        for (feed, replica) in self.kv_events.iter_mut().zip(0..) {
-            feed.flush(|| self.engine.kv(Replica(replica)).listing());
+        for feed in &mut self.kv_events {
+            feed.flush();
         }
     }
 

@@ -120,7 +120,8 @@ fn start_kv_events(
     up: &Up,
     metrics: &Metrics,
 ) -> Result<(Vec<Feed>, Vec<Publisher>)> {
-    let start = |(bound, figures): (Bound, _)| bound.start(&up.memory.spec, Arc::clone(figures));
+    let (spec, blocks) = (&up.memory.spec, up.ready.blocks);
+    let start = |(bound, figures): (Bound, _)| bound.start(spec, blocks, Arc::clone(figures));
     let started: std::io::Result<Vec<_>> =
         bound.into_iter().zip(&metrics.kv_events).map(start).collect();
     Ok(started.context("cannot start a thread for KV events")?.into_iter().unzip())

@@ -3,7 +3,6 @@
 use super::MetricsConfig;
 use super::buckets::{Buckets, Family};
 use prometheus::core::Collector;
-use prometheus::process_collector::ProcessCollector;
 use prometheus::{
     Counter, CounterVec, Error, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec,
     IntCounter, IntCounterVec, Opts, Registry,
@@ -53,9 +52,14 @@ impl<'a> Families<'a> {
         Self { registry, model: &config.model_name, buckets, engines, ranks, tp_size }
     }
 
-    /// What the process says about itself.
-    pub(super) fn process(&self) -> Result<(), Error> {
-        self.registry.register(Box::new(ProcessCollector::for_self()))
+    /// A counter of seconds of the process, without labels.
+    pub(super) fn process_seconds(&self, name: &str, help: &str) -> Result<Counter, Error> {
+        self.add(Counter::new(name, help)?)
+    }
+
+    /// A gauge of the process, without labels.
+    pub(super) fn process_gauge(&self, name: &str, help: &str) -> Result<Gauge, Error> {
+        self.add(Gauge::new(name, help)?)
     }
 
     /// A family that collects itself.

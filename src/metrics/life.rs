@@ -80,7 +80,7 @@ impl LifeMetrics {
         for (name, took) in parts {
             let part = match *name {
                 "allocate the KV cache" => kv,
-                "compile kernels" | "warm up" | "capture graphs" => graphs,
+                "compile kernels" | "warm up" | "capture steps" => graphs,
                 _ => load,
             };
             part.add(took.as_secs_f64());

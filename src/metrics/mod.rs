@@ -4,12 +4,14 @@
 //! takes what lies there; nobody is asked and nobody waits, so a scrape costs a step nothing.
 
 mod buckets;
+mod exposition;
 mod families;
 mod grammar;
 mod http;
 mod kv_events;
 mod life;
 mod page;
+mod process;
 mod replicas;
 mod request_times;
 mod requests;
@@ -30,9 +32,11 @@ pub use steps::{StepMetrics, StepPhase};
 
 use crate::grammar::GrammarTimings;
 use crate::kv_events::Figures;
+use exposition::Exposition;
 use families::Families;
 use grammar::GrammarSeries;
-use prometheus::{Encoder, Registry, TextEncoder};
+use process::ProcessMetrics;
+use prometheus::Registry;
 use replicas::ReplicaMetrics;
 use scheduler::StepStats;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -92,6 +96,7 @@ pub struct Metrics {
     registry: Registry,
     /// Updating and gathering belong together: counters are brought up by differences.
     reading: Mutex<()>,
+    exposition: Mutex<Exposition>,
     config: MetricsConfig,
     /// Of requests.
     pub requests: RequestMetrics,
@@ -110,6 +115,7 @@ pub struct Metrics {
     pub kv_events: Vec<Arc<Figures>>,
     kv_event_series: kv_events::KvEventSeries,
     replicas: ReplicaMetrics,
+    process: ProcessMetrics,
     unused: UnusedMetrics,
     cache: OnceLock<CacheFacts>,
 }
@@ -121,7 +127,6 @@ impl Metrics {
     pub fn new(config: &MetricsConfig) -> Result<Arc<Self>, prometheus::Error> {
         let registry = Registry::new();
         let families = Families::new(&registry, config);
-        families.process()?;
         let grammar = Arc::new(GrammarTimings::default());
         let metrics = Self {
             requests: RequestMetrics::new(&families)?,
@@ -134,9 +139,11 @@ impl Metrics {
             kv_events: (0..families.replicas()).map(|_| Arc::default()).collect(),
             kv_event_series: kv_events::KvEventSeries::new(&families)?,
             replicas: ReplicaMetrics::new(&families)?,
+            process: ProcessMetrics::new(&families)?,
             unused: UnusedMetrics::new(&families)?,
             cache: OnceLock::new(),
             reading: Mutex::new(()),
+            exposition: Mutex::default(),
             config: config.clone(),
             registry: registry.clone(),
         };
@@ -164,10 +171,8 @@ impl Metrics {
     ///
     /// Errors: never, as far as anybody knows: the format takes every series that was registered.
     pub fn render(&self, stats: &[StepStats]) -> Result<String, prometheus::Error> {
-        let mut page = Vec::with_capacity(64 << 10);
         let families = self.gather(stats);
-        TextEncoder::new().encode(&families, &mut page)?;
-        Ok(String::from_utf8_lossy(&page).into_owned())
+        self.exposition.lock().unwrap_or_else(PoisonError::into_inner).write(&families)
     }
 
     fn gather(&self, stats: &[StepStats]) -> Vec<prometheus::proto::MetricFamily> {
@@ -176,6 +181,7 @@ impl Metrics {
         self.grammar_series.set(&self.grammar);
         self.life.set(stats);
         self.kv_event_series.set(&self.kv_events);
+        self.process.set();
         self.unused.set();
         self.registry.gather()
     }

@@ -17,6 +17,7 @@ pub(super) struct ReplicaMetrics {
     counters: Vec<(PerReplica<IntCounter>, Total)>,
     gauges: Vec<(PerReplica<Gauge>, Level)>,
     usage: PerReplica<Gauge>,
+    waiting: PerReplica<Gauge>,
     deferred: PerReplica<Gauge>,
 }
 
@@ -42,7 +43,6 @@ impl ReplicaMetrics {
         ];
         let gauges: Vec<(PerReplica<Gauge>, Level)> = vec![
             (f.gauge_of_replicas("vllm:num_requests_running", "Requests with a seat.")?, |s| f64::from(s.running)),
-            (f.gauge_of_replicas("vllm:num_requests_waiting", "Requests without a seat.")?, |s| f64::from(s.waiting)),
             (capacity, |s| f64::from(s.waiting)),
             (vacant, |s| f64::from(s.blocks.vacant)),
             (cached, |s| f64::from(s.blocks.cached)),
@@ -50,7 +50,8 @@ impl ReplicaMetrics {
             (reserved, |s| f64::from(s.blocks.reserved)),
         ];
         let usage = f.gauge_of_replicas("vllm:kv_cache_usage_perc", "Share of the KV blocks that requests hold, 0 to 1.")?;
-        Ok(Self { counters, gauges, usage, deferred })
+        let waiting = f.gauge_of_replicas("vllm:num_requests_waiting", "Requests without a seat.")?;
+        Ok(Self { counters, gauges, usage, waiting, deferred })
     }
 
     /// Shows these figures, and `deferred` requests that no replica has yet, with the first. Replicas without a series of their own add to the last one's: sums, and the
@@ -69,6 +70,9 @@ impl ReplicaMetrics {
             for (gauges, level) in &self.gauges {
                 gauges[engine].set(own.iter().map(level).sum());
             }
+            let elsewhere = if engine == 0 { deferred } else { 0 };
+            let waiting: f64 = own.iter().map(|stats| f64::from(stats.waiting)).sum();
+            self.waiting[engine].set(waiting + elsewhere as f64);
             let shares: f64 = own.iter().map(usage).sum();
             self.usage[engine].set(shares / own.len().max(1) as f64);
         }

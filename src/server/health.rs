@@ -135,7 +135,7 @@ impl Health {
         match self.phase.load(Ordering::Acquire) {
             STARTING => State::Starting,
             UNAVAILABLE => State::Unavailable,
-            RESTARTING => State::Restarting,
+            RESTARTING if !self.is_silent() => State::Restarting,
             _ if self.is_stalled() => State::Stalled,
             _ => State::Serving,
         }
@@ -146,7 +146,12 @@ impl Health {
         let sent = self.step_sent_ms.load(Ordering::Relaxed);
         let late =
             sent > 0 && now.saturating_sub(sent) > self.step_deadline_ms.load(Ordering::Relaxed);
-        late || now.saturating_sub(self.beat_ms.load(Ordering::Relaxed)) > STALL_MS
+        late || self.is_silent()
+    }
+
+    /// Whether the scheduler's thread has not looked around for too long.
+    fn is_silent(&self) -> bool {
+        self.now_ms().saturating_sub(self.beat_ms.load(Ordering::Relaxed)) > STALL_MS
     }
 }
 

@@ -16,3 +16,5 @@ mod kv_feed;
 mod small_tokenizer;
 
 mod http;
+mod kv_overflow;
+mod metrics_page;

@@ -49,6 +49,8 @@ pub(crate) struct Setup {
     pub(crate) step_time: Duration,
     /// The step, counted from 1, in which the device fails.
     pub(crate) fails_at: Option<u64>,
+    /// When a step is late, instead of what steps took so far.
+    pub(crate) step_deadline: Option<Duration>,
     pub(crate) reading: Reading,
     pub(crate) admission: AdmissionLimits,
     pub(crate) options: Options,
@@ -80,6 +82,7 @@ impl Default for Setup {
             step_tokens: 512,
             step_time: Duration::ZERO,
             fails_at: None,
+            step_deadline: None,
             reading: Reading::Slots,
             admission: AdmissionLimits {
                 requests: 1_024,
@@ -162,7 +165,7 @@ impl Server {
         let kv = KvConfig::new(up.memory.spec.clone(), up.ready.blocks, [1, 2]);
         let config = EngineConfig::new(limits(setup), kv);
         let engine = Engine::new(EngineConfig { replicas: setup.replicas, ..config }).unwrap();
-        let deadline = StepDeadline::new(None, up.memory.pace);
+        let deadline = StepDeadline::new(setup.step_deadline, up.memory.pace);
         let metrics = metrics(setup);
         let health = Arc::clone(&self.app.health);
         let observers = Observers { health, metrics: Arc::clone(&metrics) };
@@ -171,7 +174,7 @@ impl Server {
         let publish = |(rank, figures): (u16, _)| {
             let config = setup.kv_events.as_ref()?;
             let bound = Bound::open(config, TopicWords { rank, ..TopicWords::default() }).unwrap();
-            Some(bound.start(&up.memory.spec, Arc::clone(figures)).unwrap())
+            Some(bound.start(&up.memory.spec, up.ready.blocks, Arc::clone(figures)).unwrap())
         };
         let (kv_events, publishers) = (0..).zip(&metrics.kv_events).filter_map(publish).unzip();
         self.publishers = publishers;

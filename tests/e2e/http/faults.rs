@@ -111,6 +111,35 @@ fn health_follows_the_start_the_drain_and_the_end() {
     server.wait_idle(Duration::from_secs(1));
 }
 
+#[test]
+fn a_step_past_its_deadline_fails_every_probe_until_it_is_answered() {
+    let step_deadline = Some(Duration::from_millis(100));
+    let setup = Setup { step_time: Duration::from_secs(3), step_deadline, ..Setup::default() };
+    let server = Server::start(&setup);
+    let at = server.address;
+    let table = || ["/livez", "/readyz", "/health", "/ping"].map(|path| get(at, path).status);
+    assert_eq!(table(), [200; 4]);
+    let mut slow = Client::connect(at);
+    let body = br#"{"prompt":"a","max_tokens":1}"#;
+    slow.send("POST", "/v1/completions", "", body);
+    let sent = Instant::now();
+    while table() != [503; 4] {
+        assert!(
+            sent.elapsed() < Duration::from_millis(1_500),
+            "not within a second of the deadline"
+        );
+    }
+    let mut late = Client::connect(at);
+    late.send("POST", "/v1/completions", "", body);
+    let late = late.read().unwrap();
+    assert_eq!((late.status, &late.json()["error"]["reason"]), (503, &json!("engine_unavailable")));
+    assert_eq!(slow.read().unwrap().status, 200);
+    let answered = Instant::now();
+    while table() != [200; 4] {
+        assert!(answered.elapsed() < Duration::from_secs(1), "still late after the answer");
+    }
+}
+
 /// The rest of a chunked body as text.
 fn rest_of(client: &mut Client) -> String {
     let mut body = Vec::new();

@@ -1,0 +1,161 @@
+//! What a publisher is owed: changes that found its queue full, summed up block by block.
+//!
+//! However long the publisher stands still, this holds no more than the pool does twice: blocks that it has
+//! announced and that are gone since, and blocks that are there and that it does not know of. A step adds its
+//! own changes and nothing else, so its cost does not depend on what is cached.
+
+use super::mirror::Block;
+use protocol::{BlockHash, KvEvent};
+use std::collections::HashMap;
+
+/// The difference between what a publisher knows and what is cached.
+#[derive(Debug)]
+pub struct Arrears {
+    /// Everything that the publisher knows is gone.
+    cleared: bool,
+    blocks: HashMap<(u8, BlockHash), Owed>,
+    /// Changes so far: their order.
+    changes: u64,
+}
+
+/// What happened to one block; at least one of both.
+#[derive(Debug, Default)]
+struct Owed {
+    /// When it was removed, if the publisher has announced it.
+    removed: Option<u64>,
+    /// That it was stored since, and is still there.
+    stored: Option<Box<Block>>,
+}
+
+/// Arrears in the order in which a publisher can take them: children leave first, parents come first.
+pub(super) struct Settled {
+    /// Whether everything goes before.
+    pub(super) cleared: bool,
+    /// Blocks that go.
+    pub(super) removed: Vec<(u8, BlockHash)>,
+    /// Blocks that come.
+    pub(super) stored: Vec<((u8, BlockHash), Block)>,
+}
+
+impl Arrears {
+    /// Nothing is owed yet. There is room for a pool of `blocks`, so that no step pays for growth.
+    pub fn new(blocks: u32) -> Self {
+        let blocks = HashMap::with_capacity(2 * blocks as usize);
+        Self { cleared: false, blocks, changes: 0 }
+    }
+
+    /// Adds a change.
+    pub fn add(&mut self, event: &KvEvent) {
+        match event {
+            KvEvent::Cleared => {
+                self.cleared = true;
+                self.blocks.clear();
+            }
+            KvEvent::Removed { hashes, group } => {
+                for hash in hashes {
+                    self.remove((*group, *hash));
+                }
+            }
+            KvEvent::Stored { group, .. } => {
+                for (hash, block) in Block::each_of(event, self.changes) {
+                    self.changes = block.order + 1;
+                    self.blocks.entry((*group, hash)).or_default().stored = Some(Box::new(block));
+                }
+            }
+        }
+    }
+
+    fn remove(&mut self, key: (u8, BlockHash)) {
+        let order = self.changes;
+        self.changes += 1;
+        let owed = self.blocks.entry(key).or_default();
+        if owed.stored.take().is_none() {
+            owed.removed = Some(order);
+        } else if owed.removed.is_none() {
+            self.blocks.remove(&key); // It came and went unannounced.
+        }
+    }
+
+    /// Blocks that differ.
+    pub fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Whether nothing differs, so far as blocks are concerned.
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// Sorts everything.
+    pub(super) fn settle(self) -> Settled {
+        let (mut removed, mut stored) = (Vec::new(), Vec::new());
+        for (key, owed) in self.blocks {
+            removed.extend(owed.removed.map(|order| (order, key)));
+            stored.extend(owed.stored.map(|block| (key, *block)));
+        }
+        removed.sort_unstable_by_key(|(order, _)| *order);
+        stored.sort_unstable_by_key(|(_, block): &(_, Block)| block.order);
+        let removed = removed.into_iter().map(|(_, key)| key).collect();
+        Settled { cleared: self.cleared, removed, stored }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stored(parent: Option<u64>, hashes: &[u64]) -> KvEvent {
+        KvEvent::Stored {
+            hashes: hashes.iter().copied().map(BlockHash).collect(),
+            parent: parent.map(BlockHash),
+            tokens: hashes.iter().map(|hash| *hash as u32).collect(),
+            extra_keys: vec![Vec::new(); hashes.len()],
+            group: 0,
+        }
+    }
+
+    fn removed(hashes: &[u64]) -> KvEvent {
+        KvEvent::Removed { hashes: hashes.iter().copied().map(BlockHash).collect(), group: 0 }
+    }
+
+    /// Blocks, each with its parent.
+    type Chained = Vec<(u64, Option<u64>)>;
+
+    /// Whether everything is gone, what else is, and what has come.
+    fn owed(events: &[KvEvent]) -> (bool, Vec<u64>, Chained) {
+        let mut arrears = Arrears::new(4);
+        for event in events {
+            arrears.add(event);
+        }
+        let Settled { cleared, removed, stored } = arrears.settle();
+        let parent = |block: &Block| block.parent.map(|parent| parent.0);
+        let stored = stored.iter().map(|((_, hash), block)| (hash.0, parent(block))).collect();
+        (cleared, removed.iter().map(|(_, hash)| hash.0).collect(), stored)
+    }
+
+    #[test]
+    fn only_the_difference_is_owed() {
+        let came_and_went = owed(&[stored(None, &[1, 2]), removed(&[2]), removed(&[1])]);
+        assert_eq!(came_and_went, (false, vec![], vec![]));
+        let chain = owed(&[stored(None, &[1, 2]), stored(Some(2), &[3]), removed(&[3])]);
+        assert_eq!(chain, (false, vec![], vec![(1, None), (2, Some(1))]));
+        // Announced before: 5 after 4. Both go, 4 returns, and something else follows it.
+        let again = owed(&[removed(&[5, 4]), stored(None, &[4]), stored(Some(4), &[6])]);
+        assert_eq!(again, (false, vec![5, 4], vec![(4, None), (6, Some(4))]));
+        let twice = owed(&[removed(&[4]), stored(None, &[4]), removed(&[4])]);
+        assert_eq!(twice, (false, vec![4], vec![]));
+        let cleared =
+            owed(&[removed(&[4]), stored(None, &[1]), KvEvent::Cleared, stored(None, &[2])]);
+        assert_eq!(cleared, (true, vec![], vec![(2, None)]));
+    }
+
+    #[test]
+    fn it_does_not_grow_beyond_what_differs() {
+        let mut arrears = Arrears::new(2);
+        for round in 1..1_000 {
+            arrears.add(&stored(None, &[2 * round, 2 * round + 1]));
+            arrears.add(&removed(&[2 * round, 2 * round + 1]));
+        }
+        assert!(arrears.is_empty());
+    }
+}

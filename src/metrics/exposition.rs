@@ -1,0 +1,153 @@
+//! Writes the page of metrics without making its words anew: from one scrape to the next only numbers change.
+//!
+//! The library writes a page once, and what stands before each number is kept. Series are born but never go, and
+//! labels of a series never change, so as many series of each family are the same series; a page with others is
+//! written by the library again.
+
+use prometheus::proto::{Histogram, MetricFamily, MetricType};
+use prometheus::{Encoder, Error, TextEncoder};
+use std::fmt::Write as _;
+
+/// Bytes that most numbers need at most.
+const NUMBER_BYTES: usize = 12;
+/// Whole numbers below this are written as such, and exactly: 2^53.
+const WHOLE_BELOW: f64 = 9_007_199_254_740_992.0;
+
+/// A page without its numbers.
+#[derive(Default)]
+pub(super) struct Exposition {
+    /// Series of each family, in the order of the page.
+    shape: Vec<usize>,
+    words: String,
+    /// Where in `words` each number stands.
+    places: Vec<usize>,
+}
+
+impl Exposition {
+    /// The page of these families in text format 0.0.4, as the library would write it.
+    ///
+    /// Errors: as the library's; none is known.
+    pub(super) fn write(&mut self, families: &[MetricFamily]) -> Result<String, Error> {
+        if !families.iter().map(series).eq(self.shape.iter().copied()) {
+            *self = Self::of(families)?;
+        }
+        let bytes = self.words.len() + NUMBER_BYTES * self.places.len();
+        let mut page = String::with_capacity(bytes);
+        let (mut from, mut places) = (0, self.places.iter());
+        each_number(families, |number| {
+            let to = places.next().copied().unwrap_or(from);
+            page.push_str(&self.words[from..to]);
+            write_number(&mut page, number);
+            from = to;
+        });
+        page.push_str(&self.words[from..]);
+        Ok(page)
+    }
+
+    /// Learns the words from a page that the library wrote.
+    fn of(families: &[MetricFamily]) -> Result<Self, Error> {
+        let mut page = Vec::new();
+        TextEncoder::new().encode(families, &mut page)?;
+        let page = String::from_utf8(page).map_err(|error| Error::Msg(error.to_string()))?;
+        let shape = families.iter().map(series).collect();
+        let (mut words, mut places) = (String::with_capacity(page.len()), Vec::new());
+        for line in page.lines() {
+            match line.rsplit_once(' ').filter(|_| !line.starts_with('#')) {
+                None => words += line,
+                Some((head, _)) => {
+                    words += head;
+                    words.push(' ');
+                    places.push(words.len());
+                }
+            }
+            words.push('\n');
+        }
+        let mut numbers = 0;
+        each_number(families, |_| numbers += 1);
+        if numbers != places.len() {
+            let told = format!("a page of {} samples has {numbers} numbers", places.len());
+            return Err(Error::Msg(told));
+        }
+        Ok(Self { shape, words, places })
+    }
+}
+
+fn series(family: &MetricFamily) -> usize {
+    family.get_metric().len()
+}
+
+/// Every number of a page, in the library's order.
+fn each_number(families: &[MetricFamily], mut take: impl FnMut(f64)) {
+    for family in families {
+        let kind = family.get_field_type();
+        for metric in family.get_metric() {
+            match kind {
+                MetricType::COUNTER => take(metric.get_counter().get_value()),
+                MetricType::GAUGE => take(metric.get_gauge().get_value()),
+                MetricType::HISTOGRAM => of_histogram(metric.get_histogram(), &mut take),
+                // Nothing here makes one: what the library would write has no place then, and is refused.
+                MetricType::SUMMARY | MetricType::UNTYPED => {}
+            }
+        }
+    }
+}
+
+fn of_histogram(histogram: &Histogram, take: &mut impl FnMut(f64)) {
+    let buckets = histogram.get_bucket();
+    for bucket in buckets {
+        take(bucket.cumulative_count() as f64);
+    }
+    if buckets.last().is_none_or(|last| last.upper_bound() != f64::INFINITY) {
+        take(histogram.get_sample_count() as f64);
+    }
+    take(histogram.get_sample_sum());
+    take(histogram.get_sample_count() as f64);
+}
+
+fn write_number(page: &mut String, number: f64) {
+    // Writing to a string cannot fail.
+    let _ = if number.trunc() == number && number.abs() < WHOLE_BELOW {
+        write!(page, "{}", number as i64)
+    } else {
+        write!(page, "{number}")
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prometheus::{Gauge, HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
+
+    fn by_the_library(families: &[MetricFamily]) -> String {
+        let mut page = Vec::new();
+        TextEncoder::new().encode(families, &mut page).unwrap();
+        String::from_utf8(page).unwrap()
+    }
+
+    #[test]
+    fn pages_are_the_librarys_to_the_byte() {
+        let registry = Registry::new();
+        let gauge = Gauge::new("level", "A level,\nin two lines.").unwrap();
+        let counters = IntCounterVec::new(Opts::new("seen_total", "Seen."), &["what"]).unwrap();
+        let opts = HistogramOpts::new("took_seconds", "Took.").buckets(vec![1e-6, 0.25, 10.0]);
+        let times = HistogramVec::new(opts, &["phase"]).unwrap();
+        registry.register(Box::new(gauge.clone())).unwrap();
+        registry.register(Box::new(counters.clone())).unwrap();
+        registry.register(Box::new(times.clone())).unwrap();
+        let mut exposition = Exposition::default();
+        let mut check = || {
+            let families = registry.gather();
+            assert_eq!(exposition.write(&families).unwrap(), by_the_library(&families));
+        };
+        check();
+        for level in [0.0, -3.0, 0.1, 1e15, 1e16, 1.5e300, 4e-9, f64::NAN, f64::INFINITY] {
+            gauge.set(level);
+            check();
+        }
+        for (round, what) in ["a b", "#", "quo\"te", "new\nline", "", "a b"].iter().enumerate() {
+            counters.with_label_values(&[what]).inc_by(round as u64);
+            times.with_label_values(&[if round % 2 == 0 { "plan" } else { "wait" }]).observe(0.2);
+            check();
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! What Prometheus' client libraries say of every process, read from the system at a scrape.
+//!
+//! One file, one directory entry and two calls: the library's own collector opens a dozen, and counts processor
+//! time in whole seconds.
+
+use super::families::Families;
+use prometheus::{Counter, Error, Gauge};
+use rustix::process::{Resource, getrlimit};
+use rustix::time::{ClockId, Timespec, clock_gettime};
+use std::fs;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Series of the process.
+pub(super) struct ProcessMetrics {
+    cpu: Counter,
+    open_fds: Gauge,
+    max_fds: Gauge,
+    virtual_bytes: Gauge,
+    resident_bytes: Gauge,
+    threads: Gauge,
+    page_bytes: f64,
+}
+
+/// Fields of `/proc/self/stat`, as `proc(5)` names them.
+struct Stat {
+    num_threads: f64,
+    /// In clock ticks after boot.
+    starttime: f64,
+    /// In bytes.
+    vsize: f64,
+    /// In pages.
+    rss: f64,
+}
+
+impl ProcessMetrics {
+    #[rustfmt::skip] // A table.
+    pub(super) fn new(f: &Families<'_>) -> Result<Self, Error> {
+        let started = f.process_gauge("process_start_time_seconds", "Start time of the process since unix epoch in seconds.")?;
+        if let Some(stat) = stat() {
+            started.set(start_time(&stat));
+        }
+        Ok(Self {
+            cpu: f.process_seconds("process_cpu_seconds_total", "Total user and system CPU time spent in seconds.")?,
+            open_fds: f.process_gauge("process_open_fds", "Number of open file descriptors.")?,
+            max_fds: f.process_gauge("process_max_fds", "Maximum number of open file descriptors.")?,
+            virtual_bytes: f.process_gauge("process_virtual_memory_bytes", "Virtual memory size in bytes.")?,
+            resident_bytes: f.process_gauge("process_resident_memory_bytes", "Resident memory size in bytes.")?,
+            threads: f.process_gauge("process_threads", "Number of OS threads in the process.")?,
+            page_bytes: rustix::param::page_size() as f64,
+        })
+    }
+
+    /// Reads all of them; what the system does not tell stays as it was.
+    pub(super) fn set(&self) {
+        let spent = seconds(clock_gettime(ClockId::ProcessCPUTime));
+        self.cpu.inc_by((spent - self.cpu.get()).max(0.0));
+        if let Some(open) = open_fds() {
+            self.open_fds.set(open as f64);
+        }
+        if let Some(most) = getrlimit(Resource::Nofile).current {
+            self.max_fds.set(most as f64);
+        }
+        if let Some(stat) = stat() {
+            self.virtual_bytes.set(stat.vsize);
+            self.resident_bytes.set(stat.rss * self.page_bytes);
+            self.threads.set(stat.num_threads);
+        }
+    }
+}
+
+fn seconds(time: Timespec) -> f64 {
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
+fn stat() -> Option<Stat> {
+    let stat = fs::read_to_string("/proc/self/stat").ok()?;
+    // The second field, a name in brackets, may hold both; the third is the first behind it.
+    let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+    let field = |number: usize| fields.get(number - 3)?.parse::<f64>().ok();
+    Some(Stat {
+        num_threads: field(20)?,
+        starttime: field(22)?,
+        vsize: field(23)?,
+        rss: field(24)?,
+    })
+}
+
+/// In seconds of unix time.
+fn start_time(stat: &Stat) -> f64 {
+    let ticks_per_s = rustix::param::clock_ticks_per_second() as f64;
+    let uptime_s = seconds(clock_gettime(ClockId::Boottime)) - stat.starttime / ticks_per_s;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    now.as_secs_f64() - uptime_s
+}
+
+/// Since Linux 6.2 the size of the directory is their number; before that it is 0, and they are counted.
+fn open_fds() -> Option<u64> {
+    let folder = "/proc/self/fd";
+    let known = fs::metadata(folder).ok()?.len();
+    if known > 0 {
+        return Some(known);
+    }
+    let counted = fs::read_dir(folder).ok()?.count() as u64;
+    Some(counted.saturating_sub(1)) // Without the one that reads them.
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_system_tells_all_of_it() {
+        let stat = stat().unwrap();
+        assert!(stat.num_threads >= 1.0 && stat.vsize > stat.rss, "{} threads", stat.num_threads);
+        assert!(stat.rss * rustix::param::page_size() as f64 > 1e6, "{} pages", stat.rss);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+        let started = start_time(&stat);
+        assert!((now - 3_600.0..=now + 1.0).contains(&started), "started {} s ago", now - started);
+        let before = open_fds().unwrap();
+        let files: Vec<_> = (0..50).map(|_| fs::File::open("/proc/self/stat").unwrap()).collect();
+        assert!(open_fds().unwrap() >= before + 25, "{before} before 50 more"); // Others close some.
+        drop(files);
+    }
+}
