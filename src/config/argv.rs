@@ -10,7 +10,7 @@ use std::path::Path;
 
 use clap::Command;
 
-use super::foreign::{FOREIGN, INERT};
+use super::foreign::{INERT, why_refused};
 use super::{ConfigError, file, refused};
 
 /// A command line ready for clap.
@@ -19,16 +19,38 @@ pub(super) struct Words {
     pub(super) notes: Vec<String>,
 }
 
-/// Spellings that are more than another name.
+/// Short names of several letters, which clap does not know.
 const REWRITES: &[(&str, &str)] = &[
     ("-tp", "--tensor-parallel-size"),
     ("-dp", "--data-parallel-size"),
     ("-pp", "--pipeline-parallel-size"),
     ("-dcp", "--decode-context-parallel-size"),
     ("-pcp", "--prefill-context-parallel-size"),
-    ("--disable-radix-cache", "--enable-prefix-caching=false"),
-    ("--load-dummy", "--load-format=synth"),
-    ("--kv-cache-dtype=fp8-e4m3", "--kv-cache-dtype=fp8"),
+    ("-ep", "--enable-expert-parallel"),
+    ("-n", "--nnodes"),
+    ("-r", "--node-rank"),
+    ("-dpn", "--data-parallel-rank"),
+    ("-dpr", "--data-parallel-start-rank"),
+    ("-dpl", "--data-parallel-size-local"),
+    ("-dpa", "--data-parallel-address"),
+    ("-dpp", "--data-parallel-rpc-port"),
+    ("-dpb", "--data-parallel-backend"),
+    ("-dph", "--data-parallel-hybrid-lb"),
+    ("-dpe", "--data-parallel-external-lb"),
+    ("-dpm", "--data-parallel-multi-port-external-lb"),
+    ("-asc", "--api-server-count"),
+    ("-q", "--quantization"),
+    ("-sc", "--speculative-config"),
+    ("-cc", "--compilation-config"),
+    ("-ac", "--attention-config"),
+    ("-dc", "--diffusion-config"),
+    ("-O", "--optimization-level"),
+];
+
+/// Switches that set a value of another flag: what they say on, and off.
+const SWITCHES: &[(&str, &str, &str)] = &[
+    ("disable-radix-cache", "--enable-prefix-caching=false", "--enable-prefix-caching=true"),
+    ("load-dummy", "--load-format=synth", "--load-format=auto"),
 ];
 
 /// Rewrites `argv`, whose first word is the program.
@@ -37,6 +59,9 @@ pub(super) fn normalise(command: &Command, argv: Vec<OsString>) -> Result<Words,
     let argv = argv.map_err(|word| {
         ConfigError::Usage(format!("error: {} is not valid UTF-8\n", word.to_string_lossy()))
     })?;
+    if argv.get(1).map(String::as_str) == Some("launch") {
+        return refused("hadron launch: this release runs on one machine, with hadron serve");
+    }
     // Flags of other engines and files belong to `serve` alone.
     if argv.get(1).map(String::as_str) != Some("serve") {
         let argv = argv.into_iter().map(|word| spell(&word)).collect();
@@ -113,8 +138,13 @@ impl Flags {
                 }
                 continue;
             }
-            if let Some(flag) = FOREIGN.iter().find(|flag| flag.name == name) {
-                return refused(format!("--{name} is not supported: {}", flag.because));
+            if let Some(because) = why_refused(name).filter(|_| value != Some("false")) {
+                return refused(format!("--{name} is not supported: {because}"));
+            }
+            // What is not there may be switched off.
+            if let Some(because) = why_refused(bare) {
+                notes.push(format!("--{name} changes nothing: {because}"));
+                continue;
             }
             out.push(word);
         }
@@ -165,11 +195,30 @@ impl Flags {
 fn spell(word: &str) -> String {
     let (name, value) = word.split_once('=').map_or((word, None), |(n, v)| (n, Some(v)));
     let name = if name.starts_with("--") { name.replace('_', "-") } else { name.to_owned() };
+    if let Some(word) = switched(&name, value) {
+        return word.to_owned();
+    }
+    let level = name.strip_prefix("-O").filter(|level| level.parse::<u8>().is_ok());
+    if let Some(level) = level {
+        return format!("--optimization-level={level}");
+    }
     let to = REWRITES.iter().find(|(from, _)| *from == name).map(|(_, to)| (*to).to_owned());
     let name = to.unwrap_or(name);
     match value {
         Some(value) => format!("{name}={value}"),
         None => name,
+    }
+}
+
+/// What a switch of `SWITCHES` says.
+fn switched(name: &str, value: Option<&str>) -> Option<&'static str> {
+    let name = name.strip_prefix("--")?;
+    let bare = name.strip_prefix("no-").unwrap_or(name);
+    let (_, on, off) = SWITCHES.iter().find(|(switch, ..)| *switch == bare)?;
+    match (name == bare, value) {
+        (true, None | Some("true")) => Some(on),
+        (true, Some("false")) | (false, None) => Some(off),
+        _ => None,
     }
 }
 

@@ -32,7 +32,8 @@ pub struct EngineArgs {
     #[arg(long, value_name = "BLOCKS")]
     pub num_gpu_blocks_override: Option<u32>,
     /// Share of a GPU's memory to use; changes nothing on the CPU, whose KV cache is sized in bytes
-    #[arg(long, alias = "mem-fraction-static", default_value_t = 0.90, value_name = "FRACTION")]
+    #[arg(long, aliases = ["mem-fraction-static", "device-memory-utilization"], default_value_t = 0.90,
+          value_name = "FRACTION")]
     pub gpu_memory_utilization: f64,
     /// Type of the KV cache; auto takes the activations', fp8 is a byte a value
     #[arg(long, default_value = "auto")]
@@ -230,6 +231,10 @@ const CPU_TOKENS_PER_STEP: u32 = 512;
 /// Tokens of one step on a GPU.
 const GPU_TOKENS_PER_STEP: u32 = 8192;
 
+/// Why there is no 16-bit cache of a model computed in 32 bits.
+pub(crate) const BF16_CACHE_OF_F32: &str = "--kv-cache-dtype bf16: a KV cache that is not fp8 has the \
+                                            activations' type, here float32; say --dtype bfloat16";
+
 impl EngineArgs {
     /// Tokens of one step, `--max-num-batched-tokens` or the device's default.
     pub fn tokens_per_step(&self) -> u32 {
@@ -258,11 +263,8 @@ impl EngineArgs {
 
     /// Refuses what this release cannot honour.
     pub(super) fn check(&self, dtype: Dtype) -> Result<(), ConfigError> {
-        if self.kv_cache_dtype == CacheDtype::Bf16 && dtype != Dtype::Bfloat16 {
-            return refused(
-                "--kv-cache-dtype bf16: a KV cache that is not fp8 has the activations' type; \
-                 say --dtype bfloat16",
-            );
+        if self.kv_cache_dtype == CacheDtype::Bf16 && dtype == Dtype::Float32 {
+            return refused(BF16_CACHE_OF_F32);
         }
         if self.spec_method != "none" {
             return refused(format!(

@@ -1,5 +1,5 @@
 //! Flags of vLLM, SGLang and ATOM that are not ours: those that change nothing here, and those
-//! that cannot be honoured yet and say why. Names in kebab case, without dashes in front.
+//! that cannot be honoured and say why. Names in kebab case, without dashes in front.
 
 /// A flag that is accepted, changes nothing, and is mentioned in the log.
 pub(super) struct Inert {
@@ -29,69 +29,240 @@ pub(super) const INERT: &[Inert] = &[
     inert("disable-uvicorn-access-log", false, "there is no uvicorn"),
     inert("timeout-keep-alive", true, "idle connections close after 60 s"),
     inert("level", true, "there are no compilation levels"),
+    inert("optimization-level", true, "there are no compilation levels"),
+    inert("disable-access-log-for-endpoints", true, "requests are not logged unless traced"),
+    inert("disable-custom-all-reduce", false, "sums of ranks are made in one way"),
+    inert("enable-request-id-headers", false, "always on"),
+    inert("enable-server-load-tracking", false, "always on"),
+    inert("language-model-only", false, "models read text only"),
+    inert("use-tqdm-on-load", false, "progress is shown wherever there is a terminal"),
 ];
 
-/// A flag that would change behaviour which this release does not have.
-pub(super) struct Foreign {
-    pub(super) name: &'static str,
+/// Flags that would change behaviour which this release does not have.
+pub(super) struct Refused {
+    /// Why none of them can be honoured.
     pub(super) because: &'static str,
+    /// With spaces between.
+    names: &'static str,
 }
 
-const fn foreign(name: &'static str, because: &'static str) -> Foreign {
-    Foreign { name, because }
+impl Refused {
+    pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.names.split(' ')
+    }
 }
 
-const KV_RESIDENCE: &str = "how long blocks stay in the cache is not sampled";
-const ONE_MACHINE: &str = "this release runs on one machine";
-const QUANTISE: &str = "weights are served as the checkpoint stores them";
+/// Why a flag is refused, if it is.
+pub(super) fn why_refused(name: &str) -> Option<&'static str> {
+    let refused = REFUSED.iter().find(|refused| refused.names().any(|refused| refused == name));
+    refused.map(|refused| refused.because)
+}
+
+const fn refused(because: &'static str, names: &'static str) -> Refused {
+    Refused { because, names }
+}
 
 /// Refused, each with its reason.
-pub(super) const FOREIGN: &[Foreign] = &[
-    foreign("quantization", QUANTISE),
-    foreign("online-quant-config", QUANTISE),
-    foreign("kv-transfer-config", "KV blocks are not moved between servers"),
-    foreign("enable-eplb", "experts are not rebalanced"),
-    foreign("enable-tbo", "batches are not overlapped in pairs"),
-    foreign(
-        "all2all-backend",
+pub(super) const REFUSED: &[Refused] = &[
+    refused(
+        "weights are served as the checkpoint stores them",
+        "quantization online-quant-config quantization-config allow-deprecated-quantization",
+    ),
+    refused(
         "tokens stay where they are: each rank computes the experts it holds",
+        "all2all-backend",
     ),
-    foreign("enable-lora", "adapters are not loaded"),
-    foreign("pipeline-parallel-size", "layers are not split over devices"),
-    foreign("decode-context-parallel-size", "one context is not split over devices"),
-    foreign("prefill-context-parallel-size", "one context is not split over devices"),
-    foreign("speculative-config", "this release does not speculate"),
-    foreign("spec-tokens", "this release does not speculate"),
-    foreign("num-speculative-tokens", "this release does not speculate"),
-    foreign("data-parallel-size-local", ONE_MACHINE),
-    foreign("data-parallel-start-rank", ONE_MACHINE),
-    foreign("data-parallel-address", ONE_MACHINE),
-    foreign("data-parallel-rpc-port", ONE_MACHINE),
-    foreign("headless", ONE_MACHINE),
-    foreign("master-addr", ONE_MACHINE),
-    foreign("master-port", ONE_MACHINE),
-    foreign("dist-init-addr", ONE_MACHINE),
-    foreign("cluster-secret-file", ONE_MACHINE),
-    foreign(
-        "device-ids",
+    refused(
+        "this release runs on one machine",
+        "data-parallel-size-local data-parallel-start-rank data-parallel-address \
+         data-parallel-rpc-port data-parallel-rank data-parallel-backend data-parallel-hybrid-lb \
+         data-parallel-external-lb data-parallel-multi-port-external-lb data-parallel-supervisor-port \
+         dp-supervisor-probe-interval-s dp-supervisor-probe-timeout-s \
+         dp-supervisor-probe-failure-threshold dp-sync-interval headless master-addr master-port \
+         dist-init-addr cluster-secret-file distributed-timeout-seconds cpu-distributed-timeout-seconds \
+         enable-elastic-ep elastic-ep-max-dp-size ray-workers-use-nsight",
+    ),
+    refused(
+        "how ranks load and share a model follows from their number",
+        "disable-nccl-for-dp-synchronization enable-nccl-comm-suspend enable-ep-weight-filter \
+         enable-batch-sharded-sampling enable-hc-sp max-parallel-loading-workers",
+    ),
+    refused(
+        "the executor is restarted as --step-deadline says, in no other way",
+        "enable-fault-tolerance fault-tolerance-config watchdog-config",
+    ),
+    refused(
+        "KV blocks are not moved between servers",
+        "kv-transfer-config kv-offloading-backend kv-offloading-size ec-transfer-config ec-manager-config \
+         enable-scale-out",
+    ),
+    refused(
+        "experts stay where they are loaded",
+        "enable-eplb eplb-config expert-placement-strategy",
+    ),
+    refused(
+        "batches are not overlapped in pairs",
+        "enable-tbo enable-dbo dbo-decode-token-threshold dbo-prefill-token-threshold ubatch-size",
+    ),
+    refused(
+        "adapters are not loaded",
+        "enable-lora lora-modules max-loras max-lora-rank max-cpu-loras max-lora-cls-labels lora-dtype \
+         lora-target-modules fully-sharded-loras default-mm-loras enable-mixed-moe-lora-format \
+         enable-moe-shared-loras enable-tower-connector-lora specialize-active-lora",
+    ),
+    refused("layers are not split over devices", "pipeline-parallel-size"),
+    refused(
+        "one context is not split over devices",
+        "decode-context-parallel-size prefill-context-parallel-size dcp-comm-backend \
+         dcp-kv-cache-interleave-size dcp-q-replicate cp-kv-cache-interleave-size",
+    ),
+    refused(
+        "this release does not speculate",
+        "speculative-config spec-model spec-tokens num-speculative-tokens per-request-spec-decode-metrics",
+    ),
+    refused(
         "the first visible GPUs are used; CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES choose",
+        "device-ids",
     ),
-    foreign("cudagraph-capture-sizes", "row counts to capture follow from --max-num-seqs"),
-    foreign("state-checkpoint-interval-tokens", "no served model has recurrent state"),
-    foreign("metrics-sglang", "metrics have vLLM's names"),
-    foreign("kv-cache-metrics", KV_RESIDENCE),
-    foreign("kv-cache-metrics-sample", KV_RESIDENCE),
-    foreign("show-hidden-metrics-for-version", "no metric is hidden"),
-    foreign("enable-mfu-metrics", "floating-point work per step is not estimated"),
-    foreign("otlp-traces-endpoint", "spans are not exported; --profile records steps"),
-    foreign("no-mmap", "tensor files are always mapped"),
-    foreign("swap-space", "preempted requests are recomputed, not swapped"),
-    foreign("cpu-offload-gb", "weights stay where they are loaded"),
-    foreign("guided-decoding-backend", "llguidance is the one there is"),
-    foreign("ssl-keyfile", "TLS ends in front of the server"),
-    foreign("ssl-certfile", "TLS ends in front of the server"),
-    foreign("tokenizer-mode", "tokenizer.json is read by the one library there is"),
-    foreign("limit-mm-per-prompt", "models read text only"),
-    foreign("task", "models generate text"),
-    foreign("runner", "models generate text"),
+    refused(
+        "row counts to capture follow from --max-num-seqs",
+        "cudagraph-capture-sizes max-cudagraph-capture-size",
+    ),
+    refused(
+        "kernels are this server's own and chosen by device and shape",
+        "attention-backend attention-config moe-backend linear-backend kernel-config ir-op-priority \
+         enable-flashinfer-autotune disable-cascade-attn monokernel use-fp64-gumbel \
+         sparse-indexer-topk-backend",
+    ),
+    refused(
+        "models are not compiled by PyTorch",
+        "compilation-config jit-monitor-mode jit-monitor-verbose performance-mode",
+    ),
+    refused(
+        "no served model has recurrent state",
+        "state-checkpoint-interval-tokens mamba-backend mamba-block-size mamba-cache-dtype \
+         mamba-cache-mode mamba-cache-philox-rounds mamba-ssm-cache-dtype mamba-ssu-algorithm \
+         enable-mamba-cache-stochastic-rounding enable-mamba-shared-prefix-checkpoint gdn-prefill-backend \
+         kda-prefill-backend kda-decode-backend use-replayssm replayssm-buffer-len",
+    ),
+    refused(
+        "models read text only",
+        "limit-mm-per-prompt enable-mm-embeds skip-mm-profiling interleave-mm-strings media-io-kwargs \
+         mm-processor-kwargs mm-processor-cache-gb mm-processor-cache-type mm-processor-device \
+         mm-shm-cache-max-object-size-mb mm-tensor-ipc mm-ipc-gpu-memory-gb mm-hasher-algorithm \
+         mm-device-do-normalize mm-encoder-only mm-encoder-tp-mode mm-encoder-attn-backend \
+         mm-encoder-attn-dtype mm-encoder-fp8-scale-path mm-encoder-fp8-scale-save-path \
+         mm-encoder-fp8-scale-save-margin video-pruning-method video-pruning-rate \
+         disable-chunked-mm-input allowed-local-media-path allowed-media-domains trust-request-mm-kwargs",
+    ),
+    refused(
+        "models generate text",
+        "task runner convert pooler-config diffusion-config enable-flash-late-interaction",
+    ),
+    refused("prompts are text or token ids", "enable-prompt-embeds skip-tokenizer-init"),
+    refused("tokenizer.json is read by the one library there is", "tokenizer-mode"),
+    refused("--revision is that of the whole folder", "tokenizer-revision"),
+    refused(
+        "config.json is read by what is built in; --hf-overrides changes members",
+        "hf-config-path config-format model-impl engram-config",
+    ),
+    refused(
+        "code from elsewhere is never loaded",
+        "code-revision model-class-overrides tool-parser-plugin reasoning-parser-plugin \
+         io-processor-plugin logits-processors middleware scheduler-cls worker-cls worker-extension-cls",
+    ),
+    refused("the hub's token comes from HF_TOKEN, or the file token in HF_HOME", "hf-token"),
+    refused(
+        "tensor files are always mapped",
+        "no-mmap safetensors-load-strategy safetensors-prefetch-block-size \
+         safetensors-prefetch-num-threads model-loader-extra-config ignore-patterns pt-load-map-location",
+    ),
+    refused(
+        "weights stay where they are loaded",
+        "cpu-offload-gb cpu-offload-params offload-backend offload-params offload-group-size \
+         offload-num-in-group offload-prefetch-step enable-sleep-mode sleep-mode-backend \
+         sleep-mode-offload-cudagraph sleep-preserve-parameter-names enable-cumem-allocator \
+         weight-transfer-config enable-shm-tensor-arena",
+    ),
+    refused("preempted requests are recomputed, not swapped", "swap-space"),
+    refused(
+        "threads are placed by the system",
+        "numa-bind numa-bind-cpus numa-bind-nodes renderer-num-workers",
+    ),
+    refused(
+        "a step is shaped by --max-num-batched-tokens, --max-num-seqs and --long-prefill-token-threshold alone",
+        "max-num-active-seqs max-num-scheduled-tokens prefill-schedule-interval \
+         long-prefill-token-threshold-adaptive scheduler-reserve-full-isl watermark watermark-config",
+    ),
+    refused(
+        "blocks are hashed, kept and shared in the one way that KV-event consumers know",
+        "prefix-caching-hash-algo prefix-cache-retention-interval prefix-match-unit \
+         disable-hybrid-kv-cache-manager disable-sliding-window kv-sharing-fast-prefill \
+         swa-bounded-replay kv-cache-dtype-skip-layers",
+    ),
+    refused(
+        "tokens are sent as they come; a request may ask for stream_interval",
+        "stream-interval",
+    ),
+    refused(
+        "templates get the text of a message as one string, and the roles of its requests",
+        "chat-template-content-format response-role",
+    ),
+    refused(
+        "it follows from the request and the template",
+        "reasoning-effort-map reasoning-config tool-strict-level anthropic-disabled-thinking-effort \
+         exclude-tools-when-tool-choice-none",
+    ),
+    refused("tools run at the client", "tool-server"),
+    refused(
+        "sampling defaults are those of generation_config.json, or none",
+        "override-generation-config",
+    ),
+    refused("log-probabilities are those of the raw logits", "logprobs-mode"),
+    refused("llguidance is the one there is", "guided-decoding-backend structured-outputs-config"),
+    refused(
+        "replies hold what docs/openapi.json says",
+        "enable-per-request-metrics fingerprint-mode fingerprint-value return-sampling-mask \
+         enable-return-routed-experts aux-output-config",
+    ),
+    refused(
+        "there is no such route",
+        "cohere-format cohere-is-reasoning-model tokens-only \
+         enable-offline-docs",
+    ),
+    refused("/openapi.json is always there", "disable-fastapi-docs"),
+    refused("requests come over HTTP/1.1 and TCP", "grpc grpc-port uds"),
+    refused("paths are not rewritten", "root-path"),
+    refused(
+        "a head may have 64 fields and 64 KiB",
+        "h11-max-header-count h11-max-incomplete-event-size",
+    ),
+    refused(
+        "TLS ends in front of the server",
+        "ssl-keyfile ssl-certfile ssl-ca-certs ssl-cert-reqs ssl-ciphers enable-ssl-refresh",
+    ),
+    refused(
+        "RUST_LOG and --log-format shape the log",
+        "log-level log-config-file logging-config aggregate-engine-logging",
+    ),
+    refused(
+        "the log holds no prompts and no outputs; --trace-requests writes a line for each request",
+        "enable-log-outputs enable-log-deltas max-log-len log-error-stack \
+         enable-logging-iteration-details",
+    ),
+    refused("metrics have vLLM's names", "metrics-sglang"),
+    refused(
+        "how long blocks stay in the cache is not sampled",
+        "kv-cache-metrics kv-cache-metrics-sample",
+    ),
+    refused("no metric is hidden", "show-hidden-metrics-for-version"),
+    refused("hadron:graph_replays counts them", "cudagraph-metrics"),
+    refused("floating-point work per step is not estimated", "enable-mfu-metrics"),
+    refused(
+        "spans are not exported; --profile records steps",
+        "otlp-traces-endpoint collect-detailed-traces profiler-config enable-layerwise-nvtx-tracing \
+         enable-trace-replay",
+    ),
+    refused("HADRON_* and VLLM_* variables are not checked", "fail-on-environ-validation"),
+    refused("there is nothing it would be passed on to", "additional-config"),
 ];

@@ -34,6 +34,7 @@ pub use access::{AccessArgs, Strings};
 pub use bench::{
     BenchCommand, CompareArgs, Endpoint, LoadArgs, OpsArgs, PromptKind, StepArgs, TraceArgs,
 };
+pub(crate) use engine::BF16_CACHE_OF_F32;
 pub use engine::{
     Admission, CacheDtype, DeviceKind, EngineArgs, ExecutorPlace, ParallelArgs, Placement,
     SchedulingPolicy,

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use clap::{Arg, Command, CommandFactory as _};
 
 use super::Cli;
-use super::foreign::{FOREIGN, INERT};
+use super::foreign::{INERT, REFUSED};
 
 /// Where the committed copy lives, from the repository's root.
 pub fn reference_path() -> &'static str {
@@ -103,8 +103,12 @@ fn foreign(out: &mut String) {
     for flag in INERT {
         let _infallible = writeln!(out, "| `--{}` | {} |", flag.name, flag.because);
     }
-    out.push_str("\nRefused, with the reason:\n\n| flag | because |\n|---|---|\n");
-    for flag in FOREIGN {
-        let _infallible = writeln!(out, "| `--{}` | {} |", flag.name, flag.because);
+    out.push_str(
+        "\nRefused, with the reason; to switch one off that is off anyway changes nothing:\n\n",
+    );
+    out.push_str("| flags | because |\n|---|---|\n");
+    for refused in REFUSED {
+        let names: Vec<String> = refused.names().map(|name| format!("`--{name}`")).collect();
+        let _infallible = writeln!(out, "| {} | {} |", names.join(", "), refused.because);
     }
 }

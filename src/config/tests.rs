@@ -69,10 +69,68 @@ fn spellings_of_three_engines_mean_the_same() {
 }
 
 #[test]
+fn short_names_and_switches_of_other_engines_are_read() {
+    let args = serve("M -tp 1 -n 1 -r 0 -ep -O3 -asc 2 --device-memory-utilization 0.5");
+    assert!(args.parallel.enable_expert_parallel);
+    assert!((args.engine.gpu_memory_utilization - 0.5).abs() < 1e-9);
+    for (line, caches) in [
+        ("M --disable-radix-cache=true", false),
+        ("M --disable_radix_cache=false", true),
+        ("M --no-disable-radix-cache", true),
+        ("M --disable-radix-cache --enable-prefix-caching", true),
+    ] {
+        assert_eq!(serve(line).engine.enable_prefix_caching, caches, "{line}");
+    }
+    assert_eq!(serve("M --load-dummy=false").model.load_format, LoadFormat::Auto);
+    assert_eq!(error("serve M --disable-radix-cache=perhaps").0, 2);
+}
+
+/// The list is of another project's release: see its first line.
+#[test]
+fn every_flag_of_vllm_is_honoured_or_has_its_reason() {
+    let command = Cli::command();
+    let serve = command.find_subcommand("serve").unwrap();
+    let ours: Vec<String> = serve
+        .get_arguments()
+        .flat_map(|flag| {
+            let names = flag.get_all_aliases().unwrap_or_default();
+            names.into_iter().chain(flag.get_long()).map(str::to_owned).collect::<Vec<_>>()
+        })
+        .collect();
+    let inert = |name: &str| foreign::INERT.iter().any(|flag| flag.name == name);
+    for name in include_str!("../../tests/data/vllm_flags.txt").lines().skip(1) {
+        let places = [ours.iter().any(|own| own == name), inert(name)];
+        let places = places.iter().filter(|is| **is).count();
+        let refused = foreign::why_refused(name).map_or(0, |_| 1);
+        assert_eq!(places + refused, 1, "--{name}");
+    }
+    let mut refused: Vec<&str> =
+        foreign::REFUSED.iter().flat_map(foreign::Refused::names).collect();
+    let count = refused.len();
+    refused.sort_unstable();
+    refused.dedup();
+    assert_eq!(refused.len(), count, "no flag has two reasons");
+    assert!(refused.iter().all(|name| !ours.iter().any(|own| own == name) && !inert(name)));
+}
+
+#[test]
+fn what_is_not_there_may_be_switched_off() {
+    for line in ["M --no-enable-lora", "M --enable-lora=false", "M --no_enable_eplb"] {
+        let notes = run(&format!("serve {line}")).unwrap().notes;
+        assert!(notes.len() == 1 && notes[0].contains("changes nothing"), "{line}: {notes:?}");
+    }
+    assert_eq!(error("serve M --enable-lora").0, 1);
+    assert_eq!(error("serve M --enable-lora=true").0, 1);
+}
+
+#[test]
 fn an_unknown_flag_is_a_usage_error() {
     assert_eq!(error("serve M --no-such-flag").0, 2);
+    let (_, told) = error("serve M --max-num-seq 4");
+    assert!(told.contains("--max-num-seqs"), "the nearest name is told: {told}");
     assert_eq!(error("serve M --max-num-seqs x").0, 2);
     assert_eq!(error("fly").0, 2);
+    assert!(matches!(error("launch M"), (1, told) if told.contains("one machine")));
     assert_eq!(error("bench serve --nope").0, 2);
     assert_eq!(error("--help").0, 0);
     assert_eq!(error("--version").0, 0);
@@ -93,8 +151,12 @@ fn what_cannot_be_honoured_is_refused_with_the_reason() {
         ("M -tp 2 --enable-dp-attention", "--enable-dp-attention with 2 ranks"),
         ("M --ep -dp 2", "replicas step alone"),
         ("M -tp 2 --ep-size 3", "must equal the number of ranks, 2"),
+        ("M -dpl 2", "--data-parallel-size-local is not supported: this release runs on one"),
+        ("M -q fp8", "--quantization is not supported"),
+        ("M --uds /tmp/socket", "HTTP/1.1 and TCP"),
+        ("M --attention-backend FLASHINFER", "this server's own"),
         ("M --dtype half", "bfloat16 or float32"),
-        ("M --kv-cache-dtype bf16", "--dtype bfloat16"),
+        ("M --kv-cache-dtype bf16 --dtype float32", "--dtype bfloat16"),
         ("M --no_mmap", "always mapped"),
         ("M --spec-method mtp", "does not speculate"),
         ("M --tool-call-parser pythonic", "hermes, qwen3_coder, qwen3_xml, llama3_json, mistral"),
@@ -195,7 +257,7 @@ fn a_file_gives_way_to_the_command_line() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("serve.toml");
     let text = "model = \"F\"\nport = 1\nmax_num_seqs = 3\nserved-model-name = [\"a\", \"b\"]\n\
-                enable-prefix-caching = false\ntrust-remote-code = true\n\
+                disable-radix-cache = true\ntrust-remote-code = true\nenable-lora = false\n\
                 [hf-overrides]\nrope_theta = 1.0\n";
     std::fs::write(&path, text).unwrap();
     let args = serve(&format!("--config {} --port 2 --served-model-name c", path.display()));

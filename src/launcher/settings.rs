@@ -3,9 +3,9 @@
 use super::model_files::ModelFiles;
 use super::start_up::Patience;
 use crate::config::{
-    AccessArgs, Admission, CacheDtype, DeviceKind, Dtype, EngineArgs, Environment, ExecutorPlace,
-    LoadFormat, LogArgs, Placement, ReasoningPlace, ReplyArgs, SchedulingPolicy, ServeArgs,
-    Strings,
+    AccessArgs, Admission, BF16_CACHE_OF_F32, CacheDtype, DeviceKind, Dtype, EngineArgs,
+    Environment, ExecutorPlace, LoadFormat, LogArgs, Placement, ReasoningPlace, ReplyArgs,
+    SchedulingPolicy, ServeArgs, Strings,
 };
 use crate::engine_client::AdmissionLimits;
 use crate::metrics::MetricsConfig;
@@ -18,7 +18,7 @@ use crate::server::trace::Tracer;
 use anyhow::{Context, Result, bail};
 use axum::http::StatusCode;
 use executor::{ExecutorConfig, GPU_LOGPROBS_MAX, KvSize};
-use models::config::GenerationConfig;
+use models::config::{CheckpointDType, GenerationConfig};
 use protocol::{Device, Epoch, Parallel, Rank, Settings};
 use scheduler::{Limits, Routing};
 use std::fs;
@@ -258,6 +258,12 @@ pub fn executor(
     environment: &Environment,
 ) -> Result<ExecutorConfig> {
     let (engine, device) = (&args.engine, device(args.engine.device));
+    // The command line has refused it where it names the type.
+    let is_f32 =
+        args.model.dtype == Dtype::Auto && files.config.dtype == Some(CheckpointDType::F32);
+    if engine.kv_cache_dtype == CacheDtype::Bf16 && is_f32 {
+        bail!(BF16_CACHE_OF_F32);
+    }
     let settings = Settings {
         dir: files.dir.clone(),
         overrides: args.model.hf_overrides.as_ref().map(serde_json::to_string).transpose()?,
@@ -276,7 +282,6 @@ pub fn executor(
         },
         kv_dtype: match engine.kv_cache_dtype {
             CacheDtype::Fp8 => executor::KvDtype::Fp8,
-            // The command line has refused bf16 under another type.
             CacheDtype::Auto | CacheDtype::Bf16 => executor::KvDtype::Auto,
         },
         threads: threads(args),

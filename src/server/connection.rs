@@ -3,6 +3,7 @@
 //! One timer per connection, moved only when it fires; a busy connection pays nothing for it.
 
 use super::gate::{self, Access};
+use super::timed_io::TimedIo;
 use axum::Router;
 use axum::http::Request;
 use hyper::body::Incoming;
@@ -10,17 +11,13 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
-use std::future::Future;
-use std::io::{self, IoSlice};
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 
 /// Deadlines of a connection.
 #[derive(Debug, Clone, Copy)]
@@ -40,7 +37,7 @@ impl Default for Deadlines {
     }
 }
 
-/// Headers beyond this are refused by hyper itself, between it and `gate`'s cap by a proper body.
+/// Headers beyond this are refused by hyper itself (`bare_reply`), between it and `gate`'s cap by `gate`.
 const READ_BUFFER_BYTES: usize = 160 << 10;
 const PARSED_HEADERS_MAX: usize = 128;
 
@@ -54,8 +51,7 @@ pub async fn serve(
     mut stop: watch::Receiver<bool>,
 ) {
     let progress = Arc::new(Progress::new());
-    let io =
-        TimedIo { stream, progress: Arc::clone(&progress), limit: deadlines.write, stall: None };
+    let io = TimedIo::new(stream, Arc::clone(&progress), deadlines.write);
     let service = {
         let progress = Arc::clone(&progress);
         service_fn(move |request: Request<Incoming>| {
@@ -130,10 +126,15 @@ impl Progress {
     }
 
     /// Bytes came in.
-    fn received(&self) {
+    pub(super) fn received(&self) {
         if self.phase.load(Ordering::Relaxed) == IDLE {
             self.enter(HEADER);
         }
+    }
+
+    /// A head was refused: the rest of what the client sends has a header's time.
+    pub(super) fn refused(&self) {
+        self.enter(HEADER);
     }
 
     /// Completes when the connection has been idle, or at a header, for too long.
@@ -157,81 +158,5 @@ impl Progress {
             // A new header may begin at any time: never sleep past its deadline.
             check_at = (since + limit).min(now + deadlines.header);
         }
-    }
-}
-
-/// A socket that fails when the client takes nothing for too long.
-struct TimedIo {
-    stream: TcpStream,
-    progress: Arc<Progress>,
-    limit: Duration,
-    /// Runs while a write is stuck.
-    stall: Option<Pin<Box<Sleep>>>,
-}
-
-impl TimedIo {
-    /// Passes a write's outcome on, or fails it if it has been stuck too long.
-    fn watch(
-        &mut self,
-        cx: &mut Context<'_>,
-        outcome: Poll<io::Result<usize>>,
-    ) -> Poll<io::Result<usize>> {
-        if outcome.is_ready() {
-            self.stall = None;
-            return outcome;
-        }
-        let limit = self.limit;
-        let timer = self.stall.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + limit)));
-        match timer.as_mut().poll(cx) {
-            Poll::Pending => Poll::Pending,
-            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
-        }
-    }
-}
-
-impl AsyncRead for TimedIo {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let outcome = Pin::new(&mut self.stream).poll_read(cx, buffer);
-        if buffer.filled().len() > before {
-            self.progress.received();
-        }
-        outcome
-    }
-}
-
-impl AsyncWrite for TimedIo {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let outcome = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.watch(cx, outcome)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let outcome = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
-        self.watch(cx, outcome)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }

@@ -75,14 +75,18 @@ async fn route(router: Router, request: Request<hyper::body::Incoming>) -> Respo
 fn check<B>(request: &Request<B>, access: Access) -> Result<(), ApiError> {
     let headers = request.headers();
     if headers.len() > HEADERS_MAX || header_bytes(headers) > HEADER_BYTES_MAX {
-        let message = format!("more than {HEADERS_MAX} header fields or {HEADER_BYTES_MAX} bytes");
-        let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
-        return Err(ApiError::new(status, "header_limit", message));
+        return Err(header_limit());
     }
     if access == Access::ProbesOnly && !PROBE_PATHS.contains(&request.uri().path()) {
         return Err(ApiError::unavailable("connections", "too many connections", 1));
     }
     Ok(())
+}
+
+/// 431: a head that is too long.
+pub(super) fn header_limit() -> ApiError {
+    let message = format!("more than {HEADERS_MAX} header fields or {HEADER_BYTES_MAX} bytes");
+    ApiError::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "header_limit", message)
 }
 
 fn header_bytes(headers: &HeaderMap) -> usize {

@@ -1,10 +1,11 @@
 //! The HTTP face: OpenAI-compatible routes, probes, limits and deadlines.
 //!
-//! From the socket inwards: `listen` accepts, `connection` keeps deadlines, `gate` checks headers and
+//! From the socket inwards: `listen` accepts, `connection` and `timed_io` keep deadlines, `gate` checks headers and
 //! catches panics, `routes` finds the handler. Below the handlers only token ids travel.
 
 pub mod admin;
 pub mod app;
+mod bare_reply;
 pub mod body;
 pub mod connection;
 pub mod cross_origin;
@@ -33,5 +34,6 @@ pub mod routes;
 pub mod sse;
 pub mod status;
 pub mod text_pool;
+mod timed_io;
 pub mod tokenisation;
 pub mod trace;

@@ -29,4 +29,4 @@ pub use reasoning::{Beginning, Reasoning, ReasoningReader};
 pub use stop::{StopMatcher, StopSet};
 pub use strftime::strftime;
 pub use tokenizer::Tokenizer;
-pub use tool_calls::{CallIds, CallSyntax, Tool};
+pub use tool_calls::{CallIds, CallSyntax, Tool, cut_arguments};

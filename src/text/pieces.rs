@@ -77,6 +77,14 @@ impl<'a> Pieces<'a> {
         }
     }
 
+    #[inline]
+    pub(super) fn argument(&mut self, index: u32, c: char) {
+        match self.list.last_mut() {
+            Some(Piece::Arguments { index: last, text }) if *last == index => text.push(c),
+            _ => self.list.push(Piece::Arguments { index, text: c.into() }),
+        }
+    }
+
     pub(super) fn arguments(&mut self, index: u32, part: &str) {
         match self.list.last_mut() {
             Some(Piece::Arguments { index: last, text }) if *last == index => text.push_str(part),

@@ -18,3 +18,4 @@ mod small_tokenizer;
 mod http;
 mod kv_overflow;
 mod metrics_page;
+mod outputs;

@@ -14,8 +14,9 @@ use crate::server::openai::exchange::{Endpoint, FromHeaders, Prepared, ignored};
 use crate::server::openai::generation::Generation;
 use crate::server::openai::message::Message;
 use crate::server::openai::usage::Usage;
+use crate::text::cut_arguments;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::sync::Arc;
 
 /// Everything a reply needs besides tokens.
@@ -113,7 +114,8 @@ impl Reply {
             blocks.push(Block::Text { text: content });
         }
         blocks.extend(calls.into_iter().map(|call| {
-            let input = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
+            // Of a call that was cut, what the parts of a stream come to.
+            let input = Value::Object(cut_arguments(&call.arguments));
             Block::ToolUse { id: call.id, name: call.name, input }
         }));
         blocks

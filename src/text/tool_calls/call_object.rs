@@ -136,7 +136,9 @@ impl CallObject {
                 if begins && c != '{' {
                     return Step::Bad;
                 }
-                self.word.replace_range(.., "x"); // Begun; the text itself goes on its way.
+                if begins {
+                    self.word.push(c); // The rest goes on its way.
+                }
                 self.argument(c, to, out);
             }
             Member::Name | Member::Other if self.word.len() >= NAME_MAX => return Step::Bad,
@@ -161,7 +163,7 @@ impl CallObject {
 
     fn argument(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) {
         if self.named {
-            to.arguments(c.encode_utf8(&mut [0; 4]), out);
+            to.argument(c, out);
         } else {
             self.early.push(c);
         }
@@ -215,7 +217,7 @@ impl BareArguments {
         if scan == Scan::Bad {
             return Step::Bad;
         }
-        to.arguments(c.encode_utf8(&mut [0; 4]), out);
+        to.argument(c, out);
         if scan == Scan::Done {
             to.end(out);
             return Step::Done;

@@ -2,10 +2,13 @@
 //!
 //! Text that does not read as its type becomes a string: the client sees what the model wrote.
 
+use super::tool::Tool;
 use serde_json::Value as Json;
+use std::collections::HashMap;
+use std::sync::Arc;
 
-/// Schemas that are looked into for one member: references may run in circles.
-const SCHEMAS_MAX: u32 = 64;
+/// Schemas and values of enumerations that are looked at for one member: references may run in circles.
+const LOOKS_MAX: u32 = 128;
 /// Bytes of a value that is not a plain string; it waits for its end.
 const BUFFER_MAX: usize = 64 << 10;
 
@@ -30,7 +33,7 @@ impl Types {
     /// Of a member of an object's schema. A member the schema does not describe is a string.
     pub(super) fn of(schema: &Json, key: &str) -> Self {
         let mut types = Self::default();
-        let mut left = SCHEMAS_MAX;
+        let mut left = LOOKS_MAX;
         types.add(schema, &schema["properties"][key], &mut left);
         if types == Self::default() { Self::text() } else { types }
     }
@@ -50,7 +53,9 @@ impl Types {
             }
             _ => {}
         }
-        for value in schema["enum"].as_array().into_iter().flatten().chain(schema.get("const")) {
+        let listed = schema["enum"].as_array().into_iter().flatten();
+        for value in listed.chain(schema.get("const")).take(*left as usize) {
+            *left -= 1;
             self.add_name(match value {
                 Json::Null => "null",
                 Json::Bool(_) => "boolean",
@@ -79,17 +84,55 @@ impl Types {
     /// The value that `text` spells.
     fn read(self, text: &str) -> Json {
         let word = text.trim();
-        let value = match word.to_ascii_lowercase().as_str() {
-            "null" | "none" if self.null => Some(Json::Null),
-            "true" if self.boolean => Some(Json::Bool(true)),
-            "false" if self.boolean => Some(Json::Bool(false)),
-            _ => serde_json::from_str(word).ok().filter(|value| match value {
+        let is = |name: &str| word.eq_ignore_ascii_case(name);
+        let value = if self.null && (is("null") || is("none")) {
+            Some(Json::Null)
+        } else if self.boolean && (is("true") || is("false")) {
+            Some(Json::Bool(is("true")))
+        } else if word.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '-' | '[' | '{')) {
+            serde_json::from_str(word).ok().filter(|value| match value {
                 Json::Number(n) => self.number || self.integer && !n.is_f64(),
-                Json::Array(_) | Json::Object(_) => self.compound,
-                _ => false,
-            }),
+                _ => self.compound,
+            })
+        } else {
+            None
         };
         value.unwrap_or_else(|| Json::from(text))
+    }
+}
+
+/// Types of the members of each tool's arguments, looked up once: a schema may be long and named often.
+#[derive(Debug, Clone)]
+pub(super) struct Schemas {
+    tools: Arc<[Tool]>,
+    /// By tool and member.
+    known: HashMap<usize, HashMap<String, Types>>,
+}
+
+impl Schemas {
+    pub(super) fn new(tools: Arc<[Tool]>) -> Self {
+        Self { tools, known: HashMap::new() }
+    }
+
+    /// Place of a function among the tools.
+    pub(super) fn tool(&self, function: &str) -> Option<usize> {
+        self.tools.iter().position(|tool| tool.name == function)
+    }
+
+    /// Types of a member of a tool's arguments; a function that is no tool takes strings.
+    pub(super) fn types(&mut self, tool: Option<usize>, key: &str) -> Types {
+        let Some(place) = tool else { return Types::text() };
+        let known = self.known.entry(place).or_default();
+        if let Some(types) = known.get(key) {
+            return *types;
+        }
+        let schema = &self.tools[place].parameters;
+        let types = Types::of(schema, key);
+        // What the schema does not know is found out at once, and may be anything.
+        if schema["properties"].get(key).is_some() {
+            known.insert(key.to_owned(), types);
+        }
+        types
     }
 }
 

@@ -86,7 +86,7 @@ impl DeepSeek {
                 return;
             }
             *closing = false;
-            if !raw.is_empty() && is_space(c) {
+            if is_space(c) && !raw.is_empty() && !raw.is_full() {
                 return raw.push(c);
             }
             raw.release(to, out);
@@ -97,11 +97,11 @@ impl DeepSeek {
         match found {
             0 => {
                 self.state = State::Head(String::new());
-                self.raw.open(CALL_BEGIN, out);
+                self.raw.open(CALL_BEGIN, to, out);
             }
             1 => {
                 self.inside = true;
-                self.raw.open(CALLS_BEGIN, out);
+                self.raw.open(CALLS_BEGIN, to, out);
             }
             2 if std::mem::take(&mut self.inside) && self.raw.is_empty() => {}
             3 if closing => {}

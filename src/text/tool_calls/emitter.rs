@@ -74,6 +74,14 @@ impl Emitter {
         }
     }
 
+    /// The next character of them.
+    #[inline]
+    pub(super) fn argument(&mut self, c: char, out: &mut Pieces<'_>) {
+        if self.is_shown() {
+            out.argument(self.next - 1, c);
+        }
+    }
+
     /// The open call is complete.
     pub(super) fn end(&mut self, out: &mut Pieces<'_>) {
         self.open = false;

@@ -5,6 +5,7 @@
 use super::call_object::{CallObject, Step};
 use super::emitter::Emitter;
 use super::marks::Held;
+use super::raw::Raw;
 use crate::text::pieces::Pieces;
 
 pub(super) const OPEN: &str = "<tool_call>";
@@ -16,20 +17,20 @@ pub(super) struct Hermes {
     held: Held,
     /// A call has ended and its closing mark has not come yet.
     closing: bool,
-    call: Option<(CallObject, String)>,
+    call: Option<CallObject>,
+    raw: Raw,
 }
 
 impl Hermes {
     pub(super) fn push(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) {
-        let Some((call, raw)) = &mut self.call else { return self.text(c, to, out) };
-        match call.push(c, to, out) {
-            Step::More if to.is_open() => raw.clear(),
-            Step::More => raw.push(c),
-            Step::Done => (self.call, self.closing) = (None, true),
-            Step::Bad => {
-                self.give_up(to, out);
-                self.text(c, to, out);
-            }
+        let Some(call) = &mut self.call else { return self.text(c, to, out) };
+        let step = call.push(c, to, out);
+        if step == Step::Done {
+            (self.call, self.closing) = (None, true);
+        }
+        if !self.raw.follow(c, step, to) {
+            self.give_up(to, out);
+            self.text(c, to, out);
         }
     }
 
@@ -40,9 +41,8 @@ impl Hermes {
 
     /// The call is none: what was read of it is content.
     fn give_up(&mut self, to: &mut Emitter, out: &mut Pieces<'_>) {
-        let Some((_, raw)) = self.call.take() else { return };
-        to.break_off(out.at, out);
-        raw.chars().for_each(|c| to.content(c, out));
+        self.call = None;
+        self.raw.give_up(to, out);
     }
 
     fn text(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) {
@@ -53,8 +53,9 @@ impl Hermes {
         });
         match found {
             Some(0) => {
-                let object = CallObject::new(None, out.at - OPEN.len());
-                (self.call, self.closing) = (Some((object, OPEN.to_owned())), false);
+                self.raw.open(OPEN, to, out);
+                self.call = Some(CallObject::new(None, self.raw.from));
+                self.closing = false;
             }
             Some(_) if std::mem::take(&mut self.closing) => {}
             Some(_) => CLOSE.chars().for_each(|c| to.content(c, out)),

@@ -1,7 +1,7 @@
 //! Checks one JSON value as its characters come (RFC 8259). Keeps a bit per open container.
 
-/// Containers inside each other at most.
-const DEPTH_MAX: usize = 128;
+/// Containers inside each other at most: as many as `serde_json` reads.
+const DEPTH_MAX: usize = 127;
 
 /// What a character did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,8 +94,31 @@ impl JsonScan {
                 Some(rest) => self.go(State::Word(rest)),
                 None => Scan::Bad,
             },
-            _ => self.number(c),
+            _ => self.in_number(c),
         }
+    }
+
+    /// Whether nothing but the ends of containers is missing: one has just begun, or a value inside one has ended.
+    pub(super) fn may_close(&self) -> bool {
+        match self.state {
+            State::Value { may_close } | State::Key { may_close } => may_close,
+            State::Next => true,
+            _ => false,
+        }
+    }
+
+    /// Inside a number: whether it may end here.
+    pub(super) fn number(&self) -> Option<bool> {
+        match self.state {
+            State::Zero | State::Int | State::Fraction | State::Exponent => Some(true),
+            State::Minus | State::Dot | State::E | State::ESign => Some(false),
+            _ => None,
+        }
+    }
+
+    /// The ends of the containers that are open, innermost first.
+    pub(super) fn closings(&self) -> impl Iterator<Item = char> {
+        self.open.iter().rev().map(|object| if *object { '}' } else { ']' })
     }
 
     fn go(&mut self, state: State) -> Scan {
@@ -145,7 +168,7 @@ impl JsonScan {
         }
     }
 
-    fn number(&mut self, c: char) -> Scan {
+    fn in_number(&mut self, c: char) -> Scan {
         let next = match (self.state, c) {
             (State::Minus, '0') => State::Zero,
             (State::Minus, '1'..='9') | (State::Int, '0'..='9') => State::Int,
@@ -243,7 +266,9 @@ mod tests {
             assert!(serde_json::from_str::<serde_json::Value>(text).is_err(), "{text}");
         }
         assert_eq!(scan("12 "), Scan::Over);
-        assert_eq!(scan(&"[".repeat(DEPTH_MAX)), Scan::More);
+        let deepest = "[".repeat(DEPTH_MAX) + &"]".repeat(DEPTH_MAX);
+        assert_eq!(scan(&deepest), Scan::Done);
+        assert!(serde_json::from_str::<serde_json::Value>(&deepest).is_ok());
         assert_eq!(scan(&"[".repeat(DEPTH_MAX + 1)), Scan::Bad);
     }
 }

@@ -7,6 +7,7 @@ use super::call_object::{CallObject, Names, Step};
 use super::emitter::Emitter;
 use super::json_scan::is_space;
 use super::marks::Held;
+use super::raw::Raw;
 use crate::text::pieces::Pieces;
 
 pub(super) const TAG: &str = "<|python_tag|>";
@@ -29,34 +30,36 @@ pub(super) struct Llama {
     names: Names,
     state: State,
     held: Held,
-    raw: String,
+    raw: Raw,
 }
 
 impl Llama {
     pub(super) fn new(names: Names) -> Self {
         let state = State::Start { tagged: false };
-        Self { names, state, held: Held::default(), raw: String::new() }
+        Self { names, state, held: Held::default(), raw: Raw::default() }
     }
 
     pub(super) fn push(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) {
         match &mut self.state {
             State::Text => to.content(c, out),
-            State::Call(call) => match call.push(c, to, out) {
-                Step::More if to.is_open() => self.raw.clear(),
-                Step::More => self.raw.push(c),
-                Step::Done => self.state = State::Between,
-                Step::Bad => self.give_up(Some(c), to, out),
-            },
-            State::Between if is_space(c) || c == ';' => self.raw.push(c),
+            State::Call(call) => {
+                let step = call.push(c, to, out);
+                if step == Step::Done {
+                    self.state = State::Between;
+                }
+                if !self.raw.follow(c, step, to) {
+                    self.give_up(Some(c), to, out);
+                }
+            }
             State::Start { .. } | State::Between if c == '{' && self.held.is_empty() => {
-                let from = out.at - c.len_utf8() - self.raw.len();
-                let mut call = Box::new(CallObject::new(self.names.clone(), from));
+                self.raw.open("{", to, out);
+                let mut call = Box::new(CallObject::new(self.names.clone(), self.raw.from));
                 call.push(c, to, out);
-                self.raw.push(c);
                 self.state = State::Call(call);
             }
-            State::Start { tagged: true } if is_space(c) => self.raw.push(c),
             State::Start { tagged: false } => self.start(c, to, out),
+            State::Between if c == ';' => self.hold(c, to, out),
+            State::Start { tagged: true } | State::Between if is_space(c) => self.hold(c, to, out),
             State::Start { tagged: true } | State::Between => self.give_up(Some(c), to, out),
         }
     }
@@ -69,6 +72,14 @@ impl Llama {
         }
     }
 
+    /// A character in front of a call, or between two.
+    fn hold(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) {
+        self.raw.push(c);
+        if self.raw.is_full() {
+            self.give_up(None, to, out);
+        }
+    }
+
     fn start(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) {
         let (raw, mut text) = (&mut self.raw, false);
         let found = self.held.push(c, &[TAG], |c| {
@@ -76,19 +87,21 @@ impl Llama {
             raw.push(c);
         });
         if found.is_some() {
-            raw.push_str(TAG);
+            TAG.chars().for_each(|c| raw.push(c));
             self.state = State::Start { tagged: true };
-        } else if text {
+        } else if text || raw.is_full() {
             self.give_up(None, to, out);
         }
     }
 
     /// The rest of the output is text, from what is held on.
     fn give_up(&mut self, c: Option<char>, to: &mut Emitter, out: &mut Pieces<'_>) {
-        to.break_off(out.at, out);
-        let held = &mut self.raw;
-        self.held.finish(|c| held.push(c));
-        held.drain(..).chain(c).for_each(|c| to.content(c, out));
+        let raw = &mut self.raw;
+        self.held.finish(|c| raw.push(c));
+        raw.give_up(to, out);
+        if let Some(c) = c {
+            to.content(c, out);
+        }
         self.state = State::Text;
     }
 }

@@ -64,7 +64,7 @@ impl Mistral {
     fn text(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) {
         if self.held.push(c, &[CALLS], |c| to.content(c, out)).is_some() {
             self.state = State::Lead;
-            self.raw.open(CALLS, out);
+            self.raw.open(CALLS, to, out);
         }
     }
 

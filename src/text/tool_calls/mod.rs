@@ -5,6 +5,7 @@
 
 mod call_object;
 mod coercion;
+mod cut_arguments;
 mod deepseek;
 mod emitter;
 mod grammar;
@@ -19,6 +20,7 @@ mod tool;
 
 use super::pieces::Pieces;
 use super::tokenizer::Tokenizer;
+pub use cut_arguments::cut_arguments;
 use deepseek::DeepSeek;
 use emitter::Emitter;
 use hermes::Hermes;

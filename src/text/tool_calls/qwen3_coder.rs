@@ -5,7 +5,7 @@
 //! Qwen/Qwen3-Coder-30B-A3B-Instruct.
 
 use super::call_object::Step;
-use super::coercion::{Types, Value};
+use super::coercion::{Schemas, Value};
 use super::emitter::Emitter;
 use super::hermes::{CLOSE, OPEN};
 use super::json_scan::is_space;
@@ -38,11 +38,11 @@ enum State {
 /// The machine.
 #[derive(Debug, Clone)]
 pub(super) struct Coder {
-    tools: Arc<[Tool]>,
+    schemas: Schemas,
     held: Held,
     state: State,
-    /// Function being called.
-    function: String,
+    /// The tool being called; `None` = there is none of this name.
+    tool: Option<usize>,
     /// A parameter has been written.
     has_parameters: bool,
     /// A call has ended and its outer mark has not been closed.
@@ -53,9 +53,9 @@ pub(super) struct Coder {
 impl Coder {
     pub(super) fn new(tools: Arc<[Tool]>) -> Self {
         let (held, state) = (Held::default(), State::Text);
-        let (function, raw) = (String::new(), Raw::default());
+        let (schemas, tool, raw) = (Schemas::new(tools), None, Raw::default());
         let (has_parameters, closing) = (false, false);
-        Self { tools, held, state, function, has_parameters, closing, raw }
+        Self { schemas, held, state, tool, has_parameters, closing, raw }
     }
 
     pub(super) fn push(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) {
@@ -88,17 +88,17 @@ impl Coder {
             to.content(c, out);
         });
         match found {
-            Some(0) => self.start(OPEN, State::Lead, out),
-            Some(1) => self.start(FUNCTION, State::Name(String::new()), out),
+            Some(0) => self.start(OPEN, State::Lead, to, out),
+            Some(1) => self.start(FUNCTION, State::Name(String::new()), to, out),
             Some(_) if std::mem::take(&mut self.closing) => {}
             Some(_) => CLOSE.chars().for_each(|c| to.content(c, out)),
             None => {}
         }
     }
 
-    fn start(&mut self, mark: &str, state: State, out: &Pieces<'_>) {
+    fn start(&mut self, mark: &str, state: State, to: &mut Emitter, out: &mut Pieces<'_>) {
         (self.state, self.closing) = (state, false);
-        self.raw.open(mark, out);
+        self.raw.open(mark, to, out);
     }
 
     fn give_up(&mut self, to: &mut Emitter, out: &mut Pieces<'_>) {
@@ -123,7 +123,7 @@ impl Coder {
                 if name.is_empty() {
                     return false;
                 }
-                self.function.clone_from(&name);
+                self.tool = self.schemas.tool(&name);
                 self.has_parameters = false;
                 to.begin(name, self.raw.from, out);
                 to.arguments("{", out);
@@ -158,11 +158,10 @@ impl Coder {
     /// A parameter begins: its key, and what its value will be.
     fn value(&mut self, key: &str, to: &mut Emitter, out: &mut Pieces<'_>) {
         let comma = if std::mem::replace(&mut self.has_parameters, true) { ", " } else { "" };
-        let key_text = serde_json::Value::from(key);
-        to.arguments(&format!("{comma}{key_text}: "), out);
-        let tool = self.tools.iter().find(|tool| tool.name == self.function);
-        let types = tool.map_or_else(Types::text, |tool| Types::of(&tool.parameters, key));
-        self.state = State::Value(Value::new(types));
+        to.arguments(comma, out);
+        to.arguments(&serde_json::Value::from(key).to_string(), out);
+        to.arguments(": ", out);
+        self.state = State::Value(Value::new(self.schemas.types(self.tool, key)));
     }
 
     fn in_value(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) -> bool {

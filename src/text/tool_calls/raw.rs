@@ -4,6 +4,9 @@ use super::call_object::Step;
 use super::emitter::Emitter;
 use crate::text::pieces::Pieces;
 
+/// Bytes of syntax in front of a call's arguments at most; more of it is content.
+const RAW_MAX: usize = 128 << 10;
+
 /// Syntax read since a mark, as long as no call has begun.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Raw {
@@ -14,7 +17,10 @@ pub(super) struct Raw {
 
 impl Raw {
     /// A mark has just been read: what follows may be a call. Syntax in front of the mark belongs to it.
-    pub(super) fn open(&mut self, mark: &str, out: &Pieces<'_>) {
+    pub(super) fn open(&mut self, mark: &str, to: &mut Emitter, out: &mut Pieces<'_>) {
+        if self.is_full() {
+            self.release(to, out);
+        }
         self.from = out.at - mark.len() - self.text.len();
         self.text.push_str(mark);
     }
@@ -22,6 +28,7 @@ impl Raw {
     /// Takes what `step` made of the next character; false if it is none of the call's.
     pub(super) fn follow(&mut self, c: char, step: Step, to: &Emitter) -> bool {
         match step {
+            Step::More if !to.is_open() && self.is_full() => return false,
             Step::More if !to.is_open() => self.text.push(c),
             Step::More | Step::Done => self.text.clear(),
             Step::Bad => return false,
@@ -40,6 +47,11 @@ impl Raw {
 
     pub(super) fn is_empty(&self) -> bool {
         self.text.is_empty()
+    }
+
+    /// Whether more syntax than this is content.
+    pub(super) fn is_full(&self) -> bool {
+        self.text.len() >= RAW_MAX
     }
 
     /// It is content after all.

@@ -31,11 +31,6 @@ fn headers_and_bodies_are_capped() {
     let long = format!("X-Long: {}\r\n", "a".repeat(70_000));
     let reply = send(&long, b"{}");
     assert_eq!((reply.status, reason(&reply)), (431, json!("header_limit")));
-    let huge = format!("X-Long: {}\r\n", "a".repeat(300_000));
-    let mut client = Client::connect(at);
-    let _ = client.send_raw(format!("GET / HTTP/1.1\r\n{huge}\r\n").as_bytes());
-    assert!(client.read_head().is_none_or(|reply| reply.status == 431));
-
     let reply = send("", &vec![b' '; 10_001]);
     assert_eq!((reply.status, reason(&reply)), (413, json!("body_limit")));
     let mut client = Client::connect(at);
@@ -52,6 +47,44 @@ fn headers_and_bodies_are_capped() {
     let mut client = Client::connect(at);
     client.send_raw(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
     assert!(client.read_head().is_none_or(|reply| reply.status >= 400), "no HTTP/2");
+}
+
+/// Heads that no route ever sees: the HTTP library refuses them, in the words of all other errors.
+#[test]
+fn a_head_that_cannot_be_read_is_refused_in_json() {
+    let server = Server::start(&Setup::default());
+    let long = |count: usize| "a".repeat(count);
+    let many = "X-Many: 1\r\n".repeat(200);
+    for (bytes, status, told) in [
+        ("GET / HTTP/9.9\r\n\r\n".to_owned(), 400, "invalid_value"),
+        ("GET  / HTTP/1.1\r\n\r\n".to_owned(), 400, "invalid_value"),
+        ("GET / HTTP/1.1\r\nno colon\r\n\r\n".to_owned(), 400, "invalid_value"),
+        ("\u{16}\u{3}\u{1} not HTTP at all\r\n\r\n".to_owned(), 400, "invalid_value"),
+        (
+            "POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n".to_owned(),
+            400,
+            "invalid_value",
+        ),
+        (format!("GET / HTTP/1.1\r\n{many}\r\n"), 431, "header_limit"),
+        (format!("GET / HTTP/1.1\r\nX-Long: {}\r\n\r\n", long(300_000)), 431, "header_limit"),
+        (format!("GET /{} HTTP/1.1\r\n\r\n", long(70_000)), 431, "header_limit"),
+    ] {
+        let mut client = Client::connect(server.address);
+        // A reply to an earlier request on the connection is not touched.
+        client.send_raw(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        client.send_raw(bytes.as_bytes()).unwrap();
+        assert!(client.read().unwrap().json()["version"].is_string());
+        let shown = &bytes[..bytes.len().min(60)];
+        let reply = client.read().unwrap_or_else(|| panic!("no reply to {shown:?}"));
+        assert_eq!((reply.status, reason(&reply)), (status, json!(told)), "{shown:?}");
+        assert_eq!(reply.json()["error"]["code"], status);
+        assert_eq!(reply.header("content-type"), Some("application/json"));
+        assert_eq!(reply.header("connection"), Some("close"));
+        assert!(reply.header("date").is_some());
+        let mut rest = Vec::new();
+        client.reader.read_to_end(&mut rest).unwrap();
+        assert!(rest.is_empty(), "nothing follows");
+    }
 }
 
 #[test]

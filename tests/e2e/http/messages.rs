@@ -4,7 +4,7 @@ use crate::http_client::{Client, Reply};
 use crate::http_host::{Server, Setup};
 use hadron::server::app::Options;
 use hadron::server::keys::Keys;
-use hadron::text::{CallSyntax, Reasoning};
+use hadron::text::{CallSyntax, Reasoning, cut_arguments};
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/messages";
@@ -93,6 +93,29 @@ fn stops_lengths_and_counts() {
         cut["usage"]["input_tokens"].as_u64().unwrap()
             + cut["usage"]["cache_read_input_tokens"].as_u64().unwrap()
     );
+}
+
+/// What came whole is the input; the parts of a stream come to the same in the hands of a client.
+#[test]
+fn a_tool_use_that_is_cut_is_the_same_whole_and_streamed() {
+    const SCRIPT: &str = "<tool_call>\n{\"name\": \"weather\", \"arguments\": \
+        {\"city\": \"Köln\", \"days\": [1, 2], \"note\": \"long\"}}\n</tool_call>";
+    let parsers = (Some(CallSyntax::Hermes), None);
+    let server = Server::start(&Setup { script: Some(SCRIPT), parsers, ..Setup::default() });
+    let mut client = Client::connect(server.address);
+    // A token a byte.
+    let max_tokens = SCRIPT.find("ng\"}}").unwrap();
+    let whole = client.post(PATH, &body(&json!({"max_tokens": max_tokens}))).json();
+    assert_eq!(whole["stop_reason"], "max_tokens");
+    let block = &whole["content"][0];
+    assert_eq!((&block["type"], &block["name"]), (&json!("tool_use"), &json!("weather")));
+    assert_eq!(block["input"], json!({"city": "Köln", "days": [1, 2]}));
+    let asked = body(&json!({"max_tokens": max_tokens, "stream": true}));
+    let streamed = events(&client.post(PATH, &asked));
+    let parts = streamed.iter().filter_map(|(_, event)| event["delta"]["partial_json"].as_str());
+    let parts: String = parts.collect();
+    assert_eq!(parts, "{\"city\": \"Köln\", \"days\": [1, 2], \"note\": \"lo");
+    assert_eq!(Value::Object(cut_arguments(&parts)), block["input"]);
 }
 
 #[test]

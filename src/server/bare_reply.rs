@@ -1,0 +1,101 @@
+//! What hyper answers by itself to a head that it cannot read, told as every other error is.
+//!
+//! hyper writes such a reply (400, 414 or 431, without a body) before anybody is asked, and closes. No reply of a
+//! route looks like it: all that tell an error have a body, and no body holds a CR LF.
+
+use super::error::ApiError;
+use super::gate::header_limit;
+use bytes::Bytes;
+
+/// Bytes that hyper's own reply is shorter than: a status line, its length, a date, the end of the connection.
+const BARE_MAX: usize = 256;
+const START: &[u8] = b"HTTP/1.";
+
+/// A reply of hyper's own, the last of its connection.
+#[derive(Debug)]
+pub(super) struct BareReply {
+    /// Where it begins in what hyper writes.
+    pub(super) from: usize,
+    /// What is written in its place.
+    pub(super) told: Bytes,
+}
+
+/// Finds the reply at the end of what hyper writes.
+#[inline]
+pub(super) fn find(written: &[u8]) -> Option<BareReply> {
+    if written.ends_with(b"\r\n\r\n") { in_tail(written) } else { None }
+}
+
+fn in_tail(written: &[u8]) -> Option<BareReply> {
+    let tail_from = written.len().saturating_sub(BARE_MAX);
+    let tail = &written[tail_from..];
+    let at = tail.windows(START.len()).rposition(|window| window == START)?;
+    let head = std::str::from_utf8(&tail[at..]).ok()?;
+    let error = refusal(head.get(9..12)?)?;
+    if !head.contains("\r\ncontent-length: 0\r\n") {
+        return None;
+    }
+    let date = head.split_inclusive("\r\n").find(|line| line.starts_with("date: "));
+    Some(BareReply { from: tail_from + at, told: told(&error, date.unwrap_or_default()) })
+}
+
+/// What a status of hyper's own says.
+fn refusal(status: &str) -> Option<ApiError> {
+    match status {
+        "400" => {
+            let message = "this is not the head of an HTTP request";
+            Some(ApiError::bad_request("invalid_value", "", message))
+        }
+        // A target that is too long is a head that is too long.
+        "414" | "431" => Some(header_limit()),
+        _ => None,
+    }
+}
+
+fn told(error: &ApiError, date: &str) -> Bytes {
+    let body = error.body();
+    let (status, length) = (error.status, body.len());
+    let head = "content-type: application/json\r\nconnection: close";
+    format!("HTTP/1.1 {status}\r\n{head}\r\ncontent-length: {length}\r\n{date}\r\n{body}").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_replies_of_hypers_own_are_found() {
+        let date = "date: Sun, 22 Nov 2026 10:00:00 GMT\r\n";
+        let bare = |status: &str| {
+            format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: 0\r\n{date}\r\n")
+        };
+        let before = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
+        for (status, code) in
+            [("400 Bad Request", 400), ("414 URI Too Long", 431), ("431 Too Large", 431)]
+        {
+            let written = format!("{before}{}", bare(status));
+            let found = find(written.as_bytes()).unwrap();
+            assert_eq!(found.from, before.len());
+            let told = String::from_utf8(found.told.to_vec()).unwrap();
+            assert!(
+                told.starts_with(&format!("HTTP/1.1 {code} ")) && told.contains(date),
+                "{told}"
+            );
+            let (head, body) = told.split_once("\r\n\r\n").unwrap();
+            assert!(head.contains(&format!("content-length: {}", body.len())), "{head}");
+            let body: serde_json::Value = serde_json::from_str(body).unwrap();
+            assert_eq!(body["error"]["code"], code);
+        }
+        for other in [
+            bare("200 OK"),
+            bare("404 Not Found"),
+            "HTTP/1.1 400 Bad Request\r\ncontent-length: 7\r\n\r\n".to_owned(), // To a HEAD.
+            "HTTP/1.1 100 Continue\r\n\r\n".to_owned(),
+            "5\r\nhello\r\n0\r\n\r\n".to_owned(),
+            "\r\n\r\n".to_owned(),
+            String::new(),
+        ] {
+            assert!(find(other.as_bytes()).is_none(), "{other}");
+        }
+    }
+}
