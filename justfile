@@ -51,6 +51,10 @@ load-generators:
 indexer:
     REQUESTS=3600 tests/conformance/clients/run.sh target/debug/hadron target/clients dynamo
 
+# What the trial of a grammar adds over 151,000 tokens; no result is committed yet.
+trials:
+    cargo test --release --test bench -- --ignored --exact --nocapture http::trials::latency_of_trials
+
 # What 200 slow readers, 100 scrapes a second and stuck KV-event subscribers do to steps.
 bystanders:
     cargo test --test bench -- --ignored --exact --nocapture http::disturbed::bystanders

@@ -40,6 +40,7 @@ fn main() -> ExitCode {
     let format = match &command {
         Command::Serve(args) => args.log.log_format,
         Command::Executor(args) => args.log_format,
+        Command::GrammarWorker(args) => args.log_format,
         _ => LogFormat::Human,
     };
     start_log(format, environment.log.as_deref().unwrap_or(LOG_FILTER));
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
     let outcome = match command {
         Command::Serve(args) => launcher::serve::run(&args, &environment),
         Command::Executor(args) => launcher::executor::child::run(&args),
+        Command::GrammarWorker(_) => launcher::grammar_worker::run(),
         Command::Bench(command) => bench::run(command, &environment),
         Command::Eval(command) => eval::run(command, &environment),
         Command::Events(command) => events::run(&command, &environment),

@@ -105,6 +105,12 @@ pub enum Refusal {
         /// Why, with numbers.
         message: String,
     },
+    /// The same, and not the fault of the request.
+    #[error("{message}")]
+    NotNow {
+        /// Why.
+        message: String,
+    },
     /// The replica named does not exist.
     #[error("replica {replica} does not exist, there are {replicas}")]
     UnknownReplica {
@@ -118,6 +124,6 @@ pub enum Refusal {
 impl Refusal {
     /// Whether trying again later may help (429) instead of never (400).
     pub fn is_temporary(&self) -> bool {
-        matches!(self, Self::QueueFull { .. } | Self::QueueTokens { .. })
+        matches!(self, Self::QueueFull { .. } | Self::QueueTokens { .. } | Self::NotNow { .. })
     }
 }

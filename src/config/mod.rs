@@ -14,6 +14,7 @@ mod events;
 mod executor;
 mod file;
 mod foreign;
+mod grammar_worker;
 mod http;
 mod kv_events;
 mod listed;
@@ -43,6 +44,7 @@ pub use environment::Environment;
 pub use eval::{ClientArgs, EqualArgs, EvalCommand, GoldenArgs, LogprobsArgs, TasksArgs};
 pub use events::{CheckArgs, DumpArgs, EventsCommand, SubscribeArgs, TailArgs};
 pub use executor::ExecutorArgs;
+pub use grammar_worker::GrammarWorkerArgs;
 pub use http::{HttpArgs, ReasoningPlace, ReplyArgs};
 pub use kv_events::{BindMode, EventFormat, KvEventsArgs, KvEventsConfig, SequenceStart};
 pub use log::{LogArgs, LogFormat};
@@ -83,6 +85,9 @@ pub enum Command {
     /// One executor of a server; started by it
     #[command(hide = true)]
     Executor(ExecutorArgs),
+    /// Tries grammars for a server; started by it
+    #[command(hide = true)]
+    GrammarWorker(GrammarWorkerArgs),
     /// Write a checkpoint of deterministic random weights, with a tokenizer
     Synth(SynthArgs),
 }

@@ -239,7 +239,11 @@ fn a_device_may_be_named_with_its_libraries() {
         panic!("not executor")
     };
     assert_eq!((args.rank, args.epoch), (1, 4));
-    assert!(!reference().contains("hadron executor"), "nobody types it");
+    let worker = run("grammar-worker --log-format json").unwrap().command;
+    assert!(matches!(worker, Command::GrammarWorker(args) if args.log_format == LogFormat::Json));
+    for hidden in ["hadron executor", "hadron grammar-worker"] {
+        assert!(!reference().contains(hidden), "nobody types it");
+    }
 }
 
 #[test]

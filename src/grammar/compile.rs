@@ -3,17 +3,23 @@
 use super::constraint::{Constraint, Form, Spaces};
 use super::copies::{Copies, Own};
 use super::guard;
-use super::limits::{COMPILE_TIME, COMPILED_BYTES_MAX, NESTING_MAX, TEXT_BYTES_MAX, parser_limits};
+use super::limits::{
+    COMPILE_TIME, COMPILED_BYTES_MAX, MASK_SLOW_IN_TRIAL, NESTING_MAX, TEXT_BYTES_MAX, TRIAL_BYTES,
+    parser_limits,
+};
 use super::lock;
 use super::session::{Seed, Session};
+use super::timings::processor_time;
 use super::vocabulary::{TokenTrie, Vocabulary};
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use llguidance::toktrie::TokEnv;
 use llguidance::{Matcher, ParserFactory};
 use protocol::Token;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Characters of an explanation that a client gets to see.
 const EXPLANATION_CHARS: usize = 240;
@@ -24,7 +30,7 @@ const WALKS: u32 = 4;
 const WALK_TOKENS: u32 = 12;
 
 /// Why there is no grammar.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum GrammarError {
     /// It is too long.
     #[error("the grammar has {bytes} bytes, the limit is {TEXT_BYTES_MAX}")]
@@ -47,9 +53,27 @@ pub enum GrammarError {
     /// It is wrong, or asks for what cannot be enforced.
     #[error("{0}")]
     Invalid(String),
+    /// The pattern of its white space is.
+    #[error("{0}")]
+    InvalidSpaces(String),
     /// It is too complex.
     #[error("the grammar took longer than {} ms to compile", COMPILE_TIME.as_millis())]
     TooSlow,
+    /// It broke the process that tried it.
+    #[error(
+        "the process that compiled the grammar ended ({how}): it may take {} MiB",
+        TRIAL_BYTES >> 20
+    )]
+    Fatal {
+        /// How it ended.
+        how: String,
+    },
+    /// Grammars cannot be tried: the fault of no grammar.
+    #[error("the process that tries grammars cannot be started: {cause}")]
+    NoTrials {
+        /// Why.
+        cause: String,
+    },
     /// Too many grammars wait.
     #[error("{waiting} grammars are waiting, the limit is {limit}")]
     Busy {
@@ -77,6 +101,15 @@ pub struct Compiled {
     copies: Copies,
     /// Bytes it takes, roughly.
     pub(super) bytes: usize,
+    /// Whether its trial met a mask that no step should wait for.
+    pub(super) is_slow: bool,
+}
+
+/// What the trial of a grammar has found out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Findings {
+    /// Most processor time of a mask.
+    pub(super) slowest_mask: Duration,
 }
 
 impl Compiler {
@@ -98,39 +131,83 @@ impl Compiler {
         self.copies.held()
     }
 
-    /// Compiles, however long it takes.
-    pub(super) fn compile(&self, constraint: &Constraint) -> Result<Compiled, GrammarError> {
-        let work = AssertUnwindSafe(|| self.matcher(constraint));
-        let made = catch_unwind(work).unwrap_or_else(|_| {
-            tracing::error!(param = constraint.param, "the grammar compiler panicked");
-            Err(GrammarError::Invalid("the grammar cannot be compiled".to_owned()))
-        });
-        let (matcher, bytes) = made?;
+    /// Compiles and follows some texts, however long it takes.
+    ///
+    /// Errors: it is wrong, too large, or cannot be followed within limits.
+    pub(super) fn try_out(&self, constraint: &Constraint) -> Result<Findings, GrammarError> {
+        let tried = guarded(constraint, || self.follow_some(constraint));
+        let Form::Json { spaces: Spaces::Pattern(regex), .. } = &constraint.form else {
+            return tried;
+        };
+        tried.map_err(|error| {
+            let alone = Constraint::new(Form::Regex(regex.clone()), constraint.param.clone());
+            match guarded(&alone, || self.matcher(&alone)) {
+                Ok(_) => error,
+                Err(alone) => GrammarError::InvalidSpaces(alone.to_string()),
+            }
+        })
+    }
+
+    /// Compiles what has passed its trial: it takes about as long again.
+    pub(super) fn compile(
+        &self,
+        constraint: &Constraint,
+        findings: Findings,
+    ) -> Result<Compiled, GrammarError> {
+        let (matcher, bytes) = guarded(constraint, || self.matcher(constraint))?;
         let prototype = Arc::new(Mutex::new(matcher));
         let (ends, copies) = (Arc::clone(&self.ends), self.copies.clone());
-        Ok(Compiled { prototype, ends, copies, bytes })
+        let is_slow = findings.slowest_mask > MASK_SLOW_IN_TRIAL;
+        Ok(Compiled { prototype, ends, copies, bytes, is_slow })
     }
 
     fn matcher(&self, constraint: &Constraint) -> Result<(Matcher, usize), GrammarError> {
         let text_bytes = check(constraint)?;
-        let refused = |error: anyhow::Error| GrammarError::Invalid(explanation(&error));
-        let parser = self.factory.create_parser(grammar(constraint)?).map_err(refused)?;
+        let parser =
+            self.factory.create_parser(grammar(constraint)?).map_err(|error| refused(&error))?;
         let bytes = parser.parser.lexer_stats().num_bytes + BYTES_PER_TEXT_BYTE * text_bytes;
         if bytes > COMPILED_BYTES_MAX {
             return Err(GrammarError::TooLarge { bytes });
         }
-        let matcher = Matcher::new(Ok(parser));
-        let session = || Session::new(matcher.deep_clone(), Arc::clone(&self.ends), false);
-        (0..WALKS).try_for_each(|walk| follow(session(), walk)).map_err(refused)?;
-        Ok((matcher, bytes))
+        Ok((Matcher::new(Ok(parser)), bytes))
+    }
+
+    fn follow_some(&self, constraint: &Constraint) -> Result<Findings, GrammarError> {
+        let (matcher, _) = self.matcher(constraint)?;
+        let mut slowest_mask = Duration::ZERO;
+        for walk in 0..WALKS {
+            let session = Session::new(matcher.deep_clone(), Arc::clone(&self.ends), false);
+            slowest_mask =
+                slowest_mask.max(follow(session, walk).map_err(|error| refused(&error))?);
+        }
+        Ok(Findings { slowest_mask })
     }
 }
 
+/// Runs the compiler, whose panics refuse the grammar.
+fn guarded<T>(
+    constraint: &Constraint,
+    work: impl FnOnce() -> Result<T, GrammarError>,
+) -> Result<T, GrammarError> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+        tracing::error!(param = constraint.param, "the grammar compiler panicked");
+        Err(GrammarError::Invalid("the grammar cannot be compiled".to_owned()))
+    })
+}
+
+fn refused(error: &anyhow::Error) -> GrammarError {
+    GrammarError::Invalid(explanation(error))
+}
+
 /// Follows some text for a few tokens. Fails where a step costs more than it may: most grammars that do so
-/// anywhere do so soon, and are then refused instead of failing in the middle of an output.
-fn follow(mut session: Session, walk: u32) -> anyhow::Result<()> {
+/// anywhere do so soon, and are then refused instead of failing in the middle of an output. Returns the processor
+/// time of the slowest mask.
+fn follow(mut session: Session, walk: u32) -> anyhow::Result<Duration> {
+    let mut slowest = Duration::ZERO;
     for step in 0..WALK_TOKENS {
+        let since = processor_time();
         let mask = session.try_mask()?; // A grammar without any text is found out by the first one.
+        slowest = slowest.max(processor_time().saturating_sub(since));
         if session.is_over() {
             break;
         }
@@ -138,7 +215,7 @@ fn follow(mut session: Session, walk: u32) -> anyhow::Result<()> {
         let Some(token) = session.pick(&mask, pick) else { break };
         session.advance(&[token]);
     }
-    Ok(())
+    Ok(slowest)
 }
 
 impl Compiled {
@@ -165,25 +242,28 @@ impl std::fmt::Debug for Compiled {
     }
 }
 
-/// Bytes of the constraint's text, which is neither too long nor too deep.
-fn check(constraint: &Constraint) -> Result<usize, GrammarError> {
-    let pattern = |text: &str| (text.len(), nesting(text));
-    let (bytes, depth) = match &constraint.form {
+/// Bytes of the constraint's text, which is neither too long nor too deep, nor known to take for ever.
+pub(super) fn check(constraint: &Constraint) -> Result<usize, GrammarError> {
+    match &constraint.form {
         Form::Json { schema, spaces } => {
-            let spaces = match spaces {
-                Spaces::Pattern(regex) => pattern(regex),
-                Spaces::Any | Spaces::None => (0, 0),
+            let of_spaces = match spaces {
+                Spaces::Pattern(regex) => bounded(regex.len(), nesting(regex)),
+                Spaces::Any | Spaces::None => Ok(0),
             };
+            let of_spaces = of_spaces.map_err(|e| GrammarError::InvalidSpaces(e.to_string()))?;
             guard::check(schema)?;
-            (schema.to_string().len() + spaces.0, depth_of(schema).max(spaces.1))
+            bounded(schema.to_string().len() + of_spaces, depth_of(schema))
         }
-        Form::Regex(text) => pattern(text),
+        Form::Regex(text) => bounded(text.len(), nesting(text)),
         Form::Lark(text) => {
             guard::check_lark(text)?;
-            pattern(text)
+            bounded(text.len(), nesting(text))
         }
-        Form::Choice(texts) => (texts.iter().map(String::len).sum(), 0),
-    };
+        Form::Choice(texts) => bounded(texts.iter().map(String::len).sum(), 0),
+    }
+}
+
+fn bounded(bytes: usize, depth: usize) -> Result<usize, GrammarError> {
     match (bytes, depth) {
         (bytes, _) if bytes > TEXT_BYTES_MAX => Err(GrammarError::TooLong { bytes }),
         (_, depth) if depth > NESTING_MAX => Err(GrammarError::TooDeep { depth }),

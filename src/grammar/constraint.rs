@@ -1,9 +1,10 @@
 //! What an output must be, as a request handler describes it.
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 /// What an output must be, and who says so.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Constraint {
     /// What it must be.
     pub form: Form,
@@ -14,7 +15,7 @@ pub struct Constraint {
 }
 
 /// A language.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Form {
     /// JSON texts that a schema accepts.
     Json {
@@ -32,7 +33,7 @@ pub enum Form {
 }
 
 /// What may stand between the tokens of a JSON text.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Spaces {
     /// Any white space.
     Any,

@@ -16,6 +16,11 @@ pub struct Guide {
 }
 
 impl Guide {
+    /// Whether its masks are known to be slow.
+    pub(super) fn is_slow(&self) -> bool {
+        self.grammar.as_ref().is_some_and(Seed::is_slow)
+    }
+
     /// The token of the output, counted from 0, from which on masks may limit it. A budget forces nothing before it
     /// is spent, and no token spends more than one.
     pub fn masked_from(&self) -> Option<u32> {

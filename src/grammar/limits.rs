@@ -13,11 +13,19 @@ pub(super) const COMPILE_TIME: Duration = Duration::from_millis(900);
 pub(super) const QUEUE_TIME: Duration = Duration::from_secs(10);
 /// Grammars that may wait.
 pub(super) const WAITING_MAX: usize = 1_024;
-/// Grammars compiled at a time.
-pub(super) const COMPILING_MAX: usize = 2;
-/// The same, with those that were given up but run on: a thread cannot be stopped.
-pub(super) const THREADS_MAX: usize = 6;
-/// Stack of a thread that compiles. Parsers recurse; only what is touched is ever allocated.
+/// Grammars compiled at a time: lanes, each with a process of its own for trials.
+pub(super) const LANES: usize = 2;
+/// Time that such a process may take to start and to learn the vocabulary.
+pub(super) const TRIAL_START_TIME: Duration = Duration::from_mins(1);
+/// Processor time that each grammar gets, also where others leave so little that it takes longer than `COMPILE_TIME`.
+pub(super) const TRIAL_CPU_LEAST: Duration = Duration::from_millis(50);
+/// Time after which it has had its chance in any case.
+pub(super) const TRIAL_TIME_MAX: Duration = Duration::from_secs(3);
+/// Address space that it may take beyond what it starts with.
+pub(super) const TRIAL_BYTES: u64 = 1 << 30;
+/// Stack of the thread that tries a grammar. Parsers recurse; only what is touched is ever allocated.
+pub(super) const TRIAL_STACK_BYTES: usize = 128 << 20;
+/// Stack of a thread that compiles what has passed its trial: more, so that no grammar overflows here first.
 pub(super) const COMPILE_STACK_BYTES: usize = 256 << 20;
 /// Stack of a thread that makes masks.
 pub(super) const MASK_STACK_BYTES: usize = 64 << 20;
@@ -25,6 +33,8 @@ pub(super) const MASK_STACK_BYTES: usize = 64 << 20;
 pub(super) const MASK_GRACE: Duration = Duration::from_millis(5);
 /// Processor time of a mask that is not made while a step waits, if it can be foreseen.
 pub(super) const MASK_SLOW: Duration = Duration::from_millis(5);
+/// The same, if its grammar's trial has met such a mask: all masks are then taken for slow from the first one on.
+pub(super) const MASK_SLOW_IN_TRIAL: Duration = Duration::from_millis(20);
 /// Processor time of a quick mask.
 pub(super) const MASK_CALM: Duration = Duration::from_millis(1);
 /// Quick masks in a row after which the next ones are taken for quick too.

@@ -9,9 +9,8 @@ use super::limits::{
 };
 use super::lock;
 use super::mask_step::StepMasks;
-use super::timings::GrammarTimings;
+use super::timings::{GrammarTimings, processor_time};
 use protocol::{RequestId, Token, Tokens};
-use rustix::time::{ClockId, clock_gettime};
 use std::mem::take;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -92,12 +91,13 @@ struct Pace {
 
 impl Seat {
     pub(super) fn new(request: RequestId, guide: Guide) -> Self {
+        let ahead = guide.is_slow();
         let work = Work {
             masked_from: guide.masked_from().unwrap_or(u32::MAX),
             guided: Guided::new(guide),
             outputs: 0,
             spent: Duration::ZERO,
-            pace: Pace { ahead: false, calm: 0, enough: CALM_MASKS },
+            pace: Pace { ahead, calm: 0, enough: CALM_MASKS },
         };
         Self {
             request,
@@ -105,7 +105,7 @@ impl Seat {
             work: Mutex::new(work),
             made: Mutex::default(),
             stop: Mutex::default(),
-            slow: AtomicBool::new(false),
+            slow: AtomicBool::new(ahead),
             over: AtomicBool::new(false),
         }
     }
@@ -276,12 +276,6 @@ impl Pace {
             self.calm = 0;
         }
     }
-}
-
-/// Processor time of this thread.
-fn processor_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 #[cfg(test)]

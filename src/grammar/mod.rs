@@ -5,8 +5,9 @@
 //!   for what is not a field of its own: `tool_choice` writes a grammar and passes `Form::Lark`. A constraint
 //!   may begin behind a marker in the output ([`Constraint::after`]): the end of the reasoning. Where a chat
 //!   request is converted, `Params::constraint` takes it.
-//! - [`Grammars::compile`] makes it a [`Compiled`] grammar on threads of its own, under limits, or says why
-//!   not; the request waits outside the scheduler (`EngineClient::hold`).
+//! - [`Grammars::compile`] makes it a [`Compiled`] grammar on threads of its own, under limits, once it has passed a
+//!   trial in a process that can be killed (`trial/`), or says why not; the request waits outside the scheduler
+//!   (`EngineClient::hold`).
 //! - Each choice gets a [`Seed`], and of it, once it runs, a [`Session`], which follows its committed tokens and
 //!   nothing else: a preempted or recomputed request needs no care here.
 //! - A [`Budget`] ends an output's reasoning in time, with or without a grammar behind it: a [`Guide`] has both. Its
@@ -25,6 +26,7 @@ mod constraint;
 mod copies;
 mod guard;
 mod guide;
+mod lane;
 mod limits;
 mod mask_seat;
 mod mask_step;
@@ -34,6 +36,7 @@ mod session;
 #[cfg(test)]
 mod tests;
 mod timings;
+mod trial;
 mod vocabulary;
 
 pub use budget::{Budget, NewReader, Reader, Reading};
@@ -46,6 +49,7 @@ pub use mask_workers::MaskWorkers;
 pub use pool::Grammars;
 pub use session::{Seed, Session};
 pub use timings::{BOUNDS_US, GrammarTimings, Timings};
+pub use trial::{TrialProgram, serve as serve_trials};
 pub use vocabulary::{Encode, Vocabulary};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,78 +1,84 @@
-//! Where grammars are compiled: threads apart from the server's and the scheduler's, few at a time, none for
-//! longer than allowed.
-//!
-//! A thread cannot be stopped, so one whose grammar takes too long is given up: its request is refused, another
-//! thread takes its place, and what it still finds is dropped. Until it ends it takes what others leave of the
-//! processor.
+//! Where grammars are compiled: on threads apart from the server's and the scheduler's, few at a time, none before it
+//! has passed a trial in a process that is killed where it takes too long.
 
 use super::cache::Cache;
 use super::compile::{Compiled, Compiler, GrammarError};
 use super::constraint::Constraint;
-use super::limits::{
-    CACHE_BYTES, COMPILE_STACK_BYTES, COMPILE_TIME, COMPILING_MAX, QUEUE_TIME, THREADS_MAX,
-    WAITING_MAX,
-};
+use super::lane::Lane;
+use super::limits::{CACHE_BYTES, LANES, QUEUE_TIME, WAITING_MAX};
+use super::lock;
 use super::timings::GrammarTimings;
+use super::trial::{TrialProgram, vocabulary_frame};
 use super::vocabulary::Vocabulary;
-use super::{lock, yield_to_others};
 use std::collections::VecDeque;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
-
-/// Sleep of a pool that has nothing to wait for.
-const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Who hears of a grammar; called once, on a thread of the pool or on the caller's.
 type Reply = Box<dyn FnOnce(Result<Compiled, GrammarError>) + Send>;
 
 /// The compiler of one server.
 pub struct Grammars {
-    inbox: Sender<Order>,
-    cache: Arc<Mutex<Cache>>,
-    timings: Arc<GrammarTimings>,
+    desk: Arc<Desk>,
 }
 
-enum Order {
-    Compile(Job),
-    /// The thread of this number has ended.
-    Ended(u64),
-    Stop,
-}
-
-struct Job {
-    constraint: Constraint,
-    reply: Reply,
+/// A grammar that somebody waits for.
+pub(super) struct Job {
+    pub(super) constraint: Constraint,
+    pub(super) reply: Reply,
     arrived: Instant,
 }
 
+/// What the lanes share.
+pub(super) struct Desk {
+    queue: Mutex<Queue>,
+    added: Condvar,
+    cache: Mutex<Cache>,
+    timings: Arc<GrammarTimings>,
+    vocabulary: Box<dyn Fn() -> Vocabulary + Send + Sync>,
+    tools: OnceLock<Result<Tools, String>>,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Job>,
+    closed: bool,
+}
+
+/// What is made of the vocabulary.
+pub(super) struct Tools {
+    pub(super) compiler: Compiler,
+    /// What each process that tries grammars is sent first.
+    pub(super) vocabulary_frame: Vec<u8>,
+}
+
 impl Grammars {
-    /// Starts the pool. `vocabulary` is asked for with the first grammar.
+    /// Starts the pool. `vocabulary` is asked for, and `trials` started, with the first grammar.
     ///
     /// Errors: the system gives no thread.
     pub fn start(
-        vocabulary: impl FnOnce() -> Vocabulary + Send + 'static,
+        vocabulary: impl Fn() -> Vocabulary + Send + Sync + 'static,
+        trials: &TrialProgram,
         timings: Arc<GrammarTimings>,
     ) -> io::Result<Self> {
-        let (inbox, orders) = channel();
-        let cache = Arc::new(Mutex::new(Cache::new(CACHE_BYTES)));
-        let pool = Pool {
-            again: inbox.clone(),
-            cache: Arc::clone(&cache),
-            timings: Arc::clone(&timings),
-            compiler: None,
-            waiting: VecDeque::new(),
-            running: Vec::new(),
-            given_up: 0,
-            next: 0,
+        let grammars = Self {
+            desk: Arc::new(Desk {
+                queue: Mutex::default(),
+                added: Condvar::new(),
+                cache: Mutex::new(Cache::new(CACHE_BYTES)),
+                timings,
+                vocabulary: Box::new(vocabulary),
+                tools: OnceLock::new(),
+            }),
         };
-        let pool = thread::Builder::new()
-            .name("grammar-pool".to_owned())
-            .spawn(move || pool.run(&orders, vocabulary));
-        pool.map(|_| Self { inbox, cache, timings })
+        for _ in 0..LANES {
+            let lane = Lane::new(Arc::clone(&grammars.desk), trials.clone());
+            let named = thread::Builder::new().name("grammar-lane".to_owned());
+            named.spawn(move || lane.run())?;
+        }
+        Ok(grammars)
     }
 
     /// Compiles a constraint and tells `reply`, at once if it is known.
@@ -81,198 +87,88 @@ impl Grammars {
         constraint: Constraint,
         reply: impl FnOnce(Result<Compiled, GrammarError>) + Send + 'static,
     ) {
-        let known = lock(&self.cache).get(&constraint.key());
-        if let Some(compiled) = known {
-            return reply(Ok(compiled));
+        if let Some(known) = self.desk.known(&constraint.key()) {
+            return reply(Ok(known));
         }
-        let job = Job { constraint, reply: Box::new(reply), arrived: Instant::now() };
-        // The pool lives as long as this; an order it cannot take is dropped, which its reply notices.
-        let _ = self.inbox.send(Order::Compile(job));
+        self.desk.add(Job { constraint, reply: Box::new(reply), arrived: Instant::now() });
     }
 
     /// What grammars took.
     pub fn timings(&self) -> &Arc<GrammarTimings> {
-        &self.timings
+        &self.desk.timings
     }
 }
 
 impl Drop for Grammars {
     fn drop(&mut self) {
-        let _ = self.inbox.send(Order::Stop);
+        let mut queue = lock(&self.desk.queue);
+        queue.closed = true;
+        // What waits is dropped, which its replies notice; not under the lock.
+        let waiting = std::mem::take(&mut queue.waiting);
+        drop(queue);
+        drop(waiting);
+        self.desk.added.notify_all();
     }
 }
 
-/// Hands out jobs, and gives up those that take too long.
-struct Pool {
-    again: Sender<Order>,
-    cache: Arc<Mutex<Cache>>,
-    timings: Arc<GrammarTimings>,
-    compiler: Option<Result<Arc<Compiler>, String>>,
-    waiting: VecDeque<Job>,
-    running: Vec<Running>,
-    /// Threads that run on for nobody.
-    given_up: usize,
-    next: u64,
-}
-
-struct Running {
-    number: u64,
-    since: Instant,
-    reply: SharedReply,
-}
-
-/// Whoever takes it first answers.
-type SharedReply = Arc<Mutex<Option<Reply>>>;
-
-impl Pool {
-    fn run(mut self, orders: &Receiver<Order>, vocabulary: impl FnOnce() -> Vocabulary) {
-        let mut vocabulary = Some(vocabulary);
-        loop {
-            match orders.recv_timeout(self.patience()) {
-                Ok(Order::Compile(job)) => {
-                    if let Some(vocabulary) = vocabulary.take() {
-                        self.compiler = Some(Compiler::new(vocabulary()).map(Arc::new));
-                    }
-                    self.take(job);
-                }
-                Ok(Order::Ended(number)) => self.end(number),
-                Err(RecvTimeoutError::Timeout) => {}
-                Ok(Order::Stop) | Err(RecvTimeoutError::Disconnected) => return,
-            }
-            self.give_up_late();
-            self.start_waiting();
-        }
-    }
-
-    /// Time until somebody is late.
-    fn patience(&self) -> Duration {
-        let running = self.running.iter().map(|job| job.since + COMPILE_TIME);
-        let waiting = self.waiting.front().map(|job| job.arrived + QUEUE_TIME);
-        let first = running.chain(waiting).min();
-        first.map_or(PATIENCE, |at| at.saturating_duration_since(Instant::now()))
-    }
-
-    fn take(&mut self, job: Job) {
-        let waiting = self.waiting.len();
+impl Desk {
+    fn add(&self, job: Job) {
+        let mut queue = lock(&self.queue);
+        let waiting = queue.waiting.len();
         if waiting >= WAITING_MAX {
+            drop(queue);
             return (job.reply)(Err(GrammarError::Busy { waiting, limit: WAITING_MAX }));
         }
-        self.waiting.push_back(job);
+        queue.waiting.push_back(job);
+        self.added.notify_one();
     }
 
-    fn end(&mut self, number: u64) {
-        match self.running.iter().position(|job| job.number == number) {
-            Some(place) => drop(self.running.swap_remove(place)),
-            None => self.given_up -= 1,
-        }
-    }
-
-    fn give_up_late(&mut self) {
-        let now = Instant::now();
-        let (late, on_time): (Vec<_>, Vec<_>) =
-            self.running.drain(..).partition(|job| now - job.since >= COMPILE_TIME);
-        self.running = on_time;
-        self.given_up += late.len();
-        for job in late {
-            tracing::warn!("a grammar takes too long to compile");
-            self.timings.refused.note(COMPILE_TIME);
-            answer(&job.reply, Err(GrammarError::TooSlow));
-        }
-        while self.waiting.front().is_some_and(|job| now - job.arrived >= QUEUE_TIME) {
-            let waiting = self.waiting.len();
-            let Some(job) = self.waiting.pop_front() else { return };
-            (job.reply)(Err(GrammarError::Busy { waiting, limit: THREADS_MAX }));
-        }
-    }
-
-    fn start_waiting(&mut self) {
-        while self.running.len() < COMPILING_MAX
-            && self.running.len() + self.given_up < THREADS_MAX
-            && let Some(job) = self.waiting.pop_front()
-        {
-            self.start(job);
-        }
-    }
-
-    fn start(&mut self, job: Job) {
-        let compiler = match &self.compiler {
-            Some(Ok(compiler)) => Arc::clone(compiler),
-            Some(Err(reason)) => return (job.reply)(Err(GrammarError::Invalid(reason.clone()))),
-            None => return,
-        };
-        let (number, since) = (self.next, Instant::now());
-        self.next += 1;
-        let reply: SharedReply = Arc::new(Mutex::new(Some(job.reply)));
-        let work = Work {
-            compiler,
-            cache: Arc::clone(&self.cache),
-            timings: Arc::clone(&self.timings),
-            constraint: job.constraint,
-            reply: Arc::clone(&reply),
-        };
-        let again = self.again.clone();
-        let thread = thread::Builder::new()
-            .name("grammar-compile".to_owned())
-            .stack_size(COMPILE_STACK_BYTES)
-            .spawn(move || {
-                yield_to_others();
-                let reply = Arc::clone(&work.reply);
-                if catch_unwind(AssertUnwindSafe(|| work.run())).is_err() {
-                    tracing::error!("a thread that compiles grammars panicked");
-                    let refusal =
-                        GrammarError::Invalid("the grammar cannot be compiled".to_owned());
-                    answer(&reply, Err(refusal));
-                }
-                // A pool that is gone counts no threads.
-                let _ = again.send(Order::Ended(number));
-            });
-        match thread {
-            Ok(_) => self.running.push(Running { number, since, reply }),
-            Err(error) => {
-                tracing::error!(%error, "no thread for a grammar");
-                answer(&reply, Err(GrammarError::Busy { waiting: 1, limit: 0 }));
+    /// Waits for a job; `None` = the desk is closed. Those that have waited too long are refused.
+    pub(super) fn next(&self) -> Option<Job> {
+        loop {
+            let waits = |queue: &mut Queue| queue.waiting.is_empty() && !queue.closed;
+            let waited = self.added.wait_while(lock(&self.queue), waits);
+            let mut queue = waited.unwrap_or_else(PoisonError::into_inner);
+            let waiting = queue.waiting.len();
+            let job = queue.waiting.pop_front()?;
+            drop(queue);
+            if job.arrived.elapsed() < QUEUE_TIME {
+                return Some(job);
             }
+            (job.reply)(Err(GrammarError::Busy { waiting, limit: LANES }));
         }
     }
-}
 
-/// What one thread does.
-struct Work {
-    compiler: Arc<Compiler>,
-    cache: Arc<Mutex<Cache>>,
-    timings: Arc<GrammarTimings>,
-    constraint: Constraint,
-    reply: SharedReply,
-}
+    /// A grammar that is kept.
+    pub(super) fn known(&self, key: &str) -> Option<Compiled> {
+        lock(&self.cache).get(key)
+    }
 
-impl Work {
-    fn run(self) {
-        let key = self.constraint.key();
-        // Another request may have brought the same text meanwhile.
-        let known = lock(&self.cache).get(&key);
-        if let Some(compiled) = known {
-            return answer(&self.reply, Ok(compiled));
-        }
-        let since = Instant::now();
-        let made = self.compiler.compile(&self.constraint);
-        let took = since.elapsed();
-        if took >= COMPILE_TIME {
-            return answer(&self.reply, Err(GrammarError::TooSlow));
-        }
-        match &made {
+    /// Keeps what was made, and how long it took.
+    pub(super) fn note(&self, key: String, made: &Result<Compiled, GrammarError>, took: Duration) {
+        match made {
             Ok(compiled) => {
                 self.timings.compiled.note(took);
                 lock(&self.cache).put(key, compiled.clone());
             }
+            // Nothing was compiled.
+            Err(GrammarError::NoTrials { .. }) => {}
             Err(_) => self.timings.refused.note(took),
         }
-        answer(&self.reply, made);
+    }
+
+    /// The compiler, made of the vocabulary with the first grammar.
+    ///
+    /// Errors: grammars cannot be followed with these tokens.
+    pub(super) fn tools(&self) -> Result<&Tools, GrammarError> {
+        let made = self.tools.get_or_init(|| Tools::new((self.vocabulary)()));
+        made.as_ref().map_err(|reason| GrammarError::Invalid(reason.clone()))
     }
 }
 
-fn answer(reply: &SharedReply, result: Result<Compiled, GrammarError>) {
-    let reply = lock(reply).take();
-    if let Some(reply) = reply {
-        reply(result);
+impl Tools {
+    fn new(vocabulary: Vocabulary) -> Result<Self, String> {
+        let vocabulary_frame = vocabulary_frame(&vocabulary).map_err(|error| error.to_string())?;
+        Ok(Self { compiler: Compiler::new(vocabulary)?, vocabulary_frame })
     }
 }

@@ -21,6 +21,11 @@ impl Seed {
         Self { compiled, own: Arc::default(), ignores_end }
     }
 
+    /// Whether masks of this grammar are known to be slow.
+    pub(super) fn is_slow(&self) -> bool {
+        self.compiled.is_slow
+    }
+
     /// Follows an output from its first token.
     pub fn session(&self) -> Session {
         let matcher = self.own.get_or_init(|| self.compiled.copy()).matcher.clone();

@@ -1,5 +1,6 @@
 //! What grammars took, as plain numbers that anyone may read at any time.
 
+use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -47,4 +48,10 @@ pub struct GrammarTimings {
     pub masks_failed: AtomicU64,
     /// Masks that steps did not wait for.
     pub masks_late: AtomicU64,
+}
+
+/// Processor time of this thread.
+pub(super) fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

@@ -1,9 +1,11 @@
 //! Starts and stops a server: model, executor, engine, sockets, signals.
 
+mod child_process;
 pub mod demo;
 pub mod device;
 pub mod engine_thread;
 pub mod executor;
+pub mod grammar_worker;
 pub mod host;
 pub mod info;
 pub mod listen;

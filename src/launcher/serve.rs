@@ -12,7 +12,7 @@ use super::shutdown::Front;
 use super::start_up::{StartError, Up};
 use super::step_deadline::StepDeadline;
 use super::supervisor::{self, Supervised};
-use super::{device, info, listen, parsers, settings, signals};
+use super::{device, grammar_worker, info, listen, parsers, settings, signals};
 use crate::config::{DeviceKind, Environment, LogFormat, ServeArgs};
 use crate::grammar::Grammars;
 use crate::kv_events::{Bound, Feed, Publisher, TopicWords};
@@ -207,7 +207,8 @@ fn serving(
     let tokenizer = Arc::new(text.tokenizer);
     let tokens = Arc::clone(&tokenizer);
     let timings = Arc::clone(&host.grammar_timings);
-    let grammars = Grammars::start(move || tokens.grammar_vocabulary(), timings)
+    let trials = grammar_worker::program(args.log.log_format);
+    let grammars = Grammars::start(move || tokens.grammar_vocabulary(), &trials, timings)
         .context("cannot start the threads that compile grammars")?;
     Ok(Serving {
         client: host.client.clone(),

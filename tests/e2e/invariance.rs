@@ -1,6 +1,7 @@
 //! The real scheduler over the real executor on the demo model in f32: a request's tokens and
 //! log-probabilities are the same bits whatever the scheduler decides about it.
 
+use crate::http_host;
 use executor::{Dtype, Executor, ExecutorConfig, ExecutorError, KvSize, Masks};
 use hadron::grammar::{Compiled, Constraint, Form, GrammarTimings, Grammars, Session};
 use hadron::text::Tokenizer;
@@ -96,7 +97,8 @@ fn is_constrained(request: RequestId) -> bool {
 fn grammar() -> Compiled {
     let tokenizer = Arc::new(Tokenizer::load(&folder()).unwrap());
     let timings = Arc::new(GrammarTimings::default());
-    let grammars = Grammars::start(move || tokenizer.grammar_vocabulary(), timings).unwrap();
+    let vocabulary = move || tokenizer.grammar_vocabulary();
+    let grammars = Grammars::start(vocabulary, &http_host::trials(), timings).unwrap();
     let (told, compiled) = channel();
     let form = Form::Regex("([a-z]+|[0-9]{1,3})([ ,.] ?([a-z]+|[0-9]{1,3}))*".to_owned());
     grammars.compile(Constraint::new(form, "test"), move |result| told.send(result).unwrap());

@@ -9,7 +9,7 @@ use super::small_tokenizer::{self, Alphabet};
 use executor::ExecutorConfig;
 use hadron::config::KvEventsConfig;
 use hadron::engine_client::{AdmissionLimits, EngineClient};
-use hadron::grammar::Grammars;
+use hadron::grammar::{Grammars, TrialProgram};
 use hadron::kv_events::{Bound, Publisher, TopicWords};
 use hadron::launcher::engine_thread::Notice;
 use hadron::launcher::executor::{ExecutorLink, Incoming};
@@ -62,6 +62,7 @@ pub(crate) struct Setup {
     /// A folder with a model that a real executor computes; `None` = the hash model.
     pub(crate) model: Option<PathBuf>,
     pub(crate) kv_events: Option<KvEventsConfig>,
+    pub(crate) trials: TrialProgram,
     /// Whether requests may name a priority.
     pub(crate) priorities: bool,
     /// What every request is answered with, instead of the hash model's words.
@@ -97,6 +98,7 @@ impl Default for Setup {
             alphabet: Alphabet::Bytes,
             model: None,
             kv_events: None,
+            trials: trials(),
             priorities: false,
             script: None,
             parsers: (None, None),
@@ -119,6 +121,12 @@ pub(crate) struct Server {
 
 /// Tokens per block everywhere in these tests.
 pub(crate) const BLOCK_TOKENS: u32 = 16;
+
+/// The binary of this build as what tries grammars.
+pub(crate) fn trials() -> TrialProgram {
+    let path = PathBuf::from(env!("CARGO_BIN_EXE_hadron"));
+    TrialProgram { path, args: vec!["grammar-worker".into()] }
+}
 
 impl Server {
     /// Starts listening; the model is not up yet.
@@ -186,7 +194,8 @@ impl Server {
         let tokenizer = Arc::new(tokenizer);
         let tokens = Arc::clone(&tokenizer);
         let timings = Arc::clone(&host.grammar_timings);
-        let grammars = Grammars::start(move || tokens.grammar_vocabulary(), timings).unwrap();
+        let vocabulary = move || tokens.grammar_vocabulary();
+        let grammars = Grammars::start(vocabulary, &setup.trials, timings).unwrap();
         self.app.set_serving(Serving {
             client: host.client.clone(),
             grammars,

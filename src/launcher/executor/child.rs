@@ -5,6 +5,7 @@
 //! says so, or is gone.
 
 use crate::config::ExecutorArgs;
+use crate::launcher::child_process::link_to_server;
 use crate::launcher::shutdown::FATAL;
 use anyhow::{Context, Result, bail};
 use executor::ExecutorConfig;
@@ -14,11 +15,7 @@ use protocol::link::{
 };
 use protocol::{Epoch, FromExecutor, Settings, ToExecutor};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Signal, set_parent_process_death_signal};
 use serde_json::{Map, Value};
-use std::fs::File;
-use std::io;
-use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -49,8 +46,7 @@ enum Ending {
 
 /// Becomes the executor that the server asks for. Returns the process's exit code.
 pub fn run(args: &ExecutorArgs) -> Result<ExitCode> {
-    set_parent_process_death_signal(Some(Signal::KILL)).context("cannot bind to the server")?;
-    let stream = link_on_stdin().context("hadron executor is started by hadron serve")?;
+    let stream = link_to_server("executor")?;
     tracing::debug!(rank = args.rank, epoch = args.epoch, "executor process");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (endings, ended) = unbounded_channel();
@@ -61,14 +57,6 @@ pub fn run(args: &ExecutorArgs) -> Result<ExitCode> {
         start(stream, Epoch(args.epoch), endings, Arc::clone(&told))?;
         Ok(wait(ended, signals, &told).await)
     })
-}
-
-/// The socket that is standard input, which becomes empty: children of this process must not hold it.
-fn link_on_stdin() -> io::Result<UnixStream> {
-    let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    stream.peer_addr()?; // Nothing but a socket has one.
-    rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
-    Ok(stream)
 }
 
 /// Reads the settings and starts the threads.

@@ -1,6 +1,7 @@
 //! One executor process: started, watched, ended.
 
 use crate::config::LogFormat;
+use crate::launcher::child_process::OWN_BINARY;
 use protocol::link::{FrameReader, FrameWriter, Sending};
 use protocol::{FromExecutor, Rank, Settings};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -15,8 +16,6 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// The running binary, even if the file has been replaced since: both ends are the same build.
-const OWN_BINARY: &str = "/proc/self/exe";
 /// Longest piece of a log line passed on at a time.
 const LOG_LINE_BYTES: u64 = 64 << 10;
 /// A process whose link is closed has ended, or is about to.

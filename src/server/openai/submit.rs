@@ -132,6 +132,14 @@ fn submit_constrained(
             let (waiting, cap) = (waiting as u32, limit as u32);
             held.refuse(&Refusal::QueueFull { waiting, cap });
         }
+        Err(error @ GrammarError::NoTrials { .. }) => {
+            held.refuse(&Refusal::NotNow { message: error.to_string() });
+        }
+        Err(error @ GrammarError::InvalidSpaces(_)) => {
+            let object = param.rsplit_once('.').map_or("", |(object, _)| object);
+            let param = format!("{object}.whitespace_pattern");
+            held.refuse(&Refusal::Unusable { param, message: error.to_string() });
+        }
         Err(error) => held.refuse(&Refusal::Unusable { param, message: error.to_string() }),
     });
     stream

@@ -10,6 +10,7 @@ mod disturbed;
 mod many;
 mod paced;
 mod stuck;
+mod trials;
 
 use crate::hash_model::Reading;
 use crate::http_host::{Server, Setup};

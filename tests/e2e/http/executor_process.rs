@@ -24,9 +24,18 @@ pub(super) fn children(parent: u32) -> Vec<u32> {
         .collect()
 }
 
+/// Those started as `hadron ROLE`.
+pub(super) fn children_as(role: &str, parent: u32) -> Vec<u32> {
+    let is_one = |pid: &u32| {
+        let words = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        words.split('\0').nth(1) == Some(role)
+    };
+    children(parent).into_iter().filter(is_one).collect()
+}
+
 /// The one executor of a server.
 pub(super) fn executor(process: &Process) -> u32 {
-    let found = children(process.id());
+    let found = children_as("executor", process.id());
     let [only] = found[..] else { panic!("children: {found:?}") };
     only
 }

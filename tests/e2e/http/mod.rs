@@ -5,6 +5,7 @@ mod drain;
 mod executor_process;
 mod faults;
 mod forced_calls;
+mod grammar_process;
 mod kv_events;
 mod limits;
 mod malformed;

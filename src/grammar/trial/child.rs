@@ -1,0 +1,82 @@
+//! The child's end: tries what it is sent until the server is gone.
+
+use super::message::{EPOCH, FromTrial, ToTrial, Words};
+use crate::grammar::compile::Compiler;
+use crate::grammar::limits::{TRIAL_BYTES, TRIAL_STACK_BYTES};
+use crate::grammar::vocabulary::Vocabulary;
+use crate::grammar::yield_to_others;
+use protocol::link::{FrameReader, FrameWriter, LinkError, Sending};
+use rustix::process::{Resource, Rlimit, setrlimit};
+use std::fs;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread;
+
+/// This process goes first where memory runs out.
+const OOM_SCORE: &str = "1000";
+
+/// Tries grammars for the server at the other end of `stream`, with less of the processor and of memory than others.
+/// Returns once the server is gone.
+///
+/// Errors: the process cannot be confined, or the link fails.
+pub fn serve(stream: UnixStream) -> io::Result<()> {
+    confine()?;
+    let work = move || match answer(stream) {
+        Ok(()) | Err(LinkError::Closed) => Ok(()),
+        Err(error) => Err(io::Error::other(error)),
+    };
+    let named = thread::Builder::new().name("grammar-trial".to_owned());
+    let thread = named.stack_size(TRIAL_STACK_BYTES).spawn(work)?;
+    thread
+        .join()
+        .unwrap_or_else(|_| Err(io::Error::other("the thread that tries grammars panicked")))
+}
+
+/// Bounds the memory of this process, and leaves no dump of it.
+fn confine() -> io::Result<()> {
+    let limit = |bytes: u64| Rlimit { current: Some(bytes), maximum: Some(bytes) };
+    setrlimit(Resource::As, limit(address_space()? + TRIAL_BYTES))?;
+    setrlimit(Resource::Core, limit(0))?;
+    if let Err(error) = fs::write("/proc/self/oom_score_adj", OOM_SCORE) {
+        tracing::debug!(%error, "others may go first where memory runs out");
+    }
+    Ok(())
+}
+
+/// Bytes of address space that this process has now. Its allocator reserves much more than it uses.
+fn address_space() -> io::Result<u64> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
+    let kib = size.and_then(|size| size.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    let missing = || io::Error::other("/proc/self/status does not tell VmSize");
+    kib.map(|kib| kib << 10).ok_or_else(missing)
+}
+
+fn answer(stream: UnixStream) -> Result<(), LinkError> {
+    let failed = |error: io::Error| LinkError::Io(error.kind());
+    let mut to = FrameWriter::new(stream.try_clone().map_err(failed)?, EPOCH);
+    let mut from = FrameReader::<_, ToTrial>::new(stream, EPOCH);
+    let mut compiler = None;
+    while let Some(message) = from.receive()? {
+        match (message, &compiler) {
+            (ToTrial::Yield, _) => yield_to_others(),
+            (ToTrial::Vocabulary(words), _) => {
+                compiler = Some(Compiler::new(vocabulary(words)));
+                yield_to_others(); // What comes next is not the server's own.
+                to.send(FromTrial::Ready)?;
+            }
+            (ToTrial::Constraint(constraint), Some(Ok(compiler))) => {
+                to.send(FromTrial::Verdict(compiler.try_out(&constraint)))?;
+            }
+            // The server has found the same compiler usable: this is no server.
+            (ToTrial::Constraint(_), _) => return Err(LinkError::Closed),
+        }
+    }
+    Ok(())
+}
+
+fn vocabulary(words: Words) -> Vocabulary {
+    let Words { tokens, special, ends } = words;
+    Vocabulary { tokens, special, ends, encode: Arc::new(|_| None) }
+}

@@ -1,0 +1,28 @@
+//! `hadron grammar-worker`: a process that tries grammars for the server that started it.
+
+use super::child_process::{OWN_BINARY, link_to_server};
+use crate::config::LogFormat;
+use crate::grammar::{TrialProgram, serve_trials};
+use anyhow::{Context, Result};
+use std::process::ExitCode;
+use tokio::signal::unix::{SignalKind, signal};
+
+const ROLE: &str = "grammar-worker";
+
+/// What a server starts.
+pub fn program(log: LogFormat) -> TrialProgram {
+    let args = [ROLE, "--log-format", log.name()];
+    TrialProgram { path: OWN_BINARY.into(), args: args.map(Into::into).into() }
+}
+
+/// Tries grammars until the server is gone.
+pub fn run() -> Result<ExitCode> {
+    let link = link_to_server(ROLE)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    // Signals that a terminal or a supervisor sends to the whole family are the server's to answer.
+    let inside = runtime.enter();
+    let _ignored = [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?];
+    drop(inside);
+    serve_trials(link).context("cannot try grammars")?;
+    Ok(ExitCode::SUCCESS)
+}

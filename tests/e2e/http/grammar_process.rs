@@ -1,0 +1,181 @@
+//! The processes that try grammars: what is killed, what is started again, and what nobody notices.
+
+use super::executor_process::{children_as, send, within};
+use super::process::Process;
+use crate::http_client::{Reply, get, post};
+use crate::http_host::{Server, Setup};
+use hadron::grammar::TrialProgram;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+const PATH: &str = "/v1/completions";
+/// Grammars tried at a time.
+const LANES: usize = 2;
+/// More grammars than are tried at a time, several times over.
+const ATTACKS: u32 = 5;
+/// A wall of 0.9 s, or of 3 s for who got no processor, on a machine that does much else.
+const REFUSED_WITHIN: Duration = Duration::from_secs(6);
+
+/// A grammar that no other call of it shares.
+fn ask(address: SocketAddr, number: u32) -> Reply {
+    let outputs = json!({ "regex": format!("{number}[ab]{{2}}") });
+    let body = json!({"prompt": "x", "max_tokens": 9, "structured_outputs": outputs});
+    post(address, PATH, &body)
+}
+
+fn ask_aside(address: SocketAddr, number: u32) -> JoinHandle<(Reply, Duration)> {
+    thread::spawn(move || {
+        let since = Instant::now();
+        (ask(address, number), since.elapsed())
+    })
+}
+
+fn refusal(reply: &Reply) -> (u16, Value, String) {
+    let error = reply.json()["error"].clone();
+    (reply.status, error["reason"].clone(), error["message"].as_str().unwrap().to_owned())
+}
+
+/// The processes of a server that try grammars.
+fn trials(server: u32) -> Vec<u32> {
+    children_as("grammar-worker", server)
+}
+
+/// Whether it runs, or could: one that waits to be collected does not.
+fn exists(pid: u32) -> bool {
+    state(pid).is_some_and(|state| state != 'Z')
+}
+
+fn send_all(pids: &[u32], signal: &str) {
+    for pid in pids {
+        send(*pid, signal);
+    }
+}
+
+/// Refused so far, by the server's own count.
+fn refused(address: SocketAddr) -> u32 {
+    let page = String::from_utf8(get(address, "/metrics").body).unwrap();
+    let line = page.lines().find(|line| {
+        line.starts_with("hadron:grammar_compile_seconds_count") && line.contains("\"error\"")
+    });
+    line.unwrap().rsplit(' ').next().unwrap().parse::<f64>().unwrap() as u32
+}
+
+/// A server whose lanes all have their process.
+fn warm() -> (Process, Vec<u32>) {
+    let server = Process::start(&["--threads", "1"]);
+    assert!(trials(server.id()).is_empty(), "nobody has sent a grammar");
+    let mut number = 1_000;
+    within(Duration::from_secs(20), "a process for each lane", || {
+        number += 2;
+        let other = ask_aside(server.address, number);
+        assert_eq!(ask(server.address, number + 1).status, 200);
+        assert_eq!(other.join().unwrap().0.status, 200);
+        trials(server.id()).len() == LANES
+    });
+    let trials = trials(server.id());
+    (server, trials)
+}
+
+#[test]
+fn a_process_that_takes_too_long_is_killed_and_the_next_grammar_has_another() {
+    let (server, mut trials_now) = warm();
+    for attack in 1..=ATTACKS {
+        // Whatever they work on, they will never be done.
+        send_all(&trials_now, "-STOP");
+        let (reply, took) = ask_aside(server.address, attack).join().unwrap();
+        let (status, reason, message) = refusal(&reply);
+        assert_eq!((status, reason.as_str()), (400, Some("invalid_grammar")), "{message}");
+        assert!(message.contains("longer than 900 ms"), "{message}");
+        assert!(took < REFUSED_WITHIN, "{took:?}");
+        let left = || trials_now.iter().filter(|pid| exists(**pid));
+        within(REFUSED_WITHIN, "the process is gone", || left().count() == LANES - 1);
+        left().for_each(|pid| send(*pid, "-CONT"));
+        within(REFUSED_WITHIN, "another one", || trials(server.id()).len() == LANES);
+        assert_eq!(ask(server.address, 100 + attack).status, 200, "after {attack} attacks");
+        trials_now = trials(server.id());
+    }
+    assert_eq!(refused(server.address), ATTACKS);
+}
+
+/// `R` runs, `S` sleeps, `Z` waits to be collected; nothing if there is no such process.
+fn state(pid: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit(") ").next()?.chars().next()
+}
+
+#[test]
+fn grammars_that_compile_for_ever_leave_nothing_that_runs_on() {
+    let (server, _) = warm();
+    let address = server.address;
+    // Most of them would compile for many seconds; what fails sooner has used up its fuel.
+    let endless = |number: usize| {
+        let regex = format!("{}({})*x{{1000}}", "b".repeat(number), "a?".repeat(2_000));
+        json!({"prompt": "x", "max_tokens": 9, "structured_outputs": {"regex": regex}})
+    };
+    let attacks = (0..6).map(|number| thread::spawn(move || post(address, PATH, &endless(number))));
+    for attack in attacks.collect::<Vec<_>>() {
+        let (status, reason, message) = refusal(&attack.join().unwrap());
+        assert_eq!((status, reason.as_str()), (400, Some("invalid_grammar")), "{message}");
+    }
+    assert_eq!(ask(address, 1).status, 200);
+    within(REFUSED_WITHIN, "processes have nothing to do", || {
+        let trials = trials(server.id());
+        trials.len() == LANES && trials.into_iter().all(|pid| state(pid) == Some('S'))
+    });
+}
+
+#[test]
+fn a_process_that_dies_takes_only_its_own_grammar_along() {
+    let (server, trials_now) = warm();
+    send_all(&trials_now, "-STOP");
+    let asked = [ask_aside(server.address, 1), ask_aside(server.address, 2)];
+    thread::sleep(Duration::from_millis(100)); // Should they not be asked yet, they answer what comes next.
+    send_all(&trials_now, "-KILL");
+    for asked in asked {
+        let reply = asked.join().unwrap().0;
+        if reply.status != 200 {
+            let (status, reason, message) = refusal(&reply);
+            assert_eq!((status, reason.as_str()), (400, Some("invalid_grammar")), "{message}");
+            assert!(message.contains("ended (signal: 9"), "{message}");
+        }
+    }
+    // One that idles is nobody's fault.
+    within(REFUSED_WITHIN, "others", || trials(server.id()).len() == LANES);
+    send_all(&trials(server.id()), "-KILL");
+    within(REFUSED_WITHIN, "none idles any more", || trials(server.id()).is_empty());
+    assert_eq!(ask(server.address, 3).status, 200);
+}
+
+#[test]
+fn processes_leave_signals_to_the_server_and_do_not_outlive_it() {
+    let (mut server, trials_now) = warm();
+    for signal in ["-INT", "-TERM"] {
+        send_all(&trials_now, signal);
+    }
+    assert_eq!([ask(server.address, 1).status, ask(server.address, 2).status], [200, 200]);
+    assert_eq!(trials(server.id()), trials_now, "none has ended");
+    send(trials_now[0], "-STOP"); // It cannot notice by itself.
+    server.signal("KILL");
+    server.exits_within(Duration::from_secs(2));
+    within(REFUSED_WITHIN, "none is left", || !trials_now.iter().any(|pid| exists(*pid)));
+}
+
+#[test]
+fn without_a_process_grammars_are_refused_as_the_fault_of_the_server() {
+    let path = "/no/such/program".into();
+    let program = TrialProgram { path, args: Vec::new() };
+    let server = Server::start(&Setup { trials: program, ..Setup::default() });
+    for number in 0..2 {
+        let reply = ask(server.address, number);
+        let (status, reason, message) = refusal(&reply);
+        assert_eq!((status, reason.as_str()), (503, Some("engine_unavailable")), "{message}");
+        assert!(message.contains("cannot be started") && message.contains("No such file"));
+        assert!(reply.header("retry-after").is_some());
+    }
+    let plain = json!({"prompt": "x", "max_tokens": 9});
+    assert_eq!(post(server.address, PATH, &plain).status, 200);
+    assert_eq!(refused(server.address), 0);
+    server.wait_idle(Duration::from_secs(5));
+}
