@@ -437,7 +437,9 @@ mod tests {
         let start = Start { patience, expected: EXPECTED };
         let up = start.bring_up(&mut links, |b| b.min(50), || None, |_, _, _| {});
         drop(links);
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        for thread in threads {
+            thread.join().unwrap();
+        }
         match up {
             Ok(up) => {
                 let phases: Vec<_> = up.phases.iter().map(|(phase, _)| *phase).collect();
