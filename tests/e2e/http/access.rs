@@ -37,7 +37,7 @@ fn example(path: &str) -> String {
 #[test]
 fn every_route_asks_for_the_key_but_the_probes() {
     let keys = Keys::new(["one", "two"], ["root"]);
-    let server = with(Options { keys, ..Options::default() });
+    let server = with(Options { keys, tokenizer_info: true, ..Options::default() });
     let at = server.address;
     for route in table() {
         let (method, path) = (route.method.to_uppercase(), example(route.path));
