@@ -59,7 +59,7 @@ pub enum GrammarError {
     /// It is too complex.
     #[error("the grammar took longer than {} ms to compile", COMPILE_TIME.as_millis())]
     TooSlow,
-    /// It broke the process that tried it.
+    /// It broke the processes that tried it, one after the other.
     #[error(
         "the process that compiled the grammar ended ({how}): it may take {} MiB",
         TRIAL_BYTES >> 20

@@ -55,8 +55,20 @@ impl Lane {
         compile_aside(&tools.compiler, constraint, findings)
     }
 
-    /// Tries a grammar in the lane's process. One that idled and was killed by others is no fault of the grammar.
+    /// Tries a grammar in the lane's process, and in another one if that ends: the system ends these processes first
+    /// where others take its memory, which is no fault of the grammar.
     fn try_out(
+        &mut self,
+        tools: &Tools,
+        constraint: &Constraint,
+    ) -> Result<Findings, GrammarError> {
+        match self.try_once(tools, constraint) {
+            Err(GrammarError::Fatal { .. }) => self.try_once(tools, constraint),
+            tried => tried,
+        }
+    }
+
+    fn try_once(
         &mut self,
         tools: &Tools,
         constraint: &Constraint,
