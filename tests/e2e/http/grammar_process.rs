@@ -7,7 +7,7 @@ use crate::http_host::{Server, Setup};
 use hadron::grammar::{TrialProgram, serve_trials};
 use serde_json::{Value, json};
 use std::io::{Read, Write, stdin};
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -183,7 +183,7 @@ fn the_broken_worker() {
             }
             to.write_all(&bytes[..count]).unwrap();
         }
-        std::process::exit(0);
+        to.shutdown(Shutdown::Both).unwrap();
     });
     thread::spawn(move || {
         let (mut outer, mut server, mut byte) = (outer, server, [0]);
