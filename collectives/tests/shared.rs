@@ -66,6 +66,20 @@ fn gather(group: &SharedGroup, rows: usize, cols: usize, total: usize) -> Vec<f3
     all
 }
 
+/// Words, whatever their bits: a rank tells in one row what it found.
+fn gather_words(group: &SharedGroup, count: usize) -> Vec<i32> {
+    let own: Vec<i32> = (0..count).map(|i| word(group.rank(), i)).collect();
+    let mut all = vec![0; count * group.size()];
+    let (own, to) = (Mat::of(&own, 1, count), MatMut::of(&mut all, 1, count * group.size()));
+    group.all_gather(&S, own.unwrap(), to.unwrap()).unwrap();
+    all
+}
+
+/// Of all magnitudes: among them are what floats of the same bits would call NaN.
+fn word(rank: usize, i: usize) -> i32 {
+    (i as u32).wrapping_mul(2_654_435_761).rotate_left(rank as u32) as i32
+}
+
 fn gathered(rows: usize, cols: usize, total: usize) -> Vec<f32> {
     let at = |r: usize, c: usize| value(c / cols, r * cols + c % cols);
     (0..rows).flat_map(|r| (0..total).map(move |c| at(r, c))).collect()
@@ -93,6 +107,8 @@ fn check_all(group: &SharedGroup, rows: usize, cols: usize) {
     for total in [size * cols, (size - 1) * cols + 1] {
         assert_eq!(gather(group, rows, cols, total), gathered(rows, cols, total));
     }
+    let words: Vec<i32> = (0..size).flat_map(|r| (0..count).map(move |i| word(r, i))).collect();
+    assert_eq!(gather_words(group, count), words);
     for from in 0..size {
         let expected: Vec<i32> = (0..count).map(|i| (from * 1_000_000 + i) as i32).collect();
         assert_eq!(share(group, rows, cols, from), expected);
@@ -125,7 +141,23 @@ fn what_exceeds_a_slot_goes_in_pieces() {
             assert_eq!(reduce_bf16(&group, rows, cols).len(), rows * cols);
             let all = gather(&group, rows, cols, 2 * cols - 3);
             assert!(all == gathered(rows, cols, 2 * cols - 3), "{rows} x {cols}");
+            let words = gather_words(&group, rows * cols);
+            assert!(words[rows * cols..].iter().enumerate().all(|(i, &w)| w == word(1, i)));
         });
+    }
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn what_a_gathering_costs() {
+    const ROUNDS: u32 = 300;
+    for count in [3, 24, 257, 8 * 257, 75_968, 8 * 75_968] {
+        let spent = ranks(2, |group| {
+            let start = Instant::now();
+            (0..ROUNDS).for_each(|_| drop(gather_words(&group, count)));
+            start.elapsed() / ROUNDS
+        });
+        println!("{count:>8} words of each of two ranks: {:?}", spent[0]);
     }
 }
 

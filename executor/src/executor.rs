@@ -73,7 +73,8 @@ impl Executor {
         let folder = config.settings.profile.clone();
         let tracer = folder.map(|folder| Tracer::new(ops.device().as_ref(), folder, rank));
         let tracer = tracer.transpose()?;
-        let engine = Engine { ops, model, tp, ep };
+        let part = ranks.vocab_part(config.model.vocab);
+        let engine = Engine { ops, model, tp, ep, part };
         Ok(Self { config, engine, ranks, spec, state: None, tracer })
     }
 

@@ -13,8 +13,8 @@ use crate::trace::{Laps, Scope, StepFacts, StepTrace, Tracer};
 use collectives::Group;
 use models::{Forward, Model};
 use ops::{
-    AnswerMemory, AnswersInFlight, InFlight, KvLayout, KvPool, Ops, Pinned, RowBounds, Stage,
-    StepBuffers, StepShape, StepSize, Tensor,
+    AnswerMemory, AnswersInFlight, InFlight, KvLayout, KvPool, Mat, MatMut, Ops, Pinned, RowBounds,
+    Stage, StepBuffers, StepShape, StepSize, Tensor, VocabPart,
 };
 use protocol::{Batch, Bucket, Epoch, Row, RowError, RowOutput, StepId, StepOutput, StepTiming};
 use std::collections::VecDeque;
@@ -31,6 +31,8 @@ pub(crate) struct Engine {
     pub(crate) model: Box<dyn Model>,
     pub(crate) tp: Group,
     pub(crate) ep: Group,
+    /// The ids whose logits this rank makes.
+    pub(crate) part: VocabPart,
 }
 
 /// How large everything is that steps change.
@@ -355,7 +357,7 @@ impl DeviceState {
         laps: &mut Option<Laps>,
     ) -> Result<Tensor, ExecutorError> {
         let started = Instant::now();
-        let Engine { ops, model, tp, ep } = engine;
+        let Engine { ops, model, tp, ep, .. } = engine;
         Laps::within(laps, Scope::Prepare, || {
             Ok(self.buffers.prepare(ops, &mut self.seats, shape)?)
         })?;
@@ -364,11 +366,11 @@ impl DeviceState {
         let hidden = Laps::within(laps, Scope::Forward, || Ok(model.forward(&f, &ids)?))?; // [T, H]
         if shape.questions > 0 {
             let asked = self.buffers.question_tokens(shape.questions)?;
-            let head = || Ok(model.logits(&f, &hidden, &asked)?);
-            let logits = Laps::within(laps, Scope::Head, head)?; // [n, V]
+            let head = || Ok(model.own_logits(&f, &hidden, &asked)?);
+            let logits = Laps::within(laps, Scope::Head, head)?; // [n, V of this rank]
             drop((batch, ids, asked));
             timing.forward_ns += ns_since(started);
-            Laps::within(laps, Scope::Sampling, || self.sample(ops, &logits, timing))?;
+            Laps::within(laps, Scope::Sampling, || self.sample(engine, &logits, timing))?;
         } else {
             timing.forward_ns += ns_since(started);
         }
@@ -384,25 +386,40 @@ impl DeviceState {
         timing: &mut StepTiming,
     ) -> Result<(), ExecutorError> {
         let started = Instant::now();
-        let Engine { ops, model, tp, ep } = engine;
+        let Engine { ops, model, tp, ep, .. } = engine;
         let shape = StepShape { questions: n, ..StepShape::default() };
         self.buffers.prepare(ops, &mut self.seats, shape)?;
         let (batch, _) = self.buffers.view(&self.seats, shape)?;
         let f = Forward { ops, tp, ep, kv: &self.kv, batch: &batch, probe: None };
-        let logits = model.logits(&f, hidden, &self.buffers.question_tokens(n)?)?; // [n, V]
-        drop(batch);
+        let asked = self.buffers.question_tokens(n)?;
+        let logits = model.own_logits(&f, hidden, &asked)?; // [n, V of this rank]
+        drop((batch, asked));
         timing.forward_ns += ns_since(started);
-        self.sample(ops, &logits, timing)
+        self.sample(engine, &logits, timing)
     }
 
+    /// Chooses tokens out of this rank's logits, together with those who have the others.
     fn sample(
         &mut self,
-        ops: &Ops,
+        engine: &Engine,
         logits: &Tensor,
         timing: &mut StepTiming,
     ) -> Result<(), ExecutorError> {
         let started = Instant::now();
-        self.buffers.sample(ops, &mut self.seats, logits)?;
+        let Engine { ops, tp, part, .. } = engine;
+        let Self { buffers, seats, .. } = self;
+        if tp.size() == 1 {
+            buffers.sample(ops, seats, logits)?;
+        } else {
+            let mut gathered = Ok(());
+            let mut gather = |own: Mat<'_>, all: MatMut<'_>| {
+                gathered = tp.all_gather(ops.stream(), own, all);
+                gathered.is_ok()
+            };
+            let sampled = buffers.sample_parts(ops, seats, (logits, part), &mut gather);
+            gathered?; // It says more than that the others are gone.
+            sampled?;
+        }
         timing.sample_ns += ns_since(started);
         Ok(())
     }

@@ -3,8 +3,9 @@
 use crate::marks::HostMarks;
 use crate::step::{AnswerArrays, SeatArrays, StageView, StepArrays};
 use crate::{
-    Around, Attention, BatchRows, Before, Buffer, DType, DeviceError, Experts, HostMat, InFlight,
-    KvLayout, KvOrder, Marks, Mat, MatMut, Packed, PackedGroup, Pinned, QkRope, Routes, Scores,
+    Around, Attention, BatchRows, Before, Buffer, DType, DeviceError, Experts, Gather, HostMat,
+    InFlight, KvLayout, KvOrder, Marks, Mat, MatMut, Packed, PackedGroup, Pinned, QkRope, Routes,
+    Scores, VocabPart,
 };
 use std::sync::Arc;
 
@@ -356,6 +357,24 @@ pub trait Kernels: Driver {
         seats: &mut SeatArrays<'_>,
         answers: &mut AnswerArrays<'_>,
     ) -> Result<(), DeviceError>;
+
+    /// The same where every rank of a group has the logits of a part of the vocabulary, f32 `[n, part.cols]`. All ranks
+    /// ask the same of the same rows and get the same answers, in ids those of [`Kernels::sample_rows`] for the whole
+    /// rows; `gather` is called as often on each, with matrices of the same shape.
+    ///
+    /// Errors: [`DeviceError::Peers`] where `gather` fails; [`DeviceError::NoParts`] on devices that cannot.
+    fn sample_parts(
+        &self,
+        s: &Stream,
+        logits: (Mat<'_>, &VocabPart),
+        stage: &StageView<'_>,
+        seats: &mut SeatArrays<'_>,
+        answers: &mut AnswerArrays<'_>,
+        gather: &mut Gather<'_>,
+    ) -> Result<(), DeviceError> {
+        let _ = (s, logits, stage, seats, answers, gather);
+        Err(DeviceError::NoParts { device: self.name() })
+    }
 }
 
 /// Checks what kernels read without a type: lengths, tables and slots that come from the host.

@@ -63,6 +63,15 @@ pub enum DeviceError {
         /// Device, in words.
         device: String,
     },
+    /// This device cannot choose tokens out of a part of the vocabulary.
+    #[error("{device} needs the logits of the whole vocabulary")]
+    NoParts {
+        /// Device, in words.
+        device: String,
+    },
+    /// The ranks that have the other parts of the vocabulary are gone.
+    #[error("the ranks that share the vocabulary are gone")]
+    Peers,
     /// A worker thread could not be started.
     #[error("cannot start worker thread {index}")]
     Thread {

@@ -30,6 +30,7 @@ mod packed_group;
 mod pinned;
 mod shared_memory;
 pub mod step;
+mod vocab_part;
 
 pub use args::{
     Around, Attention, BatchRows, Before, Experts, QkRope, Rope, Routes, RowBounds, Scores,
@@ -48,3 +49,4 @@ pub use packed::{PANEL_COLUMNS, Packed, Scales};
 pub use packed_group::PackedGroup;
 pub use pinned::{Fence, InFlight, Pinned};
 pub use shared_memory::SharedMemory;
+pub use vocab_part::{Gather, VocabPart};

@@ -61,8 +61,16 @@ pub trait Model: Send {
     /// Token ids `[T]` to the hidden states `[T, H]` after the final norm.
     fn forward(&self, f: &Forward<'_>, ids: &Tensor) -> Result<Tensor, ForwardError>;
 
-    /// Logits, f32 `[n, V]`, of the rows of `hidden [T, H]` that `rows [n]` names.
+    /// Logits, f32 `[n, V]`, of the rows of `hidden [T, H]` that `rows [n]` names: every rank gets those of all.
     fn logits(
+        &self,
+        f: &Forward<'_>,
+        hidden: &Tensor,
+        rows: &Tensor,
+    ) -> Result<Tensor, ForwardError>;
+
+    /// Of these logits those of this rank's part of the vocabulary, as `Ranks::vocab_part` describes it.
+    fn own_logits(
         &self,
         f: &Forward<'_>,
         hidden: &Tensor,

@@ -5,6 +5,7 @@
 //! stored rows. A split that does not come out even is refused with the numbers.
 
 use crate::Config;
+use ops::VocabPart;
 use std::ops::Range;
 
 /// How one weight is split.
@@ -145,6 +146,14 @@ impl Ranks {
         let each = vocab.next_multiple_of(VOCAB_UNIT * size) / size;
         let (start, end) = ((rank * each).min(vocab), ((rank + 1) * each).min(vocab));
         (start..end, each - (end - start))
+    }
+
+    /// The same as those see it who choose among the logits of this rank.
+    #[must_use]
+    pub fn vocab_part(&self, vocab: usize) -> VocabPart {
+        let (ids, padding) = self.vocab(vocab);
+        let cols = ids.len() + padding;
+        VocabPart { first: ids.start, ids: ids.len(), cols, vocab, ranks: self.tp.size }
     }
 
     /// Experts on this rank.

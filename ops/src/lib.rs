@@ -28,8 +28,8 @@ pub use kernels::step::{
     Stage, StageEdit, StageHeader, StageInit, StageQuestion, StageRow,
 };
 pub use kernels::{
-    DType, E4m3, Graph, HostMat, InFlight, KvLayout, KvOrder, MappedFile, Pinned, RowBounds,
-    Stream, bf16, f16,
+    DType, E4m3, Gather, Graph, HostMat, InFlight, KvLayout, KvOrder, MappedFile, Mat, MatMut,
+    Pinned, RowBounds, Stream, VocabPart, bf16, f16,
 };
 pub use kv_pool::KvPool;
 pub use moe::{PackedExperts, Routing};

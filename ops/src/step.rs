@@ -4,7 +4,7 @@
 //! T tokens, R rows, Q questions.
 
 use kernels::step::{Answer, AnswerArrays, Stage, StageView, StepArrays};
-use kernels::{DType, InFlight, Pinned, RowBounds};
+use kernels::{DType, Gather, InFlight, Pinned, RowBounds, VocabPart};
 
 use crate::{BatchView, OpError, Ops, Seats, Tensor};
 
@@ -134,16 +134,36 @@ impl StepBuffers {
 
     /// Answers the first `n` questions out of `logits` f32 `[n, V]`.
     pub fn sample(&mut self, ops: &Ops, seats: &mut Seats, logits: &Tensor) -> Result<(), OpError> {
-        let shape = StepShape { questions: logits.rows(), ..StepShape::default() };
-        let stage = view(&self.stage, shape)?;
-        let mut answers = AnswerArrays {
+        let (stage, mut answers) = self.asked(logits.rows())?;
+        let (s, logits) = (&ops.stream, logits.mat()?);
+        ops.device.sample_rows(s, logits, &stage, &mut seats.arrays()?, &mut answers)?;
+        Ok(())
+    }
+
+    /// The same where each of several ranks has the logits of a part of the vocabulary, f32 `[n, part.cols]`; `gather`
+    /// tells all of them what they need of each other.
+    pub fn sample_parts(
+        &mut self,
+        ops: &Ops,
+        seats: &mut Seats,
+        (logits, part): (&Tensor, &VocabPart),
+        gather: &mut Gather<'_>,
+    ) -> Result<(), OpError> {
+        let (stage, mut answers) = self.asked(logits.rows())?;
+        let (s, logits, mut seats) = (&ops.stream, (logits.mat()?, part), seats.arrays()?);
+        ops.device.sample_parts(s, logits, &stage, &mut seats, &mut answers, gather)?;
+        Ok(())
+    }
+
+    /// The first `n` questions, and the places of their answers.
+    fn asked(&mut self, n: usize) -> Result<(StageView<'_>, AnswerArrays<'_>), OpError> {
+        let stage = view(&self.stage, StepShape { questions: n, ..StepShape::default() })?;
+        let answers = AnswerArrays {
             answers: self.answers.mat_mut()?,
             top_ids: self.top_ids.mat_mut()?,
             top_logprobs: self.top_logprobs.mat_mut()?,
         };
-        let (s, logits) = (&ops.stream, logits.mat()?);
-        ops.device.sample_rows(s, logits, &stage, &mut seats.arrays()?, &mut answers)?;
-        Ok(())
+        Ok((stage, answers))
     }
 
     /// Host memory for the answers of a step.

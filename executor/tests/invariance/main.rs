@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod player;
+mod ranks;
 
 use executor::{Dtype, Executor, ExecutorConfig, ExecutorError, KvSize, Meeting};
 use player::{BLOCK, Job, Player, VOCAB, config, experts, shared};

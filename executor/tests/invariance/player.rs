@@ -197,7 +197,7 @@ impl Follower {
 pub(crate) struct Player {
     pub(crate) executor: Executor,
     followers: Vec<Follower>,
-    _meeting: Meeting,
+    pub(crate) meeting: Meeting,
     free: Vec<BlockId>,
     step: StepId,
     /// Decode rows name the step that sampled their token instead of the token.
@@ -227,7 +227,7 @@ impl Player {
         Self {
             executor,
             followers,
-            _meeting: meeting,
+            meeting,
             free,
             step: StepId(0),
             from_device: false,

@@ -12,8 +12,8 @@ use crate::check::check_range;
 use crate::pinned::Passed;
 use crate::step::{AnswerArrays, SeatArrays, StageView, StepArrays};
 use crate::{
-    Attention, Buffer, DType, DeviceError, Driver, Experts, HostMat, InFlight, Kernels, KvLayout,
-    KvOrder, Mat, MatMut, MemInfo, Packed, Pinned, QkRope, Routes, Stream,
+    Attention, Buffer, DType, DeviceError, Driver, Experts, Gather, HostMat, InFlight, Kernels,
+    KvLayout, KvOrder, Mat, MatMut, MemInfo, Packed, Pinned, QkRope, Routes, Stream, VocabPart,
 };
 
 /// How a CPU device computes.
@@ -303,6 +303,18 @@ impl Kernels for CpuDevice {
         answers: &mut AnswerArrays<'_>,
     ) -> Result<(), DeviceError> {
         self.answer_questions(logits, stage, seats, answers)
+    }
+
+    fn sample_parts(
+        &self,
+        _: &Stream,
+        logits: (Mat<'_>, &VocabPart),
+        stage: &StageView<'_>,
+        seats: &mut SeatArrays<'_>,
+        answers: &mut AnswerArrays<'_>,
+        gather: &mut Gather<'_>,
+    ) -> Result<(), DeviceError> {
+        self.answer_in_parts(logits, stage, seats, answers, gather)
     }
 }
 

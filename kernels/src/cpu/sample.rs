@@ -8,6 +8,7 @@
 //! Noise: Philox4x32-10 (Salmon et al., 2011), keyed by request and countered by vocabulary id and
 //! position; the token is the argmax of `l + Gumbel noise`, which is a draw from `softmax(l)`.
 
+mod parts;
 mod philox;
 mod row;
 pub(crate) mod rules;
@@ -42,26 +43,35 @@ impl Sampler {
         logits: Mat<'_>,
         rows: &[RowRequest<'_>],
     ) -> Vec<RowAnswer> {
+        let answer = |r: usize, scratch: &mut Scratch| answer_row(logits.row(r), &rows[r], scratch);
+        self.each(threads, rows.len(), &answer)
+    }
+
+    /// What `work` makes of each of `n` rows.
+    fn each<T: Send>(
+        &self,
+        threads: &ThreadPool,
+        n: usize,
+        work: &(dyn Fn(usize, &mut Scratch) -> T + Sync),
+    ) -> Vec<T> {
         let next = AtomicUsize::new(0);
-        let answers: Vec<Mutex<Option<RowAnswer>>> =
-            rows.iter().map(|_| Mutex::default()).collect();
-        let work = |thread: usize| {
+        let made: Vec<Mutex<Option<T>>> = (0..n).map(|_| Mutex::new(None)).collect();
+        let run = |thread: usize| {
             let mut scratch = lock(&self.scratch[thread]);
             loop {
                 let r = next.fetch_add(1, Ordering::Relaxed);
-                let Some(row) = rows.get(r) else { return };
-                *lock(&answers[r]) = Some(answer_row(logits.row(r), row, &mut scratch));
+                let Some(place) = made.get(r) else { return };
+                *lock(place) = Some(work(r, &mut scratch));
             }
         };
-        if rows.len() == 1 {
-            work(0);
-        } else {
-            threads.run(&work);
+        if n == 1 {
+            run(0);
+        } else if n > 1 {
+            threads.run(&run);
         }
-        let answer = |answer: Mutex<Option<RowAnswer>>| {
-            answer.into_inner().unwrap_or_else(PoisonError::into_inner)
-        };
-        answers.into_iter().filter_map(answer).collect()
+        let made = made.into_iter();
+        made.filter_map(|place| place.into_inner().unwrap_or_else(PoisonError::into_inner))
+            .collect()
     }
 }
 

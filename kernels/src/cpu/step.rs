@@ -12,7 +12,7 @@ use crate::step::{
     RULE_MASKED, SeatArrays, SeatRules, StageInit, StageQuestion, StageRead, StageRow, StageView,
     StepArrays,
 };
-use crate::{DType, DeviceError, Mat};
+use crate::{DType, DeviceError, Gather, Mat, VocabPart};
 
 /// Temperatures below this one mean argmax.
 const GREEDY_BELOW: f32 = 1e-5;
@@ -65,21 +65,46 @@ impl CpuDevice {
         seats: &mut SeatArrays<'_>,
         answers: &mut AnswerArrays<'_>,
     ) -> Result<(), DeviceError> {
-        check_dtype("sample_rows", "logits", logits.dtype(), DType::F32)?;
-        let read = StageRead::new(stage.bytes)?;
-        let asked = &read.questions[..read.questions.len().min(logits.rows())];
-        check_size("sample_rows", "width of an answer", answers.answers.cols(), ANSWER_WORDS)?;
-        let rules: Vec<RowRules> =
-            asked.iter().map(|q| RowRules::new(q, &read, seats)).collect::<Result<_, _>>()?;
-        let rows: Vec<RowRequest<'_>> =
-            asked.iter().zip(&rules).map(|(q, r)| r.request(q)).collect();
-        let asked_logits = logits.rows_from(0, asked.len());
-        let found = self.sampler().answer(self.threads(), asked_logits, &rows);
-        for (i, (question, answer)) in asked.iter().zip(found).enumerate() {
-            enter(i, question, answer, seats, answers);
-        }
-        Ok(())
+        answer(logits, stage, seats, answers, |logits, rows| {
+            Ok(self.sampler().answer(self.threads(), logits, rows))
+        })
     }
+
+    pub(super) fn answer_in_parts(
+        &self,
+        (logits, part): (Mat<'_>, &VocabPart),
+        stage: &StageView<'_>,
+        seats: &mut SeatArrays<'_>,
+        answers: &mut AnswerArrays<'_>,
+        gather: &mut Gather<'_>,
+    ) -> Result<(), DeviceError> {
+        check_size("sample_parts", "columns of logits", logits.cols(), part.cols)?;
+        answer(logits, stage, seats, answers, |logits, rows| {
+            self.sampler().answer_parts(self.threads(), (logits, part), rows, gather)
+        })
+    }
+}
+
+/// Asks `find` about the rows of `logits` that a stage has questions about, and enters what it finds.
+fn answer(
+    logits: Mat<'_>,
+    stage: &StageView<'_>,
+    seats: &mut SeatArrays<'_>,
+    answers: &mut AnswerArrays<'_>,
+    find: impl FnOnce(Mat<'_>, &[RowRequest<'_>]) -> Result<Vec<RowAnswer>, DeviceError>,
+) -> Result<(), DeviceError> {
+    check_dtype("sample_rows", "logits", logits.dtype(), DType::F32)?;
+    let read = StageRead::new(stage.bytes)?;
+    let asked = &read.questions[..read.questions.len().min(logits.rows())];
+    check_size("sample_rows", "width of an answer", answers.answers.cols(), ANSWER_WORDS)?;
+    let rules: Vec<RowRules> =
+        asked.iter().map(|q| RowRules::new(q, &read, seats)).collect::<Result<_, _>>()?;
+    let rows: Vec<RowRequest<'_>> = asked.iter().zip(&rules).map(|(q, r)| r.request(q)).collect();
+    let found = find(logits.rows_from(0, asked.len()), &rows)?;
+    for (i, (question, answer)) in asked.iter().zip(found).enumerate() {
+        enter(i, question, answer, seats, answers);
+    }
+    Ok(())
 }
 
 /// Sets up a seat for its request.

@@ -48,6 +48,15 @@ impl<L: DecoderLayer + Send> Model for Decoder<L> {
         hidden: &Tensor,
         rows: &Tensor,
     ) -> Result<Tensor, ForwardError> {
-        self.lm_head.forward(f, hidden, rows)
+        self.lm_head.whole(f, hidden, rows)
+    }
+
+    fn own_logits(
+        &self,
+        f: &Forward<'_>,
+        hidden: &Tensor,
+        rows: &Tensor,
+    ) -> Result<Tensor, ForwardError> {
+        self.lm_head.own(f, hidden, rows)
     }
 }

@@ -42,16 +42,27 @@ impl LmHead {
         Ok((VocabParallelEmbedding(table), Self { head, vocab: config.vocab }))
     }
 
-    /// `hidden [T, H]` to the logits f32 `[n, V]` of `rows [n]`, the same on all ranks. Logits of padding rows are
-    /// left out, so no id without a meaning can win.
-    pub(crate) fn forward(
+    /// `hidden [T, H]` to the logits f32 `[n, V of this rank]` of `rows [n]`. On the last ranks columns of padding follow, see
+    /// `Ranks::vocab_part`.
+    pub(crate) fn own(
         &self,
         f: &Forward<'_>,
         hidden: &Tensor,
         rows: &Tensor,
     ) -> Result<Tensor, ForwardError> {
         let wanted = f.ops.gather_rows(hidden, rows)?; // [n, H]
-        let own = f.ops.linear_f32(&wanted, &self.head)?; // [n, V of this rank]
+        Ok(f.ops.linear_f32(&wanted, &self.head)?)
+    }
+
+    /// The logits f32 `[n, V]`, the same on all ranks. Those of padding are left out, so no id without a meaning can
+    /// win.
+    pub(crate) fn whole(
+        &self,
+        f: &Forward<'_>,
+        hidden: &Tensor,
+        rows: &Tensor,
+    ) -> Result<Tensor, ForwardError> {
+        let own = self.own(f, hidden, rows)?;
         if f.tp.size() == 1 {
             return Ok(own);
         }

@@ -60,6 +60,14 @@ pub(super) fn gumbel(word: u32) -> f32 {
     -f64::from(e).ln() as f32
 }
 
+/// The noise of one id.
+#[must_use]
+pub(super) fn noise(key: u64, id: u32, position: u32) -> f32 {
+    let mut words = [[id / 4], [DRAW_TOKEN], [position], [0]];
+    rounds(key, &mut words);
+    gumbel(words[id as usize % 4][0])
+}
+
 /// Largest word whose noise may reach `least`; `None` if no word's does.
 ///
 /// `u <= E`, so `gumbel(word) >= least` needs `u <= exp(-least)`; the slack covers all rounding.

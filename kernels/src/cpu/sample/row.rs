@@ -9,30 +9,35 @@ use super::vector::{self, CHUNK};
 
 /// An id with its logit.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Ranked {
-    id: u32,
-    value: f32,
+pub(super) struct Ranked {
+    pub(super) id: u32,
+    pub(super) value: f32,
 }
 
 /// The last of the kept ids, in the order of the module.
 #[derive(Debug, Clone, Copy)]
-struct Edge {
+pub(super) struct Edge {
     value: f32,
     id: u32,
+}
+
+impl Edge {
+    /// Everything that is not masked is kept.
+    pub(super) const NONE: Self = Self { value: f32::MIN, id: u32::MAX };
 }
 
 /// Memory for one row at a time, reused from row to row.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
-    maxima: Vec<f32>,
+    pub(super) maxima: Vec<f32>,
     few: Vec<f32>,
     ranked: Vec<Ranked>,
     masses: Vec<f32>,
-    edited: Vec<f32>,
+    pub(super) edited: Vec<f32>,
 }
 
 impl Scratch {
-    fn maxima_for(&mut self, l: &[f32]) -> &mut [f32] {
+    pub(super) fn maxima_for(&mut self, l: &[f32]) -> &mut [f32] {
         self.maxima.resize(l.len().div_ceil(CHUNK), f32::NEG_INFINITY);
         &mut self.maxima
     }
@@ -61,7 +66,7 @@ fn choose_in(
     }
     let edited = rules.edits.change_anything();
     if edited {
-        edit(l, raw, &rules.edits);
+        edit(l, raw, 0, &rules.edits);
         vector::maxima(l, scratch.maxima_for(l));
     }
     let best = first_of_largest(if edited { l } else { raw }, &scratch.maxima);
@@ -76,32 +81,33 @@ fn choose_in(
     Ok(draw(l, rules, scratch))
 }
 
-/// Writes the edited logits of `raw` to `l`.
-fn edit(l: &mut Vec<f32>, raw: &[f32], edits: &Edits<'_>) {
+/// Writes the edited logits of `raw`, which begins with that of id `first`, to `l`.
+pub(super) fn edit(l: &mut Vec<f32>, raw: &[f32], first: usize, edits: &Edits<'_>) {
+    let place = |id: u32| (id as usize).wrapping_sub(first); // Beyond the row for ids before it.
     l.clear();
     if let Some(allowed) = edits.allowed {
         l.resize(raw.len(), f32::NEG_INFINITY);
         for &id in allowed {
-            if let Some(&x) = raw.get(id as usize) {
-                l[id as usize] = x;
+            if let Some(&x) = raw.get(place(id)) {
+                l[place(id)] = x;
             }
         }
     } else {
         l.extend_from_slice(raw);
     }
     for &id in edits.banned {
-        change(l, id, |_| f32::NEG_INFINITY);
+        change(l, place(id), |_| f32::NEG_INFINITY);
     }
     for &(id, bias) in edits.bias {
-        change(l, id, |x| x + bias);
+        change(l, place(id), |x| x + bias);
     }
     for seen in edits.seen {
-        change(l, seen.id, |x| penalise(x, seen.count, edits));
+        change(l, place(seen.id), |x| penalise(x, seen.count, edits));
     }
 }
 
-fn change(l: &mut [f32], id: u32, new: impl Fn(f32) -> f32) {
-    if let Some(x) = l.get_mut(id as usize) {
+fn change(l: &mut [f32], at: usize, new: impl Fn(f32) -> f32) {
+    if let Some(x) = l.get_mut(at) {
         *x = new(*x);
     }
 }
@@ -115,16 +121,13 @@ fn penalise(x: f32, count: u32, edits: &Edits<'_>) -> f32 {
 fn draw(l: &mut [f32], rules: &Draw, scratch: &mut Scratch) -> u32 {
     vector::scale(l, rules.temperature.recip(), scratch.maxima_for(l));
     let best = first_of_largest(l, &scratch.maxima);
-    let mut edge = Edge { value: f32::MIN, id: u32::MAX };
-    if rules.min_p > 0.0 {
-        edge.value = edge.value.max(best.value + rules.min_p.min(1.0).ln());
-    }
-    if rules.top_k > 0 && rules.top_k < l.len() {
+    let mut edge = Edge { value: rules.floor(best.value), ..Edge::NONE };
+    if rules.top_k_of(l.len()).is_some() {
         edge = top_k_edge(l, rules, edge, scratch);
     } else if rules.top_p < 1.0 {
         edge = top_p_edge(l, rules.top_p, best, edge, scratch);
     }
-    noisiest(l, rules, best, edge, &scratch.maxima)
+    noisiest((l, 0), rules, best, edge, &scratch.maxima).id
 }
 
 /// Log-probabilities of one row: of `id`, its place, and the `top` likeliest ids.
@@ -143,7 +146,7 @@ pub(crate) fn logprobs(
     let best = first_of_largest(raw, &scratch.maxima).value;
     let sum = best + vector::exp_sum(raw, best).ln() as f32;
     let top = leading(raw, top, scratch).iter().map(|r| (r.id, r.value - sum)).collect();
-    let rank = vector::count_before(raw, id as usize) as u32 + 1;
+    let rank = vector::count_before(raw, raw[id as usize], id as usize) as u32 + 1;
     Ok(Logprobs { logprob: raw[id as usize] - sum, rank, top })
 }
 
@@ -151,7 +154,7 @@ pub(crate) fn logprobs(
 ///
 /// The k-th largest chunk maximum bounds the k-th largest logit from below, so a small `k` looks at
 /// few logits.
-fn leading<'a>(l: &[f32], k: usize, scratch: &'a mut Scratch) -> &'a [Ranked] {
+pub(super) fn leading<'a>(l: &[f32], k: usize, scratch: &'a mut Scratch) -> &'a [Ranked] {
     let Scratch { maxima, few, ranked, .. } = scratch;
     let mut bound = f32::MIN;
     if k > 0 && k <= maxima.len() {
@@ -177,11 +180,11 @@ fn leading<'a>(l: &[f32], k: usize, scratch: &'a mut Scratch) -> &'a [Ranked] {
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the shape that sorting asks for")]
-fn order(a: &Ranked, b: &Ranked) -> Ordering {
+pub(super) fn order(a: &Ranked, b: &Ranked) -> Ordering {
     b.value.partial_cmp(&a.value).unwrap_or(Ordering::Equal).then(a.id.cmp(&b.id))
 }
 
-fn first_of_largest(l: &[f32], maxima: &[f32]) -> Ranked {
+pub(super) fn first_of_largest(l: &[f32], maxima: &[f32]) -> Ranked {
     let (mut at, mut value) = (0, f32::NEG_INFINITY);
     for (c, &max) in maxima.iter().enumerate() {
         if max > value {
@@ -199,24 +202,28 @@ fn top_k_edge(l: &[f32], rules: &Draw, floor: Edge, scratch: &mut Scratch) -> Ed
     let last = if rules.top_p < 1.0 {
         mass_reached(kept, kept[0].value, rules.top_p, 0.0, None)
     } else {
-        kept.len() - 1
+        None
     };
+    let last = last.unwrap_or(kept.len() - 1);
     Edge { value: kept[last].value, id: kept[last].id }
 }
 
-/// Index of the first of `kept` with which the probability reaches `top_p` of all of it.
-fn mass_reached(kept: &[Ranked], shift: f32, top_p: f32, before: f64, total: Option<f64>) -> usize {
+/// Index of the first of `kept` with which the probability reaches `top_p` of all of it; `None` if it does not.
+pub(super) fn mass_reached(
+    kept: &[Ranked],
+    shift: f32,
+    top_p: f32,
+    before: f64,
+    total: Option<f64>,
+) -> Option<usize> {
     let mass = |r: &Ranked| f64::from(vector::exp(r.value - shift));
     let total = total.unwrap_or_else(|| kept.iter().map(mass).sum());
     let wanted = total * f64::from(top_p);
     let mut sum = before;
-    for (i, r) in kept.iter().enumerate() {
+    kept.iter().position(|r| {
         sum += mass(r);
-        if sum >= wanted {
-            return i;
-        }
-    }
-    kept.len() - 1
+        sum >= wanted
+    })
 }
 
 /// Edge behind top-p over the whole row: probabilities once, then a search for the band in which the
@@ -251,15 +258,23 @@ fn top_p_edge(l: &[f32], top_p: f32, best: Ranked, floor: Edge, scratch: &mut Sc
     if ranked.is_empty() {
         return floor;
     }
-    let at = mass_reached(ranked, best.value, top_p, above, Some(total));
+    let at =
+        mass_reached(ranked, best.value, top_p, above, Some(total)).unwrap_or(ranked.len() - 1);
     Edge { value: ranked[at].value, id: ranked[at].id }
 }
 
-/// Argmax of `l + noise` over the ids up to `edge`, lowest id on ties.
+/// Argmax of `l + noise` over the ids up to `edge`, lowest id on ties, and that sum. `l` begins with id `first`, a
+/// multiple of [`CHUNK`]; the ids of `best`, `edge` and the winner are places in it.
 ///
 /// Exact, but most ids cost only an integer comparison: `gumbel` falls with the word, so within a
 /// chunk only words up to the one that would lift the chunk's largest logit over the best so far count.
-fn noisiest(l: &[f32], rules: &Draw, best: Ranked, edge: Edge, maxima: &[f32]) -> u32 {
+pub(super) fn noisiest(
+    (l, first): (&[f32], usize),
+    rules: &Draw,
+    best: Ranked,
+    edge: Edge,
+    maxima: &[f32],
+) -> Ranked {
     let mut words = [[0; LANES]; 4];
     let mut winner = Ranked { id: best.id, value: f32::NEG_INFINITY };
     let start = best.id as usize / CHUNK; // The likeliest id sets a high mark early.
@@ -269,12 +284,12 @@ fn noisiest(l: &[f32], rules: &Draw, best: Ranked, edge: Edge, maxima: &[f32]) -
         }
         let rounding = 3e-7 * (winner.value.abs() + maxima[c].abs());
         let Some(limit) = highest_word(winner.value - maxima[c] - rounding) else { continue };
-        let first = c * CHUNK;
-        if !vector::words_up_to(rules.key, first, rules.position, limit, &mut words) {
+        let at = c * CHUNK;
+        if !vector::words_up_to(rules.key, first + at, rules.position, limit, &mut words) {
             continue;
         }
-        for (offset, &x) in l[first..].iter().take(CHUNK).enumerate() {
-            let (id, word) = ((first + offset) as u32, words[offset % 4][offset / 4]);
+        for (offset, &x) in l[at..].iter().take(CHUNK).enumerate() {
+            let (id, word) = ((at + offset) as u32, words[offset % 4][offset / 4]);
             let kept = x > edge.value || (x == edge.value && id <= edge.id);
             if !kept || word > limit {
                 continue;
@@ -285,5 +300,5 @@ fn noisiest(l: &[f32], rules: &Draw, best: Ranked, edge: Edge, maxima: &[f32]) -
             }
         }
     }
-    winner.id
+    winner
 }

@@ -70,6 +70,26 @@ pub(crate) struct Draw {
     pub(crate) position: u32,
 }
 
+impl Draw {
+    /// The least logit that min-p keeps beside one of `best`.
+    pub(crate) fn floor(&self, best: f32) -> f32 {
+        match self.min_p {
+            min_p if min_p > 0.0 => f32::MIN.max(best + min_p.min(1.0).ln()),
+            _ => f32::MIN,
+        }
+    }
+
+    /// How many ids top-k keeps of `vocab`, if not all.
+    pub(crate) fn top_k_of(&self, vocab: usize) -> Option<usize> {
+        (self.top_k > 0 && self.top_k < vocab).then_some(self.top_k)
+    }
+
+    /// Whether min-p or top-p may leave ids out.
+    pub(crate) fn cuts(&self) -> bool {
+        self.min_p > 0.0 || self.top_p < 1.0
+    }
+}
+
 /// Everything about the choice of one row's token.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules<'a> {

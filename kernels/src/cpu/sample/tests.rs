@@ -5,7 +5,7 @@ use crate::cpu::sample::rules::{Draw, Edits, Rules, Seen, Unusable};
 use proptest::prelude::*;
 
 /// A row of `v` logits with the spread of a real one, different for each `seed`.
-fn row(v: usize, seed: u64) -> Vec<f32> {
+pub(super) fn row(v: usize, seed: u64) -> Vec<f32> {
     let word = |i: usize| philox4x32_10(seed, [i as u32, 7, 7, 7]);
     let unit = |w: u32| (w >> 8) as f32 / 16_777_216.0;
     (0..v)
@@ -16,7 +16,7 @@ fn row(v: usize, seed: u64) -> Vec<f32> {
         .collect()
 }
 
-fn plain(key: u64, position: u32) -> Draw {
+pub(super) fn plain(key: u64, position: u32) -> Draw {
     Draw { temperature: 1.0, min_p: 0.0, top_k: 0, top_p: 1.0, key, position }
 }
 

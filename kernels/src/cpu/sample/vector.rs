@@ -122,9 +122,8 @@ per_isa! {
 }
 
 per_isa! {
-    /// Values larger than `l[id]`, and equal ones at lower ids.
-    fn count_before(l: &[f32], id: usize) -> usize {
-        let x = l[id];
+    /// Values larger than `x`, and equal ones in front of place `at`.
+    fn count_before(l: &[f32], x: f32, at: usize) -> usize {
         let count = |part: &[f32], tie: bool| -> usize {
             let mut n = 0;
             for block in part.chunks(4096) {
@@ -133,7 +132,7 @@ per_isa! {
             }
             n
         };
-        count(&l[..id], true) + count(&l[id + 1..], false)
+        count(&l[..at], true) + count(&l[at..], false)
     }
 }
 

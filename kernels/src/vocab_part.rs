@@ -1,0 +1,22 @@
+//! A rank's part of the vocabulary, and how ranks hear of each other's.
+
+use crate::{Mat, MatMut};
+
+/// The ids whose logits a rank has, where several share a head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VocabPart {
+    /// The first of them; a multiple of 64, unless there are none.
+    pub first: usize,
+    /// How many.
+    pub ids: usize,
+    /// Columns of every rank's logits: the ids, and padding behind the last ones of the vocabulary.
+    pub cols: usize,
+    /// Ids of all ranks.
+    pub vocab: usize,
+    /// Ranks.
+    pub ranks: usize,
+}
+
+/// Lays what the ranks bring, `own [n, c]`, side by side: `all [n, C]`, where columns from `r · c` on are those of rank `r`,
+/// and those beyond `C` are left out. `false` = the others are gone.
+pub type Gather<'a> = dyn FnMut(Mat<'_>, MatMut<'_>) -> bool + 'a;
