@@ -130,6 +130,7 @@ fn config(device: &str, shape: &Shape, cache: Option<&String>, eager: bool) -> E
             dir: PathBuf::new(),
             overrides: None,
             synth_seed: Some(0),
+            gpus: Vec::new(),
             device: match device {
                 "cuda" => Device::Cuda,
                 "rocm" => Device::Rocm,
@@ -147,7 +148,7 @@ fn config(device: &str, shape: &Shape, cache: Option<&String>, eager: bool) -> E
             tokens_per_step: 8192,
             kv: KvSize::Blocks(SEATS * TABLE),
             memory_utilization: 0.95,
-            enforce_eager: eager,
+            capture: if eager { protocol::Capture::Nothing } else { protocol::Capture::default() },
             logprobs_max: 20,
             profile: None,
             epoch: Epoch(0),

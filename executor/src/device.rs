@@ -23,10 +23,11 @@ pub(crate) fn open(settings: &Settings) -> Result<(Arc<dyn Kernels>, usize), Exe
         Device::Cuda => (Api::Cuda, Libraries::Cuda),
     };
     let libraries = settings.libraries.as_ref();
+    let rank = usize::from(settings.rank.0);
     let hip = HipConfig {
         libraries: libraries.map_or(system, |named| named_libraries(api, named)),
         folders: Vec::new(),
-        device: usize::from(settings.rank.0),
+        device: settings.gpus.get(rank).map_or(rank, |&gpu| gpu as usize),
         cache_dir: settings.kernel_cache.clone(),
         emulated_wave: libraries.and_then(|named| named.emulated_wave),
     };

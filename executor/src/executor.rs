@@ -235,12 +235,13 @@ impl Executor {
     /// Shapes of the steps to record.
     fn graph_shapes(&self) -> Vec<StepShape> {
         let settings = &self.config.settings;
-        if settings.enforce_eager || !self.engine.ops.device().captures_graphs() {
+        if !self.engine.ops.device().captures_graphs() {
             return Vec::new();
         }
         let rows = (self.rows_max() as usize).min(self.questions());
         let longest = settings.max_model_len as usize;
-        graph::rows_up_to(rows).into_iter().map(|r| graph::shape(r as usize, longest)).collect()
+        let rows = graph::rows_to_capture(&settings.capture, rows);
+        rows.into_iter().map(|rows| graph::shape(rows as usize, longest)).collect()
     }
 
     fn state(&self, blocks: u32) -> Result<State, ExecutorError> {

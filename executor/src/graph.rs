@@ -8,11 +8,11 @@ use crate::ExecutorError;
 use crate::step::{DeviceState, Engine};
 use crate::trace::{Lap, Laps, Tracer};
 use ops::{Graph, RowBounds, StepShape};
-use protocol::StepTiming;
-use std::collections::BTreeMap;
+use protocol::{Capture, StepTiming};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Rows that recordings are made for, where a step may have so many.
+/// Rows that recordings are made for, where a step may have so many and nobody named others.
 const ROWS: [u32; 11] = [1, 2, 4, 8, 16, 32, 48, 64, 128, 256, 512];
 
 /// Recordings by rows.
@@ -29,9 +29,17 @@ pub(crate) struct Recording {
     pub(crate) marked: Option<(Graph, Arc<[Lap]>)>,
 }
 
-/// Rows to capture for steps of up to `most` rows.
-pub(crate) fn rows_up_to(most: usize) -> Vec<u32> {
-    ROWS.into_iter().filter(|&rows| rows as usize <= most).collect()
+/// Rows to capture for steps of up to `most` rows, ascending.
+pub(crate) fn rows_to_capture(capture: &Capture, most: usize) -> Vec<u32> {
+    let (rows, most) = match capture {
+        Capture::Nothing => (&[][..], 0),
+        Capture::Usual { rows_max } => {
+            (&ROWS[..], rows_max.map_or(most, |max| most.min(max as usize)))
+        }
+        Capture::Rows(rows) => (&rows[..], most),
+    };
+    let fitting = rows.iter().copied().filter(|&rows| (1..=most).contains(&(rows as usize)));
+    fitting.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 impl Graphs {
@@ -120,8 +128,12 @@ mod tests {
 
     #[test]
     fn rows_fit_the_step() {
-        assert_eq!(rows_up_to(5), [1, 2, 4]);
-        assert_eq!(rows_up_to(1000).last(), Some(&512));
-        assert_eq!(rows_up_to(0), [0; 0]);
+        let usual = Capture::default();
+        assert_eq!(rows_to_capture(&usual, 5), [1, 2, 4]);
+        assert_eq!(rows_to_capture(&usual, 1000).last(), Some(&512));
+        assert_eq!(rows_to_capture(&usual, 0), [0; 0]);
+        assert_eq!(rows_to_capture(&Capture::Usual { rows_max: Some(9) }, 1000), [1, 2, 4, 8]);
+        assert_eq!(rows_to_capture(&Capture::Rows(vec![6, 3, 0, 6, 99]), 50), [3, 6]);
+        assert_eq!(rows_to_capture(&Capture::Nothing, 50), [0; 0]);
     }
 }

@@ -29,6 +29,6 @@ pub use kv_event::{BlockHash, ExtraKey, KvEvent};
 pub use kv_spec::{KvGroup, KvKind, KvSpec};
 pub use output::{RowError, RowOutput, StepOutput, StepTiming, TokenLogprobs};
 pub use sampling::Sampling;
-pub use settings::{Device, DeviceLibraries, Dtype, KvDtype, KvSize, Parallel, Settings};
+pub use settings::{Capture, Device, DeviceLibraries, Dtype, KvDtype, KvSize, Parallel, Settings};
 pub use thin_vec::ThinVec;
 pub use tokens::{Tokens, TokensIter};

@@ -15,6 +15,8 @@ pub struct Settings {
     pub synth_seed: Option<u64>,
     /// What to compute on.
     pub device: Device,
+    /// Each rank's GPU, by its place among those that the driver shows; empty = that of its rank.
+    pub gpus: Vec<u32>,
     /// Device libraries by path, in place of those of the system.
     pub libraries: Option<DeviceLibraries>,
     /// Where compiled kernels are kept; `None` = nowhere.
@@ -39,8 +41,8 @@ pub struct Settings {
     pub kv: KvSize,
     /// Share of a GPU's memory to use, weights and all.
     pub memory_utilization: f64,
-    /// Whether steps are launched kernel by kernel although the device can replay recordings.
-    pub enforce_eager: bool,
+    /// Steps to record, where the device can replay recordings.
+    pub capture: Capture,
     /// Most log-probabilities a request may ask for.
     pub logprobs_max: u32,
     /// Folder for a trace of the executor's steps; `None` = none is kept.
@@ -78,6 +80,27 @@ impl Parallel {
     #[must_use]
     pub fn world_size(self) -> u16 {
         self.tp_size * self.dp_size
+    }
+}
+
+/// Pure decode steps that are recorded before the executor is ready, and replayed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Capture {
+    /// None: every step is launched kernel by kernel.
+    Nothing,
+    /// Numbers of rows of the executor's choice.
+    Usual {
+        /// Most rows; `None` = as many as a step may have.
+        rows_max: Option<u32>,
+    },
+    /// These numbers of rows, as far as a step may have so many.
+    Rows(Vec<u32>),
+}
+
+impl Default for Capture {
+    /// As many as a step may have.
+    fn default() -> Self {
+        Self::Usual { rows_max: None }
     }
 }
 

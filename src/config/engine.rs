@@ -71,6 +71,15 @@ pub struct EngineArgs {
           default_missing_value = "true", default_value_t = false,
           action = clap::ArgAction::Set, value_name = "BOOL")]
     pub enforce_eager: bool,
+    /// Row counts of the decode steps that a GPU captures as graphs [default: those that suit --max-num-seqs]
+    #[arg(long, alias = "cuda-graph-bs", num_args = 1.., value_delimiter = ',', value_name = "ROWS")]
+    pub cudagraph_capture_sizes: Vec<u32>,
+    /// Most rows of a captured decode step
+    #[arg(long, alias = "cuda-graph-max-bs", value_name = "ROWS")]
+    pub max_cudagraph_capture_size: Option<u32>,
+    /// GPUs of the executors, one each, by their places among the visible ones [default: the first ones]
+    #[arg(long, num_args = 1.., value_delimiter = ',', value_name = "INDEX")]
+    pub device_ids: Vec<u32>,
     /// Let a step hold decodes and prefill chunks together; off only for comparison
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value_t = true, action = clap::ArgAction::Set, value_name = "BOOL")]
@@ -272,6 +281,7 @@ impl EngineArgs {
                 self.spec_method
             ));
         }
+        self.check_graphs()?;
         let positive = [
             ("--block-size", self.block_size),
             ("--max-num-seqs", self.max_num_seqs),
@@ -294,6 +304,29 @@ impl EngineArgs {
             return refused("--gpu-memory-utilization: above 0 and at most 1");
         }
         Ok(())
+    }
+
+    fn check_graphs(&self) -> Result<(), ConfigError> {
+        let sizes = &self.cudagraph_capture_sizes;
+        if sizes.contains(&0) || self.max_cudagraph_capture_size == Some(0) {
+            return refused(
+                "--cudagraph-capture-sizes, --max-cudagraph-capture-size: at least 1; --enforce-eager captures none",
+            );
+        }
+        let largest = sizes.iter().max();
+        if let (Some(most), Some(&largest)) = (self.max_cudagraph_capture_size, largest)
+            && most != largest
+        {
+            return refused(format!(
+                "--max-cudagraph-capture-size {most}: --cudagraph-capture-sizes go up to {largest}; name one of the two"
+            ));
+        }
+        let mut ids = self.device_ids.clone();
+        ids.sort_unstable();
+        match ids.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(twice) => refused(format!("--device-ids: {} is there twice", twice[0])),
+            None => Ok(()),
+        }
     }
 }
 

@@ -121,14 +121,6 @@ pub(super) const REFUSED: &[Refused] = &[
         "speculative-config spec-model spec-tokens num-speculative-tokens per-request-spec-decode-metrics",
     ),
     refused(
-        "the first visible GPUs are used; CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES choose",
-        "device-ids",
-    ),
-    refused(
-        "row counts to capture follow from --max-num-seqs",
-        "cudagraph-capture-sizes max-cudagraph-capture-size",
-    ),
-    refused(
         "kernels are this server's own and chosen by device and shape",
         "attention-backend attention-config moe-backend linear-backend kernel-config ir-op-priority \
          enable-flashinfer-autotune disable-cascade-attn monokernel use-fp64-gumbel \

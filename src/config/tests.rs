@@ -61,6 +61,11 @@ fn spellings_of_three_engines_mean_the_same() {
         };
         assert!(right, "{line}");
     }
+    let args = serve("M --cuda-graph-bs 1 2,4 --device-ids=3");
+    assert_eq!(
+        (args.engine.cudagraph_capture_sizes, args.engine.device_ids),
+        (vec![1, 2, 4], vec![3])
+    );
     let args = serve("M --load_dummy --dtype float32 --max-model-len 32K --served-model-name a b");
     assert_eq!(args.model.load_format, LoadFormat::Synth);
     assert_eq!(args.model.max_model_len, Some(32_768));
@@ -156,6 +161,9 @@ fn what_cannot_be_honoured_is_refused_with_the_reason() {
         ("M --uds /tmp/socket", "HTTP/1.1 and TCP"),
         ("M --attention-backend FLASHINFER", "this server's own"),
         ("M --dtype half", "bfloat16 or float32"),
+        ("M --cudagraph-capture-sizes 4,0", "at least 1"),
+        ("M --cudagraph-capture-sizes 4 8 --max-cudagraph-capture-size 4", "go up to 8"),
+        ("M --device-ids 1,2,1", "1 is there twice"),
         ("M --kv-cache-dtype bf16 --dtype float32", "--dtype bfloat16"),
         ("M --no_mmap", "always mapped"),
         ("M --spec-method mtp", "does not speculate"),

@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail};
 use axum::http::StatusCode;
 use executor::{ExecutorConfig, GPU_LOGPROBS_MAX, KvSize};
 use models::config::{CheckpointDType, GenerationConfig};
-use protocol::{Device, Epoch, Parallel, Rank, Settings};
+use protocol::{Capture, Device, Epoch, Parallel, Rank, Settings};
 use scheduler::{Limits, Routing};
 use std::fs;
 use std::time::Duration;
@@ -272,6 +272,7 @@ pub fn executor(
             models::LoadFormat::Safetensors => None,
         },
         device,
+        gpus: gpus(args)?,
         libraries: engine.device_libraries.clone(),
         kernel_cache: environment.kernel_cache.clone(),
         dtype: match args.model.dtype {
@@ -297,7 +298,7 @@ pub fn executor(
             (None, None) => KvSize::Auto,
         },
         memory_utilization: engine.gpu_memory_utilization,
-        enforce_eager: engine.enforce_eager,
+        capture: capture(engine),
         logprobs_max: logprobs_max(device, args.reply.max_logprobs, files.config.vocab as u32)?,
         profile: engine.profile.clone(),
         epoch: Epoch(1), // The first generation of the engine's executor groups.
@@ -306,6 +307,30 @@ pub fn executor(
         meeting: None,
     };
     Ok(ExecutorConfig { settings, model: files.config.clone(), manifest: files.manifest })
+}
+
+/// Decode steps that a GPU records.
+fn capture(engine: &EngineArgs) -> Capture {
+    let sizes = &engine.cudagraph_capture_sizes;
+    match (engine.enforce_eager, sizes.is_empty()) {
+        (true, _) => Capture::Nothing,
+        (false, true) => Capture::Usual { rows_max: engine.max_cudagraph_capture_size },
+        (false, false) => Capture::Rows(sizes.clone()),
+    }
+}
+
+/// The GPU of each rank, where they are named.
+fn gpus(args: &ServeArgs) -> Result<Vec<u32>> {
+    let (ids, ranks) = (&args.engine.device_ids, usize::from(parallel(args).world_size()));
+    match (ids.len(), device(args.engine.device)) {
+        (0, _) => {}
+        (_, Device::Cpu) => bail!("--device-ids: the executors run on the CPU"),
+        (named, _) if named != ranks => {
+            bail!("--device-ids names {named} GPUs, for {ranks} executors with one each")
+        }
+        _ => {}
+    }
+    Ok(ids.clone())
 }
 
 /// Most log-probabilities that a request may ask for; `asked` −1 = as many as there are.

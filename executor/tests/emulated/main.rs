@@ -12,10 +12,10 @@ mod memory;
 mod player;
 mod trace;
 
-use executor::{Dtype, ExecutorConfig, KvDtype, KvSize};
+use executor::{Dtype, Executor, ExecutorConfig, KvDtype, KvSize};
 use models::config::{Config, Quantization, ScaleGrid};
 use player::{Job, Player, config};
-use protocol::{Device, DeviceLibraries, Sampling, Settings, Token, TokenLogprobs};
+use protocol::{Capture, Device, DeviceLibraries, Sampling, Settings, Token, TokenLogprobs};
 use std::path::Path;
 
 /// Waves of the two vendors' GPUs.
@@ -56,7 +56,7 @@ fn on_emulator(wave: u32, config: ExecutorConfig, enforce_eager: bool) -> Execut
         device: Device::Rocm,
         libraries: Some(libraries),
         kernel_cache: Some(cache),
-        enforce_eager,
+        capture: if enforce_eager { Capture::Nothing } else { Capture::default() },
         ..config.settings
     };
     ExecutorConfig { settings, ..config }
@@ -186,6 +186,22 @@ fn tokens_are_those_of_the_cpu_launched_and_replayed() {
             );
         }
     }
+}
+
+#[test]
+fn named_row_counts_are_recorded_and_named_gpus_opened() {
+    let of = |capture, gpus| {
+        let mut config = gpu_config(64, Dtype::Float32, false);
+        (config.settings.capture, config.settings.gpus) = (capture, gpus);
+        config
+    };
+    let mut named = Player::with(of(Capture::Rows(vec![6, 3, 6, 99]), vec![0]));
+    assert_eq!(named.graphs, [3, 6]);
+    let expected = play(&mut Player::with(small(config(Dtype::Float32, 2))));
+    assert_close(&play(&mut named), &expected, "rows of 3 and 6 replayed");
+    let missing = Executor::load(of(Capture::Nothing, vec![1]), &mut |_| {}).err().unwrap();
+    let told = missing.to_string();
+    assert!(told.contains("no device 1:") && told.contains("finds 1"), "{told}");
 }
 
 /// Steps with masked rows are launched, the others replayed; both kinds of rules meet masks.

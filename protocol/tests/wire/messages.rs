@@ -4,10 +4,10 @@ use proptest::collection::vec;
 use proptest::option::of;
 use proptest::prelude::*;
 use protocol::{
-    Batch, BlockId, Bucket, Device, DeviceLibraries, Dtype, Epoch, FromExecutor, Hello, Input,
-    KvDtype, KvGroup, KvKind, KvSize, KvSpec, Memory, Pace, Parallel, Phase, Profiled, Rank, Ready,
-    RequestId, Row, RowError, RowOutput, Sampling, Seat, SeatInit, Settings, StepId, StepOutput,
-    StepTiming, TableUpdate, ToExecutor, Token, TokenLogprobs,
+    Batch, BlockId, Bucket, Capture, Device, DeviceLibraries, Dtype, Epoch, FromExecutor, Hello,
+    Input, KvDtype, KvGroup, KvKind, KvSize, KvSpec, Memory, Pace, Parallel, Phase, Profiled, Rank,
+    Ready, RequestId, Row, RowError, RowOutput, Sampling, Seat, SeatInit, Settings, StepId,
+    StepOutput, StepTiming, TableUpdate, ToExecutor, Token, TokenLogprobs,
 };
 
 fn ids() -> impl Strategy<Value = Vec<Token>> {
@@ -222,7 +222,11 @@ pub(crate) fn settings() -> impl Strategy<Value = Settings> {
                 tokens_per_step: numbers[4],
                 kv,
                 memory_utilization: f64::from(numbers[5]) / 7.0,
-                enforce_eager: eager,
+                capture: match eager {
+                    true => Capture::Rows(numbers.to_vec()),
+                    false => Capture::Usual { rows_max: threads },
+                },
+                gpus: numbers.to_vec(),
                 logprobs_max: numbers[5],
                 profile: eager.then(|| "/traces".into()),
                 epoch: Epoch(u64::from(numbers[0]) << 20),

@@ -4,7 +4,7 @@
 //! Both runs have the same 256 streams and publish the same KV events, so the batches are the same. In one,
 //! 200 of the readers take a few bytes at a time, a scraper reads `/metrics` every 10 ms, and the
 //! publisher's subscribers are stuck. Time of a step is what the server itself keeps of it: scheduling,
-//! hand-over and the way to the answer. Runs take turns, in the order without, with, with, without: what the
+//! hand-over and the way to the answer. `/livez` is asked 20 times a second in both. Runs take turns, in the order without, with, with, without: what the
 //! machine does beside them falls on both.
 
 use super::stuck::Stuck;
@@ -31,28 +31,40 @@ const ROUNDS: usize = 8;
 /// Batches that the publisher keeps for a subscriber.
 const KEPT: u32 = 100;
 const SCRAPE_EVERY: Duration = Duration::from_millis(10);
+const PROBE_EVERY: Duration = Duration::from_millis(50);
 /// A slow reader takes this much, and pauses.
 const SIP_BYTES: usize = 256;
 const SIP_PAUSE: Duration = Duration::from_millis(50);
+
+/// Times in nanoseconds.
+type Times = Arc<Mutex<Vec<u64>>>;
+
+/// Times of one run, in nanoseconds.
+struct Measured {
+    steps: Vec<u64>,
+    scrapes: Vec<u64>,
+    probes: Vec<u64>,
+}
 
 #[test]
 #[ignore = "a measurement; run it alone"]
 fn bystanders() {
     println!("{STREAMS} streams, steps of {} ms on the device", STEP.as_millis());
-    println!("| round | bystanders | steps | p50 | p99 | scrapes | p50 | p99 |");
-    println!("|--:|---|--:|--:|--:|--:|--:|--:|");
+    println!(
+        "| round | bystanders | steps | p50 | p99 | scrapes | p50 | p99 | probes | p50 | p99 |"
+    );
+    println!("|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|");
     let mut p99s = [Vec::new(), Vec::new()];
     for round in 0..ROUNDS {
         for turn in [false, true] {
             let disturbed = turn != (round % 2 == 1);
-            let (steps, scrapes) = measure(disturbed);
+            let Measured { steps, scrapes, probes } = measure(disturbed);
             let who = if disturbed { "all" } else { "none" };
-            let [(steps, p50, p99), (scrapes, scrape_p50, scrape_p99)] =
-                [steps, scrapes].map(spread);
-            println!(
-                "| {round} | {who} | {steps} | {p50:.3} ms | {p99:.3} ms | {scrapes} | \
-                 {scrape_p50:.2} ms | {scrape_p99:.2} ms |"
-            );
+            let spreads = [steps, scrapes, probes].map(spread);
+            let cells =
+                spreads.map(|(count, p50, p99)| format!("{count} | {p50:.3} ms | {p99:.3} ms"));
+            println!("| {round} | {who} | {} |", cells.join(" | "));
+            let p99 = spreads[0].2;
             p99s[usize::from(disturbed)].push(p99);
         }
     }
@@ -86,8 +98,7 @@ pub(super) fn spread(mut times: Vec<u64>) -> (usize, f64, f64) {
     (times.len(), at(0.5), at(0.99))
 }
 
-/// Times of the steps and of the scrapes meanwhile, in nanoseconds.
-fn measure(disturbed: bool) -> (Vec<u64>, Vec<u64>) {
+fn measure(disturbed: bool) -> Measured {
     let wait = Duration::from_mins(5);
     let setup = Setup {
         alphabet: Alphabet::Ascii,
@@ -101,41 +112,47 @@ fn measure(disturbed: bool) -> (Vec<u64>, Vec<u64>) {
     let address = server.address;
     let source = Arc::clone(&server.app.serving().unwrap().kv_event_sources[0]);
     let stuck = disturbed.then(|| Stuck::connect(&source.endpoint));
-    let (done, scrapes) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+    let done = Arc::new(AtomicBool::new(false));
+    let [scrapes, probes] = [(); 2].map(|()| Times::default());
     let clients = {
-        let (done, scrapes) = (Arc::clone(&done), Arc::clone(&scrapes));
-        std::thread::spawn(move || {
-            let mut builder = tokio::runtime::Builder::new_current_thread();
-            let runtime = builder.enable_all().build().unwrap();
-            runtime.block_on(async {
-                for index in 0..STREAMS {
-                    tokio::spawn(read(address, disturbed && index < SLOW));
-                }
-                if disturbed {
-                    tokio::spawn(scrape(address, scrapes));
-                }
-                while !done.load(Ordering::Relaxed) {
-                    tokio::time::sleep(Duration::from_millis(20)).await;
-                }
-            });
-        })
+        let (done, scrapes, probes) =
+            (Arc::clone(&done), Arc::clone(&scrapes), Arc::clone(&probes));
+        std::thread::spawn(move || clients(address, disturbed, &done, scrapes, probes))
     };
     while server.client().stats().running < STREAMS as u32 {
         std::thread::sleep(Duration::from_millis(10));
     }
     std::thread::sleep(Duration::from_secs(1)); // Everybody decodes.
-    let times = steps(&server);
+    let steps = steps(&server);
     let running = server.client().stats().running as usize;
     assert_eq!(running, STREAMS, "streams ended while they were measured");
     let published = source.figures.batches.load(Ordering::Relaxed);
-    assert!(published > times.len() as u64 / 2, "{published} batches of KV events");
+    assert!(published > steps.len() as u64 / 2, "{published} batches of KV events");
     if let Some(stuck) = stuck {
         stuck.were_left_behind(source.figures.seq.load(Ordering::Relaxed));
     }
     done.store(true, Ordering::Relaxed);
     clients.join().unwrap();
-    let scrapes = std::mem::take(&mut *scrapes.lock().unwrap());
-    (times, scrapes)
+    let [scrapes, probes] =
+        [scrapes, probes].map(|times| std::mem::take(&mut *times.lock().unwrap()));
+    Measured { steps, scrapes, probes }
+}
+
+/// Everybody outside, on a thread of their own, until they are `done`.
+fn clients(address: SocketAddr, disturbed: bool, done: &AtomicBool, scrapes: Times, probes: Times) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        for index in 0..STREAMS {
+            tokio::spawn(read(address, disturbed && index < SLOW));
+        }
+        tokio::spawn(ask(address, "/livez", PROBE_EVERY, probes));
+        if disturbed {
+            tokio::spawn(ask(address, "/metrics", SCRAPE_EVERY, scrapes));
+        }
+        while !done.load(Ordering::Relaxed) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
 }
 
 /// Collects what the server keeps of its steps while `MEASURED` passes.
@@ -171,19 +188,20 @@ pub(super) async fn read(address: SocketAddr, slow: bool) {
     }
 }
 
-async fn scrape(address: SocketAddr, scrapes: Arc<Mutex<Vec<u64>>>) {
+async fn ask(address: SocketAddr, path: &'static str, every: Duration, times: Times) {
     let mut socket = TcpStream::connect(address).await.unwrap();
-    let mut every = tokio::time::interval(SCRAPE_EVERY);
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
+    let mut every = tokio::time::interval(every);
     let mut page = Vec::new();
     loop {
         every.tick().await;
         let asked = Instant::now();
-        socket.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        socket.write_all(request.as_bytes()).await.unwrap();
         page.clear();
         while !is_whole(&page) {
             assert!(socket.read_buf(&mut page).await.unwrap() > 0, "the server left");
         }
-        scrapes.lock().unwrap().push(asked.elapsed().as_nanos() as u64);
+        times.lock().unwrap().push(asked.elapsed().as_nanos() as u64);
     }
 }
 
