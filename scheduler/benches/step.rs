@@ -1,8 +1,8 @@
 //! Time of one scheduler step (plan, commit, apply, events) with a device that answers at once.
 //!
 //! All requests decode, one core, no prefix events. Prints a Markdown table; `--bar` makes a step
-//! above the bar an error. Bars: 50 us at 256 running, 150 us at 1,024, 2 ms at 10,000, and a 99th
-//! percentile of at most four medians.
+//! above the bar an error. Bars: 50 us at 256 running, 150 us at 1,024, 2 ms at 10,000, 1.5 ms for a
+//! lockstep group of 8 ranks with 1,024 each, and a 99th percentile of at most four medians.
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its table")]
 
@@ -23,9 +23,30 @@ const VOCAB: u32 = 150_000;
 const STEPS: usize = 1_000;
 
 struct Case {
+    /// Ranks that step together.
+    ranks: u16,
+    /// Requests of each.
     running: u32,
     depth: u32,
     bar_us: f64,
+}
+
+/// Ranks, requests of each, and the bar in microseconds.
+const CASES: [(u16, u32, f64); 5] =
+    [(1, 1, 50.0), (1, 256, 50.0), (1, 1_024, 150.0), (8, 1_024, 1_500.0), (1, 10_000, 2_000.0)];
+
+impl Case {
+    /// Requests of all ranks.
+    fn in_all(&self) -> u32 {
+        u32::from(self.ranks) * self.running
+    }
+
+    fn name(&self) -> String {
+        match self.ranks {
+            1 => self.running.to_string(),
+            ranks => format!("{ranks} x {}", self.running),
+        }
+    }
 }
 
 struct Times {
@@ -36,7 +57,7 @@ struct Times {
 
 fn main() {
     let strict = std::env::args().any(|arg| arg == "--bar");
-    // A number on the command line selects one size, for a profiler.
+    // A number on the command line selects one size in all, for a profiler.
     let only: Option<u32> = std::env::args().find_map(|arg| arg.parse().ok());
     println!(
         "| running | steps in flight | median | p99 | p99 / median | longest | ns per request | bar |"
@@ -44,16 +65,16 @@ fn main() {
     println!("|--:|--:|--:|--:|--:|--:|--:|--:|");
     let mut slow = Vec::new();
     for depth in [1, 2] {
-        for (running, bar_us) in [(1, 50.0), (256, 50.0), (1_024, 150.0), (10_000, 2_000.0)] {
-            if only.is_some_and(|only| only != running) {
+        for (ranks, running, bar_us) in CASES {
+            let case = Case { ranks, running, depth, bar_us };
+            if only.is_some_and(|only| only != case.in_all()) {
                 continue;
             }
-            let case = Case { running, depth, bar_us };
             let times = measure(&case);
             print_row(&case, &times);
             let median_us = times.median.as_secs_f64() * 1e6;
             if median_us > bar_us || (running > 1 && times.p99 > 4 * times.median) {
-                slow.push(running);
+                slow.push(case.in_all());
             }
         }
     }
@@ -67,11 +88,11 @@ fn main() {
 
 fn print_row(case: &Case, times: &Times) {
     let us = |d: Duration| d.as_secs_f64() * 1e6;
-    let per_request = times.median.as_nanos() as f64 / f64::from(case.running);
+    let per_request = times.median.as_nanos() as f64 / f64::from(case.in_all());
     let ratio = us(times.p99) / us(times.median);
     println!(
         "| {} | {} | {:.1} us | {:.1} us | {ratio:.2} | {:.1} us | {per_request:.0} | {} us |",
-        case.running,
+        case.name(),
         case.depth,
         us(times.median),
         us(times.p99),
@@ -80,16 +101,17 @@ fn print_row(case: &Case, times: &Times) {
     );
 }
 
-/// Fills the engine with `running` requests, then times single steps.
+/// Fills the engine with requests, then times single steps of all ranks.
 fn measure(case: &Case) -> Times {
-    let steps = if case.running >= 10_000 { STEPS / 2 } else { STEPS } as u32;
+    let steps = if case.in_all() >= 8_000 { STEPS / 2 } else { STEPS } as u32;
     let length = PROMPT + 4 * steps;
     let mut engine = engine(case, length);
     let mut inbox = Vec::new();
-    for id in 0..case.running {
+    for id in 0..case.in_all() {
         // Lengths differ, as they do in traffic: block edges then spread over the steps.
         let prompt = PROMPT - id * 7 % BLOCK_TOKENS;
-        inbox.push(submit(&engine, u64::from(id), prompt, length - prompt));
+        let rank = Replica((id % u32::from(case.ranks)) as u16);
+        inbox.push(submit(&engine, u64::from(id), (prompt, length - prompt), rank));
     }
     let mut effects = Vec::new();
     // Prefill, then some steps of decoding so that buffers have their size.
@@ -107,8 +129,8 @@ fn measure(case: &Case) -> Times {
         let took = started.elapsed();
         let rows = answer(&mut effects, &mut inbox);
         assert!(rows > 0, "the engine ran dry");
-        // Two steps in flight are answered by one tick: count each.
-        let answered = inbox.len().max(1) as u32;
+        // Two steps in flight are answered by one tick: count each, and all ranks' parts of it as one.
+        let answered = (inbox.len() as u32 / u32::from(case.ranks)).max(1);
         if step >= 50 {
             times.push(took / answered);
         }
@@ -120,12 +142,12 @@ fn measure(case: &Case) -> Times {
 
 /// Time that a very long prompt adds to the tick that takes it in.
 fn long_submit() -> Duration {
-    let case = Case { running: 256, depth: 1, bar_us: 0.0 };
+    let case = Case { ranks: 1, running: 256, depth: 1, bar_us: 0.0 };
     let mut engine = engine(&case, 140_000);
     let mut effects = Vec::new();
     let mut worst = Duration::ZERO;
     for id in 0..10 {
-        let mut inbox = vec![submit(&engine, id, 131_072, 16)];
+        let mut inbox = vec![submit(&engine, id, (131_072, 16), Replica(0))];
         let started = Instant::now();
         engine.tick(0, &mut inbox, &mut effects);
         worst = worst.max(started.elapsed());
@@ -144,10 +166,12 @@ fn engine(case: &Case, length: u32) -> Engine {
     let blocks = (case.running + 1) * length.div_ceil(BLOCK_TOKENS);
     let mut kv = KvConfig::new(spec, blocks, [1, 2]);
     kv.events = false;
-    Engine::new(EngineConfig::new(limits, kv)).expect("limits are in range")
+    let mut config = EngineConfig::new(limits, kv);
+    (config.replicas, config.lockstep) = (case.ranks, case.ranks > 1);
+    Engine::new(config).expect("limits are in range")
 }
 
-fn submit(engine: &Engine, id: u64, prompt: u32, max_tokens: u32) -> Event {
+fn submit(engine: &Engine, id: u64, (prompt, max_tokens): (u32, u32), rank: Replica) -> Event {
     let tokens: Vec<Token> = (0..prompt).map(|i| (id as u32 * 7_919 + i * 31) % VOCAB).collect();
     let keys = engine.hasher().hash(&tokens, None);
     Event::Submit(Box::new(Submit {
@@ -161,7 +185,7 @@ fn submit(engine: &Engine, id: u64, prompt: u32, max_tokens: u32) -> Event {
         stop_ids: Vec::new(),
         priority: 0,
         extra: None,
-        replica: None,
+        replica: Some(rank),
         keys,
     }))
 }
