@@ -79,6 +79,10 @@ impl World {
         let (rows, epoch) = (batch.rows.len() as u64, self.engine.epoch(replica));
         self.tally.steps += 1;
         self.tally.rows += rows;
+        if self.setup.engine.lockstep && self.sites.len() == 8 {
+            self.tally.batches_of_eight += 1;
+            self.tally.idle_of_eight += u64::from(rows == 0);
+        }
         let numbers = [u64::from(replica.0), step, rows];
         self.trace.note(self.now_ms, "batch", &numbers);
         for row in &batch.rows {

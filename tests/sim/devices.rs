@@ -11,6 +11,12 @@ use scheduler::Event;
 impl World {
     /// The executor runs the step that was due, and with bad luck never runs another one.
     pub(crate) fn step_done(&mut self, replica: usize) -> Checked {
+        if self.waits_for_others(replica) {
+            let incarnation = self.sites[replica].incarnation;
+            let later_ms = self.now_ms + 1 + self.chance.below(8);
+            self.agenda.add(later_ms, Happening::StepDone { replica, incarnation });
+            return Ok(());
+        }
         let faults = self.setup.faults.clone();
         let Some(ran) = self.execute(replica, faults.row)? else {
             self.kick(replica);
@@ -34,6 +40,14 @@ impl World {
             self.kick(replica);
         }
         Ok(())
+    }
+
+    /// Whether another rank of the group has not begun the step that this one is in.
+    fn waits_for_others(&self, replica: usize) -> bool {
+        let step = |executor: &Executor| executor.begun(self.now_ms);
+        let own = self.sites[replica].executor.as_ref().map(step);
+        let others = self.sites.iter().filter_map(|site| site.executor.as_ref().map(step));
+        self.setup.coupled && others.min() < own
     }
 
     /// Runs the batch at the head of a replica's queue; some rows may fail.
@@ -74,6 +88,7 @@ impl World {
         let Some(executor) = &mut site.executor else { return };
         let Some(start_ms) = executor.next_start_ms(now_ms) else { return };
         executor.busy = true;
+        executor.begins_ms = start_ms;
         let mut end_ms = start_ms + self.chance.below(u64::from(step_ms) + 1);
         if self.chance.hits(stall) {
             end_ms += self.chance.below(3000);
@@ -98,8 +113,9 @@ impl World {
         }
         for replica in group {
             let late_ms = self.chance.below(30);
-            self.agenda.add(back_ms + late_ms, Happening::Ready { replica });
             self.sites[replica].incarnation += 1;
+            let incarnation = self.sites[replica].incarnation;
+            self.agenda.add(back_ms + late_ms, Happening::Ready { replica, incarnation });
             self.leave_replies_behind(replica)?;
             self.sites[replica].executor = None;
         }
@@ -109,6 +125,32 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// New executors of a replica are there; while others of the group are not, one of them may die again.
+    pub(crate) fn ready(&mut self, replica: usize) {
+        self.trace.note(self.now_ms, "ready", &[replica as u64]);
+        let blocks = self.blocks_of_new_executors();
+        self.sites[replica].blocks = blocks;
+        if self.chance.hits(self.setup.faults.relapse) {
+            let incarnation = self.sites[replica].incarnation;
+            let at_ms = self.now_ms + 1 + self.chance.below(10);
+            self.agenda.add(at_ms, Happening::Relapse { replica, incarnation });
+        }
+        let graph_rows = self.setup.engine.graph_rows.clone();
+        let replica = Replica(replica as u16);
+        self.inbox.push(Event::Ready { replica, blocks, graph_rows });
+    }
+
+    /// An executor that came back dies, unless its group is complete by now or all is healed.
+    pub(crate) fn relapse(&mut self, replica: usize, incarnation: u32) -> Checked {
+        let same = self.sites[replica].incarnation == incarnation;
+        let complete = self.sites.iter().all(|site| site.executor.is_some());
+        if !same || complete || self.crashes_left == 0 || self.setup.faults.relapse == 0 {
+            return Ok(());
+        }
+        self.tally.relapses += 1;
+        self.crash(replica)
     }
 
     /// Replies to what a dying executor had in its queue may still arrive, whenever they like.

@@ -2,7 +2,7 @@
 
 use crate::hash_model::{HashModel, Reading, Shape, Violation};
 use crate::setup::Setup;
-use protocol::{Batch, BlockId, Epoch, MaskRow, Row, RowError, StepOutput};
+use protocol::{Batch, BlockId, Epoch, MaskRow, Row, RowError, StepId, StepOutput};
 use std::collections::VecDeque;
 
 /// What the scheduler's side put on the link, in stream order.
@@ -32,8 +32,12 @@ pub(crate) struct Executor {
     pub(crate) epoch: Epoch,
     /// Time its last reply arrives: the link keeps order.
     pub(crate) last_reply_ms: u64,
-    /// Whether a step runs.
+    /// Whether a step runs, or will from `begins_ms` on.
     pub(crate) busy: bool,
+    /// When it begins.
+    pub(crate) begins_ms: u64,
+    /// The last step that ran.
+    done: StepId,
     model: HashModel,
     queue: VecDeque<Message>,
     last_arrival_ms: u64,
@@ -54,6 +58,8 @@ impl Executor {
             epoch,
             last_reply_ms: 0,
             busy: false,
+            begins_ms: 0,
+            done: StepId(0),
             model: HashModel::new(shape),
             queue: VecDeque::new(),
             last_arrival_ms: 0,
@@ -101,12 +107,23 @@ impl Executor {
         let Some(Message::Batch { batch, masks, .. }) = self.queue.pop_front() else {
             return Ok(None);
         };
+        self.done = batch.step;
         if batch.epoch != self.epoch {
             return Ok(None);
         }
         let output = self.model.run_with(&batch, &masks, fails)?;
         let filled = self.model.filled().iter().map(|f| (f.row as usize, f.context)).collect();
         Ok(Some(Ran { output, filled, rows: batch.rows }))
+    }
+
+    /// The newest step that it has begun.
+    pub(crate) fn begun(&self, now_ms: u64) -> StepId {
+        match self.queue.front() {
+            Some(Message::Batch { batch, .. }) if self.busy && self.begins_ms <= now_ms => {
+                batch.step
+            }
+            _ => self.done,
+        }
     }
 
     /// Whether batches are queued.

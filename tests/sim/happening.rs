@@ -19,7 +19,9 @@ pub(crate) enum Happening {
     /// The scheduler learns that a replica's executors are gone.
     Lost { replica: usize },
     /// New executors of a replica are ready.
-    Ready { replica: usize },
+    Ready { replica: usize, incarnation: u32 },
+    /// An executor dies soon after it came back.
+    Relapse { replica: usize, incarnation: u32 },
     /// A mask that was late, or is made ahead, is there.
     MaskMade { request: RequestId, outputs: u32 },
     /// No mask limits a request any more.

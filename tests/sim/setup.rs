@@ -3,6 +3,9 @@
 use crate::chance::Chance;
 use scheduler::{EngineConfig, KvConfig, Limits, Planted, Routing};
 
+/// Seeds from here on draw worlds whose replicas are a group of 2 to 8 ranks that step together.
+pub(crate) const GROUPS: u64 = 1_000_000_000;
+
 /// The drawn configuration of a world.
 #[derive(Debug, Clone)]
 pub(crate) struct Setup {
@@ -12,6 +15,8 @@ pub(crate) struct Setup {
     pub(crate) load: Load,
     /// What goes wrong.
     pub(crate) faults: Faults,
+    /// Whether a step of a rank ends only once all ranks of its group have begun theirs, as collectives make it.
+    pub(crate) coupled: bool,
 }
 
 /// How requests look and arrive.
@@ -52,6 +57,8 @@ pub(crate) struct Faults {
     pub(crate) crash: u32,
     /// Deaths at most.
     pub(crate) crashes: u32,
+    /// Ranks that die again before all of their group are back.
+    pub(crate) relapse: u32,
     /// Replies of a dead executor that still arrive, late and out of order.
     pub(crate) stale: u32,
     /// Outputs delivered once more, later.
@@ -121,7 +128,19 @@ impl Setup {
         }
         engine.planted = planted;
         let load = Load::draw(chance, &engine);
-        Self { engine, load, faults: Faults::draw(chance) }
+        Self { engine, load, faults: Faults::draw(chance), coupled: false }
+    }
+
+    /// The same, of a group of ranks that step together and die together.
+    pub(crate) fn draw_group(chance: &mut Chance, planted: Planted) -> Self {
+        let mut setup = Self::draw(chance, planted);
+        setup.engine.replicas = chance.pick(&[2, 2, 3, 4, 5, 6, 7, 8, 8, 8]);
+        setup.engine.lockstep = true;
+        setup.coupled = chance.hits(500);
+        setup.load.requests *= 2;
+        setup.faults.crash = chance.pick(&[2, 10, 40]);
+        setup.faults.relapse = chance.pick(&[0, 300, 1000]);
+        setup
     }
 
     /// Positions per block.
@@ -186,6 +205,7 @@ impl Faults {
             abort: rate(&[30, 150, 500]),
             crash,
             crashes: 8,
+            relapse: 0,
             stale: rate(&[200, 1000]),
             duplicate: rate(&[10, 100, 300]),
             row: rate(&[1, 5, 20]),

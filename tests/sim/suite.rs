@@ -1,20 +1,20 @@
 //! What every `cargo test` proves, and how a seed is replayed.
 
-use crate::swarm::{run, sweep};
+use crate::setup::GROUPS;
+use crate::swarm::{Harvest, run, sweep};
 use scheduler::Planted;
 use std::time::Instant;
 
 /// Seeds of the ordinary suite.
 const SEEDS: u64 = 2400;
+/// Of worlds that are one group of ranks.
+const GROUP_SEEDS: u64 = 300;
 
 #[test]
 fn a_million_steps_break_nothing() {
     let start = Instant::now();
     let harvest = sweep(0..SEEDS, Planted::default(), true);
-    if let Some(failure) = harvest.failures.first() {
-        let broken = failure.broken.as_ref().expect("a failure has a cause");
-        panic!("seed {}: {broken}\nreplay: just sim {}", failure.seed, failure.seed);
-    }
+    judge(&harvest);
     let tally = harvest.tally;
     println!("{} seeds in {:.1} s: {tally:?}", harvest.seeds, start.elapsed().as_secs_f64());
     assert!(harvest.seeds >= 500 && tally.steps >= 1_000_000, "{harvest:?}");
@@ -33,6 +33,29 @@ fn a_million_steps_break_nothing() {
         tally.refused,
     ];
     assert!(happened.iter().all(|&count| count > 100), "too few faults: {tally:?}");
+}
+
+/// Groups of up to 8 ranks that step together, with deaths, ranks that die again before the others are back, steps
+/// that wait for the slowest rank, and replies in any order among ranks.
+#[test]
+fn groups_of_ranks_break_nothing() {
+    let start = Instant::now();
+    let harvest = sweep(GROUPS..GROUPS + GROUP_SEEDS, Planted::default(), true);
+    judge(&harvest);
+    let tally = harvest.tally;
+    println!("{} seeds in {:.1} s: {tally:?}", harvest.seeds, start.elapsed().as_secs_f64());
+    assert!(tally.batches_of_eight >= 100_000, "{tally:?}");
+    let happened =
+        [tally.idle_of_eight, tally.crashes, tally.relapses, tally.stale, tally.preemptions];
+    assert!(happened.iter().all(|&count| count > 100), "too few faults: {tally:?}");
+}
+
+/// Fails with the first failure.
+fn judge(harvest: &Harvest) {
+    if let Some(failure) = harvest.failures.first() {
+        let broken = failure.broken.as_ref().expect("a failure has a cause");
+        panic!("seed {}: {broken}\nreplay: just sim {}", failure.seed, failure.seed);
+    }
 }
 
 /// Replays one seed with a readable trace: `just sim SEED`.

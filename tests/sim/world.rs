@@ -11,7 +11,7 @@ use crate::executor::Executor;
 use crate::happening::{Agenda, Happening};
 use crate::inside::is_vacant;
 use crate::mirror::Mirror;
-use crate::setup::{Faults, Setup};
+use crate::setup::{Faults, GROUPS, Setup};
 use crate::trace::Trace;
 use protocol::{BlockId, Replica};
 use scheduler::{Control, Effect, Engine, Event, Planted, StepStats};
@@ -65,6 +65,11 @@ pub(crate) struct Tally {
     pub(crate) late_masks: u64,
     pub(crate) ended_masks: u64,
     pub(crate) refused: u64,
+    /// Batches of groups of 8 ranks that step together, and how many of them were empty.
+    pub(crate) batches_of_eight: u64,
+    pub(crate) idle_of_eight: u64,
+    /// Deaths of a rank before all of its group were back.
+    pub(crate) relapses: u64,
 }
 
 /// The world of one seed.
@@ -93,7 +98,8 @@ impl World {
     /// The world of a seed, before its first event.
     pub(crate) fn new(seed: u64, planted: Planted, readable: bool) -> Self {
         let mut chance = Chance::new(seed);
-        let setup = Setup::draw(&mut chance, planted);
+        let draw = if seed >= GROUPS { Setup::draw_group } else { Setup::draw };
+        let setup = draw(&mut chance, planted);
         let engine = Engine::new(setup.engine.clone()).expect("drawn configurations are valid");
         let mut trace = Trace::new(readable);
         trace.line(|| format!("seed {seed}: {setup:#?}"));
@@ -165,14 +171,12 @@ impl World {
                 self.trace.note(self.now_ms, "lost", &[replica as u64]);
                 self.inbox.push(Event::Lost { replica: Replica(replica as u16) });
             }
-            Happening::Ready { replica } => {
-                self.trace.note(self.now_ms, "ready", &[replica as u64]);
-                let blocks = self.blocks_of_new_executors();
-                self.sites[replica].blocks = blocks;
-                let graph_rows = self.setup.engine.graph_rows.clone();
-                let replica = Replica(replica as u16);
-                self.inbox.push(Event::Ready { replica, blocks, graph_rows });
+            Happening::Ready { replica, incarnation } => {
+                if self.sites[replica].incarnation == incarnation {
+                    self.ready(replica);
+                }
             }
+            Happening::Relapse { replica, incarnation } => self.relapse(replica, incarnation)?,
             Happening::Clear => {
                 self.cleared = true;
                 self.control += 1;
