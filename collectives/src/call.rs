@@ -12,6 +12,12 @@ pub enum Operation {
     AllReduce,
     /// [`Collective::all_gather`](crate::Collective::all_gather)
     AllGather,
+    /// [`Collective::all_gather_rows`](crate::Collective::all_gather_rows)
+    AllGatherRows,
+    /// [`Collective::reduce_scatter`](crate::Collective::reduce_scatter)
+    ReduceScatter,
+    /// [`Collective::all_to_all`](crate::Collective::all_to_all)
+    AllToAll,
     /// [`Collective::broadcast`](crate::Collective::broadcast) from this rank.
     Broadcast(usize),
     /// [`Collective::barrier`](crate::Collective::barrier)
@@ -40,13 +46,16 @@ pub struct Call {
     pub operation: Operation,
     /// Elements; of a barrier nothing in particular.
     pub dtype: DType,
-    /// Rows that this rank brings.
+    /// Rows that this rank brings; those of all ranks where they may bring different numbers.
     pub rows: u32,
     /// Columns that this rank brings.
     pub cols: u32,
     /// How far it is.
     pub state: CallState,
 }
+
+/// The word of a broadcast from rank 0; those from others follow.
+const FIRST_BROADCAST: u32 = 16;
 
 /// Words of a call.
 pub(crate) const CALL_WORDS: usize = 8;
@@ -58,6 +67,9 @@ impl Operation {
         match self {
             Self::AllReduce => "all_reduce",
             Self::AllGather => "all_gather",
+            Self::AllGatherRows => "all_gather_rows",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllToAll => "all_to_all",
             Self::Broadcast(_) => "broadcast",
             Self::Barrier => "barrier",
             Self::Unknown => "unknown",
@@ -69,7 +81,10 @@ impl Operation {
             Self::AllReduce => 1,
             Self::AllGather => 2,
             Self::Barrier => 3,
-            Self::Broadcast(from) => 4 + from as u32,
+            Self::AllGatherRows => 4,
+            Self::ReduceScatter => 5,
+            Self::AllToAll => 6,
+            Self::Broadcast(from) => FIRST_BROADCAST + from as u32,
             Self::Unknown => 0,
         }
     }
@@ -80,7 +95,11 @@ impl Operation {
             1 => Self::AllReduce,
             2 => Self::AllGather,
             3 => Self::Barrier,
-            from => Self::Broadcast(from as usize - 4),
+            4 => Self::AllGatherRows,
+            5 => Self::ReduceScatter,
+            6 => Self::AllToAll,
+            FIRST_BROADCAST.. => Self::Broadcast((word - FIRST_BROADCAST) as usize),
+            _ => Self::Unknown,
         }
     }
 }
@@ -141,6 +160,7 @@ impl fmt::Display for Call {
         write!(f, "#{sequence} {}", operation.name())?;
         match operation {
             Operation::Barrier => Ok(()),
+            Operation::AllToAll => write!(f, " of {cols} {dtype:?} a row"),
             Operation::Broadcast(from) => write!(f, " from {from} of {rows} x {cols} {dtype:?}"),
             _ => write!(f, " of {rows} x {cols} {dtype:?}"),
         }

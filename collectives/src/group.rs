@@ -19,6 +19,34 @@ pub trait Collective: Send {
     /// rank `r`. What reaches beyond `C` is padding and left out.
     fn all_gather(&self, s: &Stream, own: Mat<'_>, all: MatMut<'_>) -> Result<(), CollectiveError>;
 
+    /// `all [size · m, C]`: rows from `r · m` on are those of rank `r`, which brings `own [n, C]`, up to `m` of them.
+    /// Behind what it brings lie zeros; in integers -1, the index of nothing.
+    fn all_gather_rows(
+        &self,
+        s: &Stream,
+        own: Mat<'_>,
+        all: MatMut<'_>,
+    ) -> Result<(), CollectiveError>;
+
+    /// `own [n, C] = Σ x` over the ranks, in their order, of the first `n` of those rows of `x [size · m, C]` that are
+    /// this rank's: the `m` from `rank · m` on.
+    fn reduce_scatter(
+        &self,
+        s: &Stream,
+        x: Mat<'_>,
+        own: MatMut<'_>,
+    ) -> Result<(), CollectiveError>;
+
+    /// Sends the rows of `x` to the ranks, first `to[0]` to rank 0, then `to[1]` to rank 1. `y` begins with what has
+    /// come, in the order of ranks; returns how many rows came from each. Ranks may send different numbers.
+    fn all_to_all(
+        &self,
+        s: &Stream,
+        x: Mat<'_>,
+        to: &[usize],
+        y: MatMut<'_>,
+    ) -> Result<Vec<usize>, CollectiveError>;
+
     /// `x` becomes what rank `from` brings.
     fn broadcast(&self, s: &Stream, x: MatMut<'_>, from: usize) -> Result<(), CollectiveError>;
 
@@ -84,6 +112,60 @@ impl Group {
         peers.all_gather(s, own, all)
     }
 
+    /// The rows of all ranks, one below the other; see [`Collective::all_gather_rows`]. A rank without peers has them
+    /// all in `own`, and `all` is left alone.
+    ///
+    /// Errors: `CollectiveError::Shape` if `all` has not as many rows for each rank, or fewer than this one brings.
+    pub fn all_gather_rows(
+        &self,
+        s: &Stream,
+        own: Mat<'_>,
+        all: MatMut<'_>,
+    ) -> Result<(), CollectiveError> {
+        let Some(peers) = &self.peers else { return Ok(()) };
+        check_rows("all_gather_rows", peers.size(), own, all.as_ref())?;
+        peers.all_gather_rows(s, own, all)
+    }
+
+    /// This rank's rows of `Σ x` over the ranks; see [`Collective::reduce_scatter`]. A rank without peers has them all
+    /// in `x`, and `own` is left alone.
+    ///
+    /// Errors: `CollectiveError::Shape` if `x` has not as many rows for each rank, or fewer than this one wants.
+    pub fn reduce_scatter(
+        &self,
+        s: &Stream,
+        x: Mat<'_>,
+        own: MatMut<'_>,
+    ) -> Result<(), CollectiveError> {
+        let Some(peers) = &self.peers else { return Ok(()) };
+        check_rows("reduce_scatter", peers.size(), own.as_ref(), x)?;
+        peers.reduce_scatter(s, x, own)
+    }
+
+    /// Rows to ranks, and theirs to this one; see [`Collective::all_to_all`]. A rank without peers keeps its rows in
+    /// `x`, and `y` is left alone.
+    ///
+    /// Errors: `CollectiveError::Shape` if `to` does not add up to the rows of `x`, or `y` is too small.
+    pub fn all_to_all(
+        &self,
+        s: &Stream,
+        x: Mat<'_>,
+        to: &[usize],
+        y: MatMut<'_>,
+    ) -> Result<Vec<usize>, CollectiveError> {
+        let Some(peers) = &self.peers else { return Ok(vec![x.rows()]) };
+        let size = peers.size();
+        let refused =
+            |what, got| Err(CollectiveError::Shape { collective: "all_to_all", what, got, size });
+        if to.len() != size || to.iter().sum::<usize>() != x.rows() {
+            return refused("rows", x.rows());
+        }
+        if x.cols() != y.cols() || x.dtype() != y.dtype() {
+            return refused("columns", y.cols());
+        }
+        peers.all_to_all(s, x, to, y)
+    }
+
     /// `x` becomes what rank `from` brings.
     pub fn broadcast(&self, s: &Stream, x: MatMut<'_>, from: usize) -> Result<(), CollectiveError> {
         self.peers.as_ref().map_or(Ok(()), |peers| peers.broadcast(s, x, from))
@@ -93,6 +175,23 @@ impl Group {
     pub fn barrier(&self, s: &Stream) -> Result<(), CollectiveError> {
         self.peers.as_ref().map_or(Ok(()), |peers| peers.barrier(s))
     }
+}
+
+/// Whether `all` has room for as many rows of each rank, and this one's fit into its part.
+fn check_rows(
+    collective: &'static str,
+    size: usize,
+    own: Mat<'_>,
+    all: Mat<'_>,
+) -> Result<(), CollectiveError> {
+    let refused = |what, got| Err(CollectiveError::Shape { collective, what, got, size });
+    if !all.rows().is_multiple_of(size) || own.rows() > all.rows() / size {
+        return refused("rows", all.rows());
+    }
+    if all.cols() != own.cols() || all.dtype() != own.dtype() {
+        return refused("columns", all.cols());
+    }
+    Ok(())
 }
 
 impl std::fmt::Debug for Group {
@@ -130,6 +229,34 @@ mod tests {
             all.row_mut::<f32>(0)[0] = 2.0;
             Ok(())
         }
+        fn all_gather_rows(
+            &self,
+            _: &Stream,
+            _: Mat<'_>,
+            mut all: MatMut<'_>,
+        ) -> Result<(), CollectiveError> {
+            all.row_mut::<f32>(0)[0] = 4.0;
+            Ok(())
+        }
+        fn reduce_scatter(
+            &self,
+            _: &Stream,
+            _: Mat<'_>,
+            mut own: MatMut<'_>,
+        ) -> Result<(), CollectiveError> {
+            own.row_mut::<f32>(0)[0] = 5.0;
+            Ok(())
+        }
+        fn all_to_all(
+            &self,
+            _: &Stream,
+            _: Mat<'_>,
+            to: &[usize],
+            mut y: MatMut<'_>,
+        ) -> Result<Vec<usize>, CollectiveError> {
+            y.row_mut::<f32>(0)[0] = 6.0;
+            Ok(to.to_vec())
+        }
         fn broadcast(
             &self,
             _: &Stream,
@@ -144,14 +271,21 @@ mod tests {
         }
     }
 
-    fn call(group: &Group) -> ([f32; 3], Result<(), CollectiveError>) {
+    fn call(group: &Group) -> ([f32; 6], Result<(), CollectiveError>) {
         let s = Stream::default();
-        let mut x = [[0.0_f32; 4]; 3];
+        let mut x = [[0.0_f32; 4]; 6];
         let view = |x| MatMut::of::<f32>(x, 1, 4).unwrap();
-        let [a, b, c] = &mut x;
+        let (wide, two) = ([0.0_f32; 4], [0.0_f32; 4]);
+        let (wide, two) = (Mat::of(&wide, 1, 4).unwrap(), Mat::of(&two, 2, 2).unwrap());
+        let [a, b, c, d, e, g] = &mut x;
         group.all_reduce(&s, view(a)).unwrap();
         group.all_gather(&s, Mat::of(&[0.0_f32; 2], 1, 2).unwrap(), view(b)).unwrap();
         group.broadcast(&s, view(c), 0).unwrap();
+        let below = MatMut::of::<f32>(d, 2, 2).unwrap();
+        group.all_gather_rows(&s, two.rows_from(0, 1), below).unwrap();
+        group.reduce_scatter(&s, two, MatMut::of::<f32>(&mut e[..2], 1, 2).unwrap()).unwrap();
+        let to = if group.size() == 1 { &[1][..] } else { &[0, 1] };
+        assert_eq!(group.all_to_all(&s, wide, to, view(g)).unwrap(), to);
         (x.map(|x| x[0]), group.barrier(&s))
     }
 
@@ -159,7 +293,7 @@ mod tests {
     fn a_group_of_one_does_nothing() {
         for group in [Group::single(), Group::new(Box::new(Marker { size: 1 }))] {
             assert_eq!((group.rank(), group.size()), (0, 1));
-            assert_eq!(call(&group), ([0.0; 3], Ok(())));
+            assert_eq!(call(&group), ([0.0; 6], Ok(())));
         }
     }
 
@@ -167,10 +301,22 @@ mod tests {
     fn a_group_of_several_asks_its_peers() {
         let group = Group::new(Box::new(Marker { size: 2 }));
         assert_eq!((group.rank(), group.size()), (1, 2));
-        assert_eq!(call(&group), ([1.0, 2.0, 3.0], Err(CollectiveError::Lost { rank: 0 })));
+        assert_eq!(
+            call(&group),
+            ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], Err(CollectiveError::Lost { rank: 0 }))
+        );
         let (own, mut x) = ([0.0_f32; 2], [0.0_f32; 5]);
         let own = Mat::of(&own, 1, 2).unwrap();
         let wide = group.all_gather(&Stream::default(), own, MatMut::of(&mut x, 1, 5).unwrap());
         assert!(matches!(wide, Err(CollectiveError::Shape { got: 5, size: 2, .. })));
+        let s = Stream::default();
+        let mut y = [0.0_f32; 3];
+        let own = Mat::of(&[0.0_f32; 2], 2, 1).unwrap();
+        let odd = group.all_gather_rows(&s, own, MatMut::of(&mut y, 3, 1).unwrap());
+        assert!(matches!(odd, Err(CollectiveError::Shape { what: "rows", got: 3, .. })));
+        let few = group.reduce_scatter(&s, own, MatMut::of(&mut y[..2], 2, 1).unwrap());
+        assert!(matches!(few, Err(CollectiveError::Shape { what: "rows", got: 2, .. })));
+        let lost = group.all_to_all(&s, own, &[1, 2], MatMut::of(&mut y, 3, 1).unwrap());
+        assert!(matches!(lost, Err(CollectiveError::Shape { what: "rows", got: 2, .. })));
     }
 }

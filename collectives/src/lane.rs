@@ -9,6 +9,8 @@ use std::sync::atomic::Ordering::Relaxed;
 pub(crate) trait Lane: Element {
     /// Elements of a word.
     const EACH: usize;
+    /// What lies where nobody brought anything.
+    const BLANK: Self;
 
     /// Words of a row of `cols` elements.
     fn words(cols: usize) -> usize {
@@ -36,6 +38,7 @@ pub(crate) trait Summand: Lane {
 
 impl Lane for f32 {
     const EACH: usize = 1;
+    const BLANK: Self = 0.0;
 
     fn put(row: &[Self], words: &[AtomicU32]) {
         row.iter().zip(words).for_each(|(x, word)| word.store(x.to_bits(), Relaxed));
@@ -48,6 +51,7 @@ impl Lane for f32 {
 
 impl Lane for i32 {
     const EACH: usize = 1;
+    const BLANK: Self = -1;
 
     fn put(row: &[Self], words: &[AtomicU32]) {
         row.iter().zip(words).for_each(|(x, word)| word.store(*x as u32, Relaxed));
@@ -60,6 +64,7 @@ impl Lane for i32 {
 
 impl Lane for bf16 {
     const EACH: usize = 2;
+    const BLANK: Self = Self::ZERO;
 
     fn put(row: &[Self], words: &[AtomicU32]) {
         for (pair, word) in row.chunks(2).zip(words) {
@@ -120,6 +125,14 @@ pub(crate) struct Piece {
     pub(crate) rows: std::ops::Range<usize>,
     /// Columns.
     pub(crate) cols: std::ops::Range<usize>,
+}
+
+impl Piece {
+    /// The same without rows from `rows` on.
+    pub(crate) fn up_to(&self, rows: usize) -> Self {
+        let (start, end) = (self.rows.start.min(rows), self.rows.end.min(rows));
+        Self { rows: start..end, cols: self.cols.clone() }
+    }
 }
 
 /// Cuts a matrix into pieces of up to `slot` words: rows as long as one fits, else parts of rows.

@@ -12,6 +12,7 @@ mod group;
 mod lane;
 mod layout;
 mod meeting;
+mod rows;
 mod shared_group;
 mod waiting;
 

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 /// First words of the file: what it is, and which layout it has.
 const MAGIC: u32 = u32::from_le_bytes(*b"HDRN");
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 /// The mark of a group that its maker has given up; ranks leave that of the rank that failed, plus one.
 pub(crate) const GIVEN_UP: u32 = u32::MAX;
 

@@ -18,13 +18,13 @@ use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 #[derive(Debug)]
 pub struct SharedGroup {
     memory: Arc<SharedMemory>,
-    place: Place,
-    rank: usize,
+    pub(crate) place: Place,
+    pub(crate) rank: usize,
     waiting: Waiting,
     /// Rounds come to, and calls begun.
     rounds: Cell<u32>,
     calls: Cell<u32>,
-    sums: RefCell<Vec<f32>>,
+    pub(crate) sums: RefCell<Vec<f32>>,
 }
 
 impl SharedGroup {
@@ -81,7 +81,7 @@ impl SharedGroup {
     }
 
     /// One round: brings a piece, waits for those of all others, and returns the slots they lie in.
-    fn round(
+    pub(crate) fn round(
         &self,
         call: &Call,
         piece: u32,
@@ -111,7 +111,7 @@ impl SharedGroup {
         Ok(slot)
     }
 
-    fn slot(&self, rank: usize, slot: usize) -> &[AtomicU32] {
+    pub(crate) fn slot(&self, rank: usize, slot: usize) -> &[AtomicU32] {
         &self.words()[self.place.slot(rank, slot)]
     }
 
@@ -255,6 +255,59 @@ impl Collective for SharedGroup {
         })
     }
 
+    fn all_gather_rows(
+        &self,
+        _: &Stream,
+        own: Mat<'_>,
+        mut all: MatMut<'_>,
+    ) -> Result<(), CollectiveError> {
+        let dtype = own.dtype();
+        let what = (dtype, all.rows(), own.cols());
+        self.call(Operation::AllGatherRows, what, |call| match dtype {
+            DType::F32 => self.gather_rows::<f32>(call, own, &mut all),
+            DType::BF16 => self.gather_rows::<bf16>(call, own, &mut all),
+            DType::I32 => self.gather_rows::<i32>(call, own, &mut all),
+            dtype => Err(CollectiveError::Dtype { collective: "all_gather_rows", dtype }),
+        })
+    }
+
+    fn reduce_scatter(
+        &self,
+        _: &Stream,
+        x: Mat<'_>,
+        own: MatMut<'_>,
+    ) -> Result<(), CollectiveError> {
+        let dtype = x.dtype();
+        if !is_summed(dtype) {
+            return Err(CollectiveError::Dtype { collective: "reduce_scatter", dtype });
+        }
+        let what = (dtype, x.rows(), x.cols());
+        self.call(Operation::ReduceScatter, what, |call| match dtype {
+            DType::BF16 => self.scatter::<bf16>(call, x, own),
+            _ => self.scatter::<f32>(call, x, own),
+        })
+    }
+
+    fn all_to_all(
+        &self,
+        _: &Stream,
+        x: Mat<'_>,
+        to: &[usize],
+        mut y: MatMut<'_>,
+    ) -> Result<Vec<usize>, CollectiveError> {
+        let (dtype, mut came) = (x.dtype(), Vec::new());
+        self.call(Operation::AllToAll, (dtype, 0, x.cols()), |call| {
+            came = match dtype {
+                DType::F32 => self.exchange::<f32>(call, x, to, &mut y),
+                DType::BF16 => self.exchange::<bf16>(call, x, to, &mut y),
+                DType::I32 => self.exchange::<i32>(call, x, to, &mut y),
+                dtype => Err(CollectiveError::Dtype { collective: "all_to_all", dtype }),
+            }?;
+            Ok(())
+        })?;
+        Ok(came)
+    }
+
     fn broadcast(&self, _: &Stream, x: MatMut<'_>, from: usize) -> Result<(), CollectiveError> {
         let dtype = x.dtype();
         let what = (dtype, x.rows(), x.cols());
@@ -280,7 +333,7 @@ impl Drop for SharedGroup {
 }
 
 /// Part of a matrix to words.
-fn put<T: Lane>(x: Mat<'_>, piece: &Piece, words: &[AtomicU32]) {
+pub(crate) fn put<T: Lane>(x: Mat<'_>, piece: &Piece, words: &[AtomicU32]) {
     let width = T::words(piece.cols.len());
     for (row, words) in piece.rows.clone().zip(words.chunks_exact(width)) {
         T::put(&x.row::<T>(row)[piece.cols.clone()], words);

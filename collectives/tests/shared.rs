@@ -92,6 +92,101 @@ fn share(group: &SharedGroup, rows: usize, cols: usize, from: usize) -> Vec<i32>
     x
 }
 
+/// Rows that a rank has of its own.
+fn rows_of(rank: usize, most: usize) -> usize {
+    most.saturating_sub(rank * 3 % 5)
+}
+
+/// The rows of all ranks, which have different numbers of them, below each other.
+fn gather_rows(group: &SharedGroup, most: usize, cols: usize) -> Vec<f32> {
+    let rows = rows_of(group.rank(), most);
+    let own = values(group.rank(), rows * cols);
+    let mut all = vec![f32::NAN; group.size() * most * cols];
+    let to = MatMut::of(&mut all, group.size() * most, cols).unwrap();
+    group.all_gather_rows(&S, Mat::of(&own, rows, cols).unwrap(), to).unwrap();
+    all
+}
+
+fn gathered_rows(size: usize, most: usize, cols: usize, blank: f32) -> Vec<f32> {
+    let of = |rank: usize| {
+        let brought = rows_of(rank, most) * cols;
+        (0..most * cols).map(move |i| if i < brought { value(rank, i) } else { blank })
+    };
+    (0..size).flat_map(of).collect()
+}
+
+/// Indices: behind those that a rank brings lies -1.
+fn gather_indices(group: &SharedGroup, most: usize, cols: usize) -> Vec<i32> {
+    let rows = rows_of(group.rank(), most);
+    let own: Vec<i32> = (0..rows * cols).map(|i| value(group.rank(), i) as i32).collect();
+    let mut all = vec![7; group.size() * most * cols];
+    let to = MatMut::of(&mut all, group.size() * most, cols).unwrap();
+    group.all_gather_rows(&S, Mat::of(&own, rows, cols).unwrap(), to).unwrap();
+    all
+}
+
+/// The sum of this rank's rows.
+fn scatter(group: &SharedGroup, most: usize, cols: usize) -> Vec<f32> {
+    let rows = rows_of(group.rank(), most);
+    let x = values(group.rank(), group.size() * most * cols);
+    let mut own = vec![f32::NAN; rows * cols];
+    let x = Mat::of(&x, group.size() * most, cols).unwrap();
+    group.reduce_scatter(&S, x, MatMut::of(&mut own, rows, cols).unwrap()).unwrap();
+    own
+}
+
+fn scatter_bf16(group: &SharedGroup, most: usize, cols: usize) -> Vec<bf16> {
+    let count = group.size() * most * cols;
+    let x: Vec<bf16> = values(group.rank(), count).into_iter().map(bf16::from_f32).collect();
+    let mut own = vec![bf16::NAN; most * cols];
+    let x = Mat::of(&x, group.size() * most, cols).unwrap();
+    group.reduce_scatter(&S, x, MatMut::of(&mut own, most, cols).unwrap()).unwrap();
+    own
+}
+
+/// Rows that rank `from` sends to rank `to`: none to some, and more than one piece to others.
+fn sent(from: usize, to: usize, most: usize) -> usize {
+    (from * 2 + to * 5) % 3 * most
+}
+
+fn exchange(group: &SharedGroup, most: usize, cols: usize) -> (Vec<usize>, Vec<f32>) {
+    let to: Vec<usize> = (0..group.size()).map(|rank| sent(group.rank(), rank, most)).collect();
+    let rows = to.iter().sum();
+    let x = values(group.rank(), rows * cols);
+    let room = 2 * most * group.size();
+    let mut y = vec![f32::NAN; room * cols];
+    let x = Mat::of(&x, rows, cols).unwrap();
+    let came = group.all_to_all(&S, x, &to, MatMut::of(&mut y, room, cols).unwrap()).unwrap();
+    y.truncate(came.iter().sum::<usize>() * cols);
+    (came, y)
+}
+
+fn exchanged(size: usize, rank: usize, most: usize, cols: usize) -> (Vec<usize>, Vec<f32>) {
+    let from = |from: usize| {
+        let first: usize = (0..rank).map(|to| sent(from, to, most)).sum();
+        let rows = first..first + sent(from, rank, most);
+        (rows.start * cols..rows.end * cols).map(move |i| value(from, i))
+    };
+    let came = (0..size).map(|from| sent(from, rank, most)).collect();
+    (came, (0..size).flat_map(from).collect())
+}
+
+/// Runs the collectives of ranks with rows of their own and compares them with what they should give.
+fn check_rows(group: &SharedGroup, most: usize, cols: usize) {
+    let (size, rank, each) = (group.size(), group.rank(), most * cols);
+    assert_eq!(gather_rows(group, most, cols), gathered_rows(size, most, cols, 0.0));
+    let indices = gathered_rows(size, most, cols, -1.0).into_iter().map(|x| x as i32);
+    assert_eq!(gather_indices(group, most, cols), indices.collect::<Vec<_>>());
+    let mut sum = sums(size, size * each)[rank * each..].to_vec();
+    sum.truncate(rows_of(rank, most) * cols);
+    assert_eq!(scatter(group, most, cols), sum, "{most} x {cols}");
+    let halves = |i| (0..size).map(move |rank| bf16::from_f32(value(rank, i)).to_f32());
+    let sum = |i| bf16::from_f32(halves(i).fold(0.0, |sum: f32, x: f32| sum + x));
+    let expected: Vec<bf16> = (rank * each..(rank + 1) * each).map(sum).collect();
+    assert_eq!(scatter_bf16(group, most, cols), expected, "{most} x {cols} bf16");
+    assert_eq!(exchange(group, most, cols), exchanged(size, rank, most, cols));
+}
+
 /// Runs all collectives on matrices of one shape and compares them with what they should give.
 fn check_all(group: &SharedGroup, rows: usize, cols: usize) {
     let (size, count) = (group.size(), rows * cols);
@@ -113,6 +208,7 @@ fn check_all(group: &SharedGroup, rows: usize, cols: usize) {
         let expected: Vec<i32> = (0..count).map(|i| (from * 1_000_000 + i) as i32).collect();
         assert_eq!(share(group, rows, cols, from), expected);
     }
+    check_rows(group, rows, cols);
     group.barrier(&S).unwrap();
 }
 
@@ -143,6 +239,7 @@ fn what_exceeds_a_slot_goes_in_pieces() {
             assert!(all == gathered(rows, cols, 2 * cols - 3), "{rows} x {cols}");
             let words = gather_words(&group, rows * cols);
             assert!(words[rows * cols..].iter().enumerate().all(|(i, &w)| w == word(1, i)));
+            check_rows(&group, rows, cols);
         });
     }
 }
@@ -159,6 +256,37 @@ fn what_a_gathering_costs() {
         });
         println!("{count:>8} words of each of two ranks: {:?}", spent[0]);
     }
+}
+
+#[test]
+fn what_comes_in_vain_or_finds_no_room_is_an_error() {
+    let found = ranks(2, |group| {
+        let x = [0.0_f32; 3];
+        let mut y = [0.0_f32; 3];
+        let to = [1, 2].map(|rows| rows * (1 - group.rank()));
+        let x = Mat::of(&x[..to.iter().sum()], to.iter().sum(), 1).unwrap();
+        let room = group.rank() + 1;
+        group.all_to_all(&S, x, &to, MatMut::of(&mut y[..room], room, 1).unwrap())
+    });
+    assert_eq!(found, [Ok(vec![1, 0]), Ok(vec![2, 0])]);
+    let found = ranks(2, |group| {
+        let x = [0.0_f32; 3];
+        let mut y = [0.0_f32; 1];
+        let x = Mat::of(&x, 3, 1).unwrap();
+        group.all_to_all(&S, x, &[0, 3], MatMut::of(&mut y, 1, 1).unwrap())
+    });
+    let shape = CollectiveError::Shape { collective: "all_to_all", what: "rows", got: 1, size: 2 };
+    assert_eq!(found[1], Err(shape), "six rows for one place");
+    assert!(found[0].is_err(), "it waits for rank 1");
+    let found = ranks(2, |group| {
+        let (own, mut all) = ([0.0_f32; 1], [0.0_f32; 4]);
+        let room = 2 + 2 * group.rank();
+        let all = MatMut::of(&mut all[..room], room, 1).unwrap();
+        group.all_gather_rows(&S, Mat::of(&own, 1, 1).unwrap(), all)
+    });
+    let error = found[0].as_ref().unwrap_err().to_string();
+    let ours = "this one #1 all_gather_rows of 2 x 1 F32";
+    assert_eq!(error, format!("rank 1 calls #1 all_gather_rows of 4 x 1 F32, {ours}"));
 }
 
 #[test]
