@@ -222,9 +222,10 @@ pub(crate) fn settings() -> impl Strategy<Value = Settings> {
                 tokens_per_step: numbers[4],
                 kv,
                 memory_utilization: f64::from(numbers[5]) / 7.0,
-                capture: match eager {
-                    true => Capture::Rows(numbers.to_vec()),
-                    false => Capture::Usual { rows_max: threads },
+                capture: if eager {
+                    Capture::Rows(numbers.to_vec())
+                } else {
+                    Capture::Usual { rows_max: threads }
                 },
                 gpus: numbers.to_vec(),
                 logprobs_max: numbers[5],
