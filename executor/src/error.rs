@@ -127,6 +127,18 @@ pub enum BatchError {
         /// Tokens a step may have.
         limit: usize,
     },
+    /// Layers with experts have no room for what this rank brings, or more than any step fills.
+    #[error(
+        "room for {room} tokens of each replica, this one brings {tokens} and a step has at most {limit}"
+    )]
+    Room {
+        /// Tokens that there is room for.
+        room: usize,
+        /// Tokens of the batch.
+        tokens: usize,
+        /// Tokens a step may have.
+        limit: usize,
+    },
     /// A row's length and its ids differ, or it has none.
     #[error("request {} forwards {len} tokens, {given} are given", request.0)]
     Length {

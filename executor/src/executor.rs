@@ -51,7 +51,7 @@ impl Executor {
         let settings = &config.settings;
         check_world(settings.parallel, settings.device, &config.model)?;
         let ranks = ranks::ranks(settings.parallel, settings.rank)?;
-        let [tp, ep] = ranks::groups(settings)?;
+        let [tp, dp] = ranks::groups(settings)?;
         let (device, threads) = device::open(&config.settings)?;
         let dtype = device::dtype(&config);
         let ops = Ops::new(device, dtype)?;
@@ -74,7 +74,7 @@ impl Executor {
         let tracer = folder.map(|folder| Tracer::new(ops.device().as_ref(), folder, rank));
         let tracer = tracer.transpose()?;
         let part = ranks.vocab_part(config.model.vocab);
-        let engine = Engine { ops, model, tp, ep, part };
+        let engine = Engine { ops, model, tp, dp, part };
         Ok(Self { config, engine, ranks, spec, state: None, tracer })
     }
 

@@ -5,7 +5,7 @@
 //! padding that `prepare` lays out as such. Recordings are made before the executor is ready.
 
 use crate::ExecutorError;
-use crate::step::{DeviceState, Engine};
+use crate::step::{DeviceState, Engine, Launch};
 use crate::trace::{Lap, Laps, Tracer};
 use ops::{Graph, RowBounds, StepShape};
 use protocol::{Capture, StepTiming};
@@ -90,7 +90,8 @@ fn record(
     tracer: Option<&Tracer>,
 ) -> Result<Recording, ExecutorError> {
     for _ in 0..2 {
-        device.launch(engine, shape, &mut StepTiming::default(), &mut None)?;
+        let launch = Launch::alone(shape);
+        device.launch(engine, launch, &mut StepTiming::default(), &mut None)?;
         engine.ops.device().synchronize(engine.ops.stream())?;
     }
     let graph = record_launches(engine, device, shape, &mut None)?;
@@ -116,7 +117,8 @@ fn record_launches(
 ) -> Result<Graph, ExecutorError> {
     let (driver, stream) = (engine.ops.device(), engine.ops.stream());
     driver.begin_capture(stream)?;
-    let launched = device.launch(engine, shape, &mut StepTiming::default(), laps);
+    let launch = Launch::alone(shape);
+    let launched = device.launch(engine, launch, &mut StepTiming::default(), laps);
     let graph = driver.end_capture(stream);
     launched?;
     Ok(graph?)

@@ -21,11 +21,16 @@ pub(crate) struct StepLimits {
 }
 
 impl StepLimits {
-    /// Refuses a batch with more tokens or rows than a step may have.
-    pub(crate) fn check(&self, batch: &Batch) -> Result<(), BatchError> {
+    /// Refuses a batch with more tokens or rows than a step may have, or, if it is one of several that are
+    /// `computed_together`, than it says that any of them has.
+    pub(crate) fn check(&self, batch: &Batch, computed_together: bool) -> Result<(), BatchError> {
         let tokens = batch.rows.iter().map(|row| row.len as usize).sum();
         if tokens > self.tokens || batch.rows.len() > self.rows {
             return Err(BatchError::Tokens { tokens, limit: self.tokens });
+        }
+        let room = batch.moe_tokens as usize;
+        if computed_together && !(tokens.max(1)..=self.tokens).contains(&room) {
+            return Err(BatchError::Room { room, tokens, limit: self.tokens });
         }
         Ok(())
     }

@@ -24,15 +24,6 @@ pub enum WorldError {
     /// Nothing to spread.
     #[error("expert parallelism was asked for, but the model has no experts")]
     NoExperts,
-    /// Replicas that would have to step together.
-    #[error(
-        "experts spread over {dp_size} data-parallel replicas are not supported; with 1 replica they are spread \
-         over its tensor-parallel ranks"
-    )]
-    SpreadOverReplicas {
-        /// Replicas.
-        dp_size: u16,
-    },
     /// Ranks that cannot reach each other.
     #[error("{tp_size} tensor-parallel ranks on {device:?} are not supported; on the CPU they are")]
     Device {
@@ -41,11 +32,21 @@ pub enum WorldError {
         /// Ranks that share every layer.
         tp_size: u16,
     },
+    /// Replicas that cannot reach each other.
+    #[error(
+        "experts spread over {dp_size} replicas on {device:?} are not supported; on the CPU they are"
+    )]
+    SpreadOverReplicas {
+        /// What they compute on.
+        device: Device,
+        /// Replicas.
+        dp_size: u16,
+    },
     /// Nobody said where the ranks meet.
-    #[error("{tp_size} tensor-parallel ranks need shared memory to meet in")]
+    #[error("{ranks} ranks that share layers need shared memory to meet in")]
     NoMeeting {
-        /// Ranks that share every layer.
-        tp_size: u16,
+        /// Ranks that share something with this one.
+        ranks: u16,
     },
 }
 
@@ -68,8 +69,8 @@ pub fn check_world(
     if experts && model.moe.is_none() {
         return refused(WorldError::NoExperts);
     }
-    if experts && dp_size > 1 {
-        return refused(WorldError::SpreadOverReplicas { dp_size });
+    if parallel.lockstep() && device != Device::Cpu {
+        return refused(WorldError::SpreadOverReplicas { device, dp_size });
     }
     Ok(check_split(model, &ranks(parallel, Rank(0))?)?)
 }
@@ -90,14 +91,18 @@ pub(crate) fn answers(settings: &Settings) -> bool {
     settings.rank.0.is_multiple_of(settings.parallel.tp_size.max(1))
 }
 
-/// The groups of a rank: those who share its layers, and those who share its experts.
+/// The groups of a rank: those who share its layers, and those in the same place of other replicas, with whom it
+/// shares experts.
 pub(crate) fn groups(settings: &Settings) -> Result<[Group; 2], ExecutorError> {
     let (parallel, rank) = (settings.parallel, settings.rank);
-    let Ranks { tp, ep } = ranks(parallel, rank)?;
-    if tp.size == 1 && ep.size == 1 {
+    let Ranks { tp, .. } = ranks(parallel, rank)?;
+    let replica = usize::from(rank.0 / parallel.tp_size);
+    let all = Part { rank: replica, size: parallel.dp_size.into() };
+    let dp = if parallel.lockstep() { all } else { Part::ALONE };
+    if tp.size == 1 && dp.size == 1 {
         return Ok([Group::single(), Group::single()]);
     }
-    let no_meeting = WorldError::NoMeeting { tp_size: parallel.tp_size };
+    let no_meeting = WorldError::NoMeeting { ranks: (tp.size * dp.size) as u16 };
     let path = settings.meeting.as_deref().ok_or(no_meeting)?;
     let meeting = collectives::Meeting::open(path, &sizes(parallel))?;
     let join = |group: usize, part: Part| -> Result<Group, CollectiveError> {
@@ -106,14 +111,18 @@ pub(crate) fn groups(settings: &Settings) -> Result<[Group; 2], ExecutorError> {
             _ => Ok(Group::new(Box::new(meeting.join(group, part.rank)?))),
         }
     };
-    let (replica, experts) = (usize::from(rank.0 / parallel.tp_size), parallel.dp_size.into());
-    Ok([join(replica, tp)?, join(experts, ep)?])
+    let across = usize::from(parallel.dp_size) + tp.rank;
+    Ok([join(replica, tp)?, join(across, dp)?])
 }
 
-/// Sizes of the groups of a world: those of the replicas, then the one that shares the experts.
+/// Sizes of the groups of a world: those of the replicas, then, if these share experts, those of the ranks in the same
+/// place of each.
 fn sizes(parallel: Parallel) -> Vec<usize> {
-    let mut sizes = vec![usize::from(parallel.tp_size); parallel.dp_size.into()];
-    sizes.extend(parallel.experts.then_some(usize::from(parallel.world_size())));
+    let [tp_size, dp_size] = [parallel.tp_size, parallel.dp_size].map(usize::from);
+    let mut sizes = vec![tp_size; dp_size];
+    if parallel.lockstep() {
+        sizes.resize(dp_size + tp_size, dp_size);
+    }
     sizes
 }
 
@@ -145,24 +154,25 @@ impl Meeting {
     /// The last collectives of every rank, whatever state it is in: who is behind shows in their numbers.
     #[must_use]
     pub fn calls(&self) -> Vec<RankCalls> {
-        let tp_size = usize::from(self.parallel.tp_size);
+        let [tp_size, dp_size] = [self.parallel.tp_size, self.parallel.dp_size].map(usize::from);
         let rank = |axis, group, rank, of_world| RankCalls {
             axis,
             rank: Rank(of_world as u16),
             calls: self.memory.calls(group, rank),
         };
         let world = usize::from(self.parallel.world_size());
-        let tp = (0..world).map(|r| rank("tp", r / tp_size, r % tp_size, r));
-        let experts = usize::from(self.parallel.dp_size);
-        let ep = (0..world).filter(|_| self.parallel.experts).map(|r| rank("ep", experts, r, r));
-        tp.chain(ep).collect()
+        let all = |shared: bool| (0..world).filter(move |_| shared);
+        let tp = all(tp_size > 1).map(|r| rank("tp", r / tp_size, r % tp_size, r));
+        let dp = all(self.parallel.lockstep());
+        let dp = dp.map(|r| rank("dp", dp_size + r % tp_size, r / tp_size, r));
+        tp.chain(dp).collect()
     }
 }
 
 /// What a rank last did in a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RankCalls {
-    /// `tp` or `ep`.
+    /// `tp` or `dp`.
     pub axis: &'static str,
     /// The rank, in the world.
     pub rank: Rank,
@@ -195,6 +205,10 @@ mod tests {
         let error = ranks(parallel, Rank(6)).unwrap_err().to_string();
         assert_eq!(error, "rank 6 is none of 2 x 3 ranks");
         assert_eq!(sizes(parallel), [2, 2, 2]);
-        assert_eq!(sizes(Parallel { dp_size: 1, experts: true, ..parallel }), [2, 2]);
+        assert_eq!(sizes(Parallel { dp_size: 1, experts: true, ..parallel }), [2]);
+        let spread = Parallel { experts: true, ..parallel };
+        assert_eq!(sizes(spread), [2, 2, 2, 3, 3]);
+        let Ranks { tp, ep } = ranks(spread, Rank(3)).unwrap();
+        assert_eq!((tp, ep), (Part { rank: 1, size: 2 }, Part { rank: 3, size: 6 }));
     }
 }

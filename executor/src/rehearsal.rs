@@ -2,7 +2,7 @@
 //! would have it compiled piece by piece.
 
 use crate::ExecutorError;
-use crate::step::{DeviceState, Engine};
+use crate::step::{DeviceState, Engine, Launch};
 use ops::{RowBounds, StepShape};
 use protocol::StepTiming;
 
@@ -16,8 +16,10 @@ pub(crate) fn rehearse(
 ) -> Result<(), ExecutorError> {
     let driver = engine.ops.device();
     driver.begin_rehearsal();
-    let mut launch =
-        |shape| device.launch(engine, shape, &mut StepTiming::default(), &mut None).map(drop);
+    let mut launch = |shape| {
+        let launch = Launch::alone(shape);
+        device.launch(engine, launch, &mut StepTiming::default(), &mut None).map(drop)
+    };
     let launched = shapes.into_iter().try_for_each(&mut launch);
     driver.end_rehearsal(progress)?;
     launched

@@ -30,7 +30,7 @@ pub(crate) struct Engine {
     pub(crate) ops: Ops,
     pub(crate) model: Box<dyn Model>,
     pub(crate) tp: Group,
-    pub(crate) ep: Group,
+    pub(crate) dp: Group,
     /// The ids whose logits this rank makes.
     pub(crate) part: VocabPart,
 }
@@ -69,6 +69,21 @@ pub(crate) struct DeviceState {
     kv: KvPool,
     seats: ops::Seats,
     buffers: StepBuffers,
+}
+
+/// What is launched for a step.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Launch {
+    pub(crate) shape: StepShape,
+    /// Rows that each replica has room for where they bring their tokens together; of no meaning to one alone.
+    pub(crate) dp_rows: usize,
+}
+
+impl Launch {
+    /// A step of a rank that shares experts with no other replica.
+    pub(crate) fn alone(shape: StepShape) -> Self {
+        Self { shape, dp_rows: 0 }
+    }
 }
 
 /// A step that has been submitted.
@@ -161,7 +176,8 @@ impl State {
             trace: None,
         };
         self.stage_rows(engine, batch)?;
-        if batch.rows.is_empty() {
+        // Where other replicas wait for this one's experts, a step without rows is one of no tokens.
+        if batch.rows.is_empty() && engine.dp.size() == 1 {
             return Ok(pending);
         }
         let mut questions = std::mem::take(&mut self.questions);
@@ -192,7 +208,7 @@ impl State {
 
     /// Stages the rows, and the seats they take; uploads early what would not fit.
     fn stage_rows(&mut self, engine: &Engine, batch: &Batch) -> Result<(), ExecutorError> {
-        self.size.limits.check(batch)?;
+        self.size.limits.check(batch, engine.dp.size() > 1)?;
         self.stage.clear();
         self.changes.clear();
         let heavy = self.size.longest + self.size.limits.vocab.div_ceil(32);
@@ -297,7 +313,8 @@ impl State {
         let bounds = bounds(batch);
         let shape = StepShape { tokens, rows, questions, bounds };
         let mut laps = marked.as_ref().map(|trace| trace.laps(ops));
-        let hidden = self.device.launch(engine, shape, &mut pending.timing, &mut laps)?;
+        let launch = Launch { shape, dp_rows: batch.moe_tokens as usize };
+        let hidden = self.device.launch(engine, launch, &mut pending.timing, &mut laps)?;
         if let (Some(trace), Some(laps)) = (marked, laps) {
             trace.set_laps(laps.finish());
         }
@@ -348,21 +365,22 @@ impl State {
 }
 
 impl DeviceState {
-    /// A whole step, launch by launch: what a stage that has been uploaded says, laid out as `shape`.
+    /// A whole step, launch by launch: what a stage that has been uploaded says, laid out as `launch` says.
     pub(crate) fn launch(
         &mut self,
         engine: &Engine,
-        shape: StepShape,
+        launch: Launch,
         timing: &mut StepTiming,
         laps: &mut Option<Laps>,
     ) -> Result<Tensor, ExecutorError> {
         let started = Instant::now();
-        let Engine { ops, model, tp, ep, .. } = engine;
+        let Engine { ops, model, tp, dp, .. } = engine;
+        let Launch { shape, dp_rows } = launch;
         Laps::within(laps, Scope::Prepare, || {
             Ok(self.buffers.prepare(ops, &mut self.seats, shape)?)
         })?;
         let (batch, ids) = self.buffers.view(&self.seats, shape)?;
-        let f = Forward { ops, tp, ep, kv: &self.kv, batch: &batch, probe: None };
+        let f = Forward { ops, tp, dp, dp_rows, kv: &self.kv, batch: &batch, probe: None };
         let hidden = Laps::within(laps, Scope::Forward, || Ok(model.forward(&f, &ids)?))?; // [T, H]
         if shape.questions > 0 {
             let asked = self.buffers.question_tokens(shape.questions)?;
@@ -386,11 +404,11 @@ impl DeviceState {
         timing: &mut StepTiming,
     ) -> Result<(), ExecutorError> {
         let started = Instant::now();
-        let Engine { ops, model, tp, ep, .. } = engine;
+        let Engine { ops, model, tp, dp, .. } = engine;
         let shape = StepShape { questions: n, ..StepShape::default() };
         self.buffers.prepare(ops, &mut self.seats, shape)?;
         let (batch, _) = self.buffers.view(&self.seats, shape)?;
-        let f = Forward { ops, tp, ep, kv: &self.kv, batch: &batch, probe: None };
+        let f = Forward { ops, tp, dp, dp_rows: 0, kv: &self.kv, batch: &batch, probe: None };
         let asked = self.buffers.question_tokens(n)?;
         let logits = model.own_logits(&f, hidden, &asked)?; // [n, V of this rank]
         drop((batch, asked));

@@ -98,8 +98,10 @@ fn batch(lens: &[u32], block_tokens: u32, step: StepId) -> Batch {
         }
     };
     let rows = (0..).zip(lens).map(row).collect();
-    let bucket = Bucket::Eager { tokens: lens.iter().sum() };
-    Batch { step, epoch: Epoch::default(), bucket, moe_tokens: 0, rows }
+    let tokens = lens.iter().sum();
+    let bucket = Bucket::Eager { tokens };
+    // The passes of all ranks are the same.
+    Batch { step, epoch: Epoch::default(), bucket, moe_tokens: tokens, rows }
 }
 
 #[cfg(test)]

@@ -14,8 +14,11 @@ pub struct Forward<'a> {
     pub ops: &'a Ops,
     /// Ranks that share every layer.
     pub tp: &'a Group,
-    /// Ranks that share the experts.
-    pub ep: &'a Group,
+    /// Ranks of other replicas that share experts with this one: they hold the same part of everything else and
+    /// have tokens of their own.
+    pub dp: &'a Group,
+    /// Rows that any rank of `dp` has room for where they bring their tokens together: those of none are more.
+    pub dp_rows: usize,
     /// This rank's KV bytes.
     pub kv: &'a KvPool,
     /// Positions, slots, lengths and block tables of the step.

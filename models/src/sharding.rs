@@ -61,7 +61,8 @@ pub struct Part {
 pub struct Ranks {
     /// Tensor parallel.
     pub tp: Part,
-    /// Expert parallel: of size 1, experts are split like dense weights.
+    /// Expert parallel: of size 1, experts are split like dense weights. Else they are spread over all ranks of all
+    /// replicas, those of a replica one after the other.
     pub ep: Part,
 }
 

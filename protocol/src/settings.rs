@@ -81,6 +81,12 @@ impl Parallel {
     pub fn world_size(self) -> u16 {
         self.tp_size * self.dp_size
     }
+
+    /// Whether replicas step together, because they share experts.
+    #[must_use]
+    pub fn lockstep(self) -> bool {
+        self.experts && self.dp_size > 1
+    }
 }
 
 /// Pure decode steps that are recorded before the executor is ready, and replayed.

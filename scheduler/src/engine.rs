@@ -79,6 +79,11 @@ impl Engine {
         self.domains[usize::from(replica.0)].epoch
     }
 
+    /// Replicas that step together with this one, itself among them: they are lost together.
+    pub fn group(&self, replica: Replica) -> impl Iterator<Item = Replica> + use<> {
+        self.group_of(usize::from(replica.0)).map(|index| Replica(index as u16))
+    }
+
     /// The KV cache of a replica, for those who check or list it.
     pub fn kv(&self, replica: Replica) -> &KvCache {
         &self.domains[usize::from(replica.0)].kv

@@ -114,7 +114,8 @@ pub struct ParallelArgs {
     /// Replicas, each with a KV cache of its own (short: -dp)
     #[arg(long, alias = "dp", default_value_t = 1, value_name = "SIZE")]
     pub data_parallel_size: u16,
-    /// Hold experts whole, each by one of the executors that share a layer, instead of in parts by all of them
+    /// Hold each expert whole, on one of all executors, instead of in parts on those that share a layer; replicas then
+    /// step together and share the experts
     #[arg(long, alias = "ep", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value_t = false,
           action = clap::ArgAction::Set, value_name = "BOOL")]
@@ -122,7 +123,8 @@ pub struct ParallelArgs {
     /// The same, with the number of executors, which must be that of all ranks
     #[arg(long, value_name = "SIZE")]
     pub ep_size: Option<u32>,
-    /// Attention per data-parallel rank; of one rank it is the same either way, of several it is refused so far
+    /// Make each executor a replica, so that only experts are shared: --tensor-parallel-size counts as
+    /// --data-parallel-size
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
     pub enable_dp_attention: bool,
@@ -354,6 +356,12 @@ impl ParallelArgs {
                  one machine runs at most {RANKS_MAX}"
             ));
         }
+        if self.enable_dp_attention && tp > 1 && dp > 1 {
+            return refused(format!(
+                "--enable-dp-attention with --tensor-parallel-size {tp} and --data-parallel-size {dp}: \
+                 {world} executors would each be a replica; say --data-parallel-size alone"
+            ));
+        }
         if let Some(size) = self.ep_size {
             if size != world {
                 return refused(format!(
@@ -362,16 +370,14 @@ impl ParallelArgs {
             }
             self.enable_expert_parallel = true;
         }
-        if self.enable_expert_parallel && dp > 1 {
-            return refused(format!(
-                "--enable-expert-parallel with --data-parallel-size {dp}: replicas step alone, \
-                 so their ranks share no experts; --tensor-parallel-size spreads them"
-            ));
-        }
         if self.enable_dp_attention && world > 1 {
-            return refused(format!(
-                "--enable-dp-attention with {world} ranks: replicas do not step together yet"
-            ));
+            if !self.enable_expert_parallel {
+                return refused(format!(
+                    "--enable-dp-attention with {world} ranks: needs --enable-expert-parallel, \
+                     experts are all that they share"
+                ));
+            }
+            (self.tensor_parallel_size, self.data_parallel_size) = (1, world as u16);
         }
         self.check_machines()
     }

@@ -69,7 +69,7 @@ pub(super) const REFUSED: &[Refused] = &[
         "quantization online-quant-config quantization-config allow-deprecated-quantization",
     ),
     refused(
-        "tokens stay where they are: each rank computes the experts it holds",
+        "there is one way: ranks get the tokens of all, and give back their sums",
         "all2all-backend",
     ),
     refused(

@@ -154,7 +154,7 @@ fn what_cannot_be_honoured_is_refused_with_the_reason() {
         ("M -tp 0", "--tensor-parallel-size 0"),
         ("M -tp 16 -dp 17", "272 executors, one machine runs at most 256"),
         ("M -tp 2 --enable-dp-attention", "--enable-dp-attention with 2 ranks"),
-        ("M --ep -dp 2", "replicas step alone"),
+        ("M -tp 2 -dp 2 --ep --enable-dp-attention", "say --data-parallel-size alone"),
         ("M -tp 2 --ep-size 3", "must equal the number of ranks, 2"),
         ("M -dpl 2", "--data-parallel-size-local is not supported: this release runs on one"),
         ("M -q fp8", "--quantization is not supported"),
@@ -190,6 +190,10 @@ fn sizes_have_the_spellings_of_other_engines() {
         ("M --tp-size 2 --data_parallel_size 3", (2, 3), false),
         ("M --tp 4 --ep", (4, 1), true),
         ("M --tensor-parallel-size=4 --ep-size 4", (4, 1), true),
+        ("M --data-parallel-size 2 --enable-expert-parallel", (1, 2), true),
+        ("M -tp 2 -dp 2 --ep-size 4", (2, 2), true),
+        ("M -tp 2 --ep --enable-dp-attention", (1, 2), true),
+        ("M -dp 4 --ep-size 4 --enable-dp-attention", (1, 4), true),
     ] {
         let args = serve(line).parallel;
         let asked = (args.tensor_parallel_size, args.data_parallel_size);

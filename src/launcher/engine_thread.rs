@@ -44,12 +44,13 @@ pub enum Notice {
     },
     /// A start of a replica's executors is over.
     Up {
-        /// Whose.
+        /// Whose; of replicas that step together, the first.
         replica: Replica,
         /// Their generation.
         epoch: Epoch,
-        /// The links to them and what they brought up, or why they did not come up.
-        outcome: Result<(ExecutorLink, Ready), String>,
+        /// The links to them, those to replicas that step with it behind, and what they brought up; or why they did
+        /// not come up.
+        outcome: Result<(Vec<ExecutorLink>, Ready), String>,
     },
     /// There is no executor and will be none; the engine has stopped.
     EngineFailed(String),
@@ -164,8 +165,7 @@ impl EngineThread {
                 if !self.recovers {
                     return ControlFlow::Break(End::Failed(cause));
                 }
-                // What came first is the reason: its peers only follow.
-                self.station(sender.replica).lost.get_or_insert((loss, cause));
+                self.give_up(sender.replica, loss, cause);
             }
             Signal::Back { replica, executor, ready } => {
                 self.resume(replica, executor, ready, desk);
@@ -210,7 +210,28 @@ impl EngineThread {
         let lateness = station.beat(sender.rank, now_ms);
         lateness.ranks.into_iter().for_each(|rank| life.late(rank));
         if let Some(cause) = lateness.cause {
-            station.lost.get_or_insert((Loss::Late, cause));
+            let cause = cause + &self.others_behind(sender.replica);
+            self.give_up(sender.replica, Loss::Late, cause);
+        }
+    }
+
+    /// Ranks of other replicas in the same group step that have not done it either, in words.
+    fn others_behind(&self, replica: Replica) -> String {
+        let others = self.engine.group(replica).filter(|other| *other != replica);
+        let behind = others.flat_map(|other| self.stations[usize::from(other.0)].unfinished());
+        let behind: Vec<String> = behind.map(|rank| rank.0.to_string()).collect();
+        if behind.is_empty() {
+            return String::new();
+        }
+        format!("; late of other replicas: rank {}", behind.join(", rank "))
+    }
+
+    /// Gives up the executors of a replica, and with them those of replicas that step with it. What comes first is the
+    /// reason: the others only follow.
+    fn give_up(&mut self, replica: Replica, loss: Loss, cause: String) {
+        let given_up = |peer: Replica| self.stations[usize::from(peer.0)].lost.is_some();
+        if !self.engine.group(replica).any(given_up) {
+            self.station(replica).lost = Some((loss, cause));
         }
     }
 
@@ -224,11 +245,13 @@ impl EngineThread {
     /// those of another replica or by the next ones of this.
     fn lose(&mut self, desk: &mut Desk) -> Vec<(Replica, String)> {
         let mut gone = Vec::new();
-        for (station, replica) in self.stations.iter_mut().zip((0..).map(Replica)) {
-            let Some((loss, cause)) = station.lost.take() else { continue };
-            station.lose();
-            desk.clocks.lost(replica);
-            self.observers.metrics.life.lost(replica, loss);
+        for replica in (0..self.stations.len() as u16).map(Replica) {
+            let Some((loss, cause)) = self.station(replica).lost.take() else { continue };
+            for peer in self.engine.group(replica) {
+                self.station(peer).lose();
+                desk.clocks.lost(peer);
+                self.observers.metrics.life.lost(peer, loss);
+            }
             desk.events.push(Event::Lost { replica });
             gone.push((replica, cause));
         }
@@ -249,7 +272,10 @@ impl EngineThread {
         let Ready { blocks, graph_rows } = ready;
         self.station(replica).resume(executor);
         desk.events.push(Event::Ready { replica, blocks, graph_rows });
-        self.observers.health.set_restarted();
+        let is_up = |peer: Replica| self.stations[usize::from(peer.0)].is_up();
+        if self.engine.group(replica).all(is_up) {
+            self.observers.health.set_restarted();
+        }
     }
 
     fn act(&mut self, effect: Effect, now_ms: u64, desk: &mut Desk) {
@@ -278,7 +304,9 @@ impl EngineThread {
         let facts = BatchFacts::of(&batch);
         let masked = self.masks.rows_of(&batch);
         let station = &mut self.stations[usize::from(replica.0)];
-        station.send(batch, facts.tokens, now_ms);
+        // A step of a group takes as long as that of the replica with most to do.
+        let tokens = facts.tokens.max(batch.moe_tokens.into());
+        station.send(batch, tokens, now_ms);
         if let Some(executor) = station.road().filter(|_| !masked.is_empty()) {
             self.masks.make(facts.step, masked, executor, station.expected());
         }

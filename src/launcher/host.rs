@@ -4,19 +4,18 @@ use super::engine_thread::{EngineThread, LISTS_WAITING_MAX, Notice, fan_out};
 use super::executor::{ExecutorLink, spawn_readers};
 use super::station::Station;
 use super::step_deadline::StepDeadline;
-use crate::engine_client::{Admission, AdmissionLimits, EngineClient, Inbox, Signal};
+use crate::engine_client::{Admission, AdmissionLimits, EngineClient, Inbox, Sender, Signal};
 use crate::grammar::{GrammarTimings, MaskWorkers, News};
 use crate::kv_events::Feed;
-use crate::metrics::Metrics;
+use crate::metrics::{Loss, Metrics};
 use crate::server::health::Health;
 use protocol::{Ready, Replica};
 use scheduler::{Engine, Event};
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc;
 use std::thread::JoinHandle;
 use tokio::runtime::Handle;
-use tokio::sync::mpsc;
 
 /// Who hears of what the engine does.
 #[derive(Clone)]
@@ -53,7 +52,7 @@ impl Host {
         admission: AdmissionLimits,
         deadline: StepDeadline,
         observers: Observers,
-        notices: Sender<Notice>,
+        notices: mpsc::Sender<Notice>,
         runtime: &Handle,
     ) -> io::Result<Self> {
         let inbox = Arc::new(Inbox::default());
@@ -64,7 +63,7 @@ impl Host {
             let metrics = Arc::clone(&observers.metrics);
             EngineClient::new(Arc::clone(&inbox), engine.hasher(), admission, metrics)
         };
-        let (news, waiting) = mpsc::channel(LISTS_WAITING_MAX);
+        let (news, waiting) = tokio::sync::mpsc::channel(LISTS_WAITING_MAX);
         runtime.spawn(fan_out(client.clone(), waiting));
         let stations = links.iter().map(|link| Station::new(link, deadline)).collect();
         let recovers = links.iter().flat_map(|link| &link.from).all(|from| from.process.is_some());
@@ -86,14 +85,24 @@ impl Host {
         Ok(Self { client, grammar_timings, inbox, scheduler: thread.spawn()? })
     }
 
-    /// Goes on with other executors of a replica, which are ready and of the engine's present generation.
-    ///
-    /// Errors: no thread is left for their links.
-    pub fn resume(&self, replica: Replica, link: ExecutorLink, ready: Ready) -> io::Result<()> {
-        let executor = link.to;
-        spawn_readers(replica, link.from, &self.inbox)?;
-        self.inbox.push(Signal::Back { replica, executor, ready });
-        Ok(())
+    /// Goes on with other executors of the replicas from `first` on, which are ready and of the engine's present
+    /// generation.
+    pub fn resume(&self, first: Replica, links: Vec<ExecutorLink>, ready: &Ready) {
+        let replicas = || (first.0..).map(Replica);
+        let (to, from): (Vec<_>, Vec<_>) =
+            links.into_iter().map(|link| (link.to, link.from)).unzip();
+        // All are back before any of them can be heard to be lost again.
+        for (executor, replica) in to.into_iter().zip(replicas()) {
+            self.inbox.push(Signal::Back { replica, executor, ready: ready.clone() });
+        }
+        for (from, replica) in from.into_iter().zip(replicas()) {
+            let epoch = from.first().map(|from| from.epoch).unwrap_or_default();
+            if let Err(error) = spawn_readers(replica, from, &self.inbox) {
+                let (sender, loss) = (Sender { replica, epoch, rank: 0 }, Loss::Exited);
+                let cause = format!("nobody can listen to the executor: {error}");
+                self.inbox.push(Signal::Lost { sender, loss, cause });
+            }
+        }
     }
 
     /// Ends every request: there will be no executor any more. Answered by `Notice::EngineFailed`.

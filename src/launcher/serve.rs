@@ -319,6 +319,9 @@ fn engine(args: &ServeArgs, files: &ModelFiles, up: &Up) -> Result<(Engine, u32)
             settings::limits(&args.engine, replicas, max_model_len, files.config.vocab as u32);
         let mut config = EngineConfig::new(limits, kv.clone());
         config.replicas = replicas;
+        config.lockstep = settings::parallel(args).lockstep();
+        // Where no step is recorded a chunk makes nobody else's slower.
+        config.prefill_gate = !up.ready.graph_rows.is_empty();
         config.graph_rows.clone_from(&up.ready.graph_rows);
         config.routing = settings::routing(args.parallel.dp_load_balance);
         Engine::new(config)

@@ -219,7 +219,7 @@ pub fn apart(args: &ServeArgs) -> bool {
 pub fn parallel(args: &ServeArgs) -> Parallel {
     let (tp_size, dp_size) = (args.parallel.tensor_parallel_size, args.parallel.data_parallel_size);
     // One rank holds all experts whole either way.
-    let experts = args.parallel.enable_expert_parallel && tp_size > 1;
+    let experts = args.parallel.enable_expert_parallel && (tp_size > 1 || dp_size > 1);
     Parallel { tp_size, dp_size, experts }
 }
 

@@ -177,6 +177,11 @@ impl Station {
         Lateness { ranks, cause: None }
     }
 
+    /// Ranks that have not done the oldest step under way.
+    pub(super) fn unfinished(&self) -> impl Iterator<Item = Rank> {
+        self.sent.front().into_iter().flat_map(|first| self.behind(first.step))
+    }
+
     /// Ranks that have not done a step; all, if each waits for the others.
     fn behind(&self, step: StepId) -> impl Iterator<Item = Rank> {
         self.seats.iter().filter(move |seat| seat.done < step).map(|seat| seat.rank)

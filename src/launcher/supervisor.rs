@@ -33,12 +33,14 @@ impl Supervised {
         self.up.contains(&true)
     }
 
-    /// Takes note that a replica's executors are there, or are not.
+    /// Takes note that the executors of a replica, and of those that step with it, are there, or are not.
     pub fn set_up(&mut self, replica: Replica, up: bool) {
-        self.up[usize::from(replica.0)] = up;
+        for replica in self.world.group_of(replica) {
+            self.up[usize::from(replica)] = up;
+        }
     }
 
-    /// Starts a replica's executors again; its streams have nothing to wait for if that is over.
+    /// Starts executors again, a replica's or its group's; their streams have nothing to wait for if that is over.
     fn restart(&mut self, host: &Host, replica: Replica, epoch: Epoch, cause: String) {
         self.set_up(replica, false);
         if let Err(error) = self.world.restart(replica, epoch, cause, &self.sender) {
@@ -70,17 +72,15 @@ pub fn run(
                 return front.drain(number, timeout, host, supervised);
             }
             Ok(Notice::EngineFailed(text)) => return front.fail(&text),
-            Ok(Notice::ExecutorLost { replica, epoch, cause }) => {
-                supervised.restart(&host, replica, epoch, cause);
+            Ok(Notice::Up { replica, outcome: Ok((links, ready)), .. }) => {
+                host.resume(replica, links, &ready);
+                supervised.set_up(replica, true);
             }
-            Ok(Notice::Up { replica, epoch, outcome }) => {
-                let resumed = outcome.and_then(|(link, ready)| {
-                    host.resume(replica, link, ready).map_err(|error| error.to_string())
-                });
-                match resumed {
-                    Ok(()) => supervised.set_up(replica, true),
-                    Err(cause) => supervised.restart(&host, replica, epoch, cause),
-                }
+            Ok(
+                Notice::ExecutorLost { replica, epoch, cause }
+                | Notice::Up { replica, epoch, outcome: Err(cause) },
+            ) => {
+                supervised.restart(&host, replica, epoch, cause);
             }
             Err(_) => return front.fail("nobody watches this process any more"),
         }

@@ -14,7 +14,9 @@ mod replay;
 use fixture::Fixture;
 use models::{Config, check_split};
 use ops::DType;
-use replay::{Closeness, Place, Replay, Row, chunks, closeness, difference, in_a_world, top};
+use replay::{
+    Closeness, Place, Replay, Row, Sharing, chunks, closeness, difference, in_a_world, top,
+};
 
 /// CPU f32 against HF f32: sums in another order.
 const LOGIT_TOLERANCE: f32 = 2e-4;
@@ -222,36 +224,42 @@ fn closeness_where_routes_agree(
     closeness(&rows(logits), &rows(&fixture.logits))
 }
 
-/// Ranks that cannot share a fixture's model: how many, with experts split like all weights or spread.
-const REFUSED: &[(&str, usize, bool)] = &[
-    ("llama-d128-gqa1", 4, false), // 2 query heads.
+/// Ranks that cannot share a fixture's model: how many, and how.
+const REFUSED: &[(&str, usize, Sharing)] = &[
+    ("llama-d128-gqa1", 4, Sharing::Parts), // 2 query heads.
     // MLPs of 320 and 160 channels, of which 128 share a scale; and 256 channels of heads are two blocks.
-    ("qwen3-fp8-blocks", 2, false),
-    ("qwen3-fp8-blocks", 4, false),
-    ("qwen3_moe-fp8-blocks", 2, false),
-    ("qwen3_moe-fp8-blocks", 4, false),
-    ("qwen3_moe-fp8-blocks", 2, true), // Layer 1 is dense.
-    ("qwen3_moe-fp8-blocks", 4, true),
+    ("qwen3-fp8-blocks", 2, Sharing::Parts),
+    ("qwen3-fp8-blocks", 4, Sharing::Parts),
+    ("qwen3_moe-fp8-blocks", 2, Sharing::Parts),
+    ("qwen3_moe-fp8-blocks", 4, Sharing::Parts),
+    ("qwen3_moe-fp8-blocks", 2, Sharing::Experts), // Layer 1 is dense.
+    ("qwen3_moe-fp8-blocks", 4, Sharing::Experts),
 ];
 
-/// Two and four ranks: KV heads split or held twice, experts in parts or spread.
+/// Two and four ranks: KV heads split or held twice, experts in parts or spread; and two replicas that share experts.
 fn ranks_that_share_it_do_all_of_that(name: &str) {
     if replay::on_a_gpu() {
         return; // Ranks meet in memory that GPUs do not see.
     }
     let fixture = Fixture::read(name);
     let config = Config::from_json("config.json".as_ref(), &fixture.config).unwrap();
-    for (size, spread) in [(2, false), (4, false), (2, true), (4, true)] {
-        if spread && config.moe.is_none() {
+    for (size, sharing) in [
+        (2, Sharing::Parts),
+        (4, Sharing::Parts),
+        (2, Sharing::Experts),
+        (4, Sharing::Experts),
+        (2, Sharing::Replicas),
+    ] {
+        if sharing != Sharing::Parts && config.moe.is_none() {
             continue;
         }
-        let split = check_split(&config, &Place::ranks(0, size, spread));
-        let refused = REFUSED.contains(&(name, size, spread));
-        assert_eq!(split.is_err(), refused, "{name}, {size} ranks, spread: {spread}: {split:?}");
+        let split = check_split(&config, &Place::ranks(0, size, sharing));
+        let refused = REFUSED.contains(&(name, size, sharing));
+        assert_eq!(split.is_err(), refused, "{name}, {size} ranks, {sharing:?}: {split:?}");
         if refused {
             continue;
         }
-        in_a_world(size, spread, |place| {
+        in_a_world(size, sharing, |place| {
             matches_transformers(place, &fixture);
             chunks_and_hits_change_no_bit(place, &fixture);
             greedy_tokens_are_equal_in_a_batch(place, &fixture);

@@ -25,8 +25,19 @@ const POSITIONS: usize = 512;
 pub(crate) struct Place {
     ranks: Ranks,
     tp: Group,
-    ep: Group,
+    dp: Group,
     seen: Cell<u64>,
+}
+
+/// How ranks share a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// Each holds a part of every layer.
+    Parts,
+    /// The same, but experts are whole.
+    Experts,
+    /// Experts are whole, and of everything else each holds all, for tokens of its own.
+    Replicas,
 }
 
 /// A loaded model and its KV cache.
@@ -60,19 +71,23 @@ pub(crate) struct Seen {
 impl Place {
     /// A model on one device.
     pub(crate) fn alone() -> Self {
-        let (tp, ep) = (Group::single(), Group::single());
-        Self { ranks: Ranks::ALONE, tp, ep, seen: Cell::default() }
+        let (tp, dp) = (Group::single(), Group::single());
+        Self { ranks: Ranks::ALONE, tp, dp, seen: Cell::default() }
     }
 
-    /// Where rank `rank` of `size` stands; experts are `spread` or split like everything else.
-    pub(crate) fn ranks(rank: usize, size: usize, spread: bool) -> Ranks {
+    /// Where rank `rank` of `size` stands.
+    pub(crate) fn ranks(rank: usize, size: usize, sharing: Sharing) -> Ranks {
         let part = Part { rank, size };
-        Ranks { tp: part, ep: if spread { part } else { Part::ALONE } }
+        match sharing {
+            Sharing::Parts => Ranks { tp: part, ep: Part::ALONE },
+            Sharing::Experts => Ranks { tp: part, ep: part },
+            Sharing::Replicas => Ranks { tp: Part::ALONE, ep: part },
+        }
     }
 
     /// Whether there are others.
     pub(crate) fn is_shared(&self) -> bool {
-        self.ranks.tp.size > 1
+        self.ranks != Ranks::ALONE
     }
 
     /// Takes note of logits.
@@ -85,13 +100,16 @@ impl Place {
 }
 
 /// Runs `work` as each of `size` ranks, side by side, and checks that all saw the same bits.
-pub(crate) fn in_a_world(size: usize, spread: bool, work: impl Fn(&Place) + Sync) {
-    let meeting = Meeting::create(&[size, size]).unwrap();
+pub(crate) fn in_a_world(size: usize, sharing: Sharing, work: impl Fn(&Place) + Sync) {
+    let meeting = Meeting::create(&[size]).unwrap();
     let run = |rank| {
-        let group = |group| Group::new(Box::new(meeting.join(group, rank).unwrap()));
-        let (tp, ep) = (group(0), group(1));
-        let ranks = Place::ranks(rank, size, spread);
-        let place = Place { ranks, tp, ep, seen: Cell::default() };
+        let group = Group::new(Box::new(meeting.join(0, rank).unwrap()));
+        let (tp, dp) = match sharing {
+            Sharing::Parts | Sharing::Experts => (group, Group::single()),
+            Sharing::Replicas => (Group::single(), group),
+        };
+        let ranks = Place::ranks(rank, size, sharing);
+        let place = Place { ranks, tp, dp, seen: Cell::default() };
         work(&place);
         place.seen.get()
     };
@@ -190,8 +208,9 @@ impl<'a> Replay<'a> {
     fn forward(&self, rows: &[&Row], probe: Option<&dyn Probe>) -> Vec<Vec<f32>> {
         let (ids, inputs) = inputs(rows);
         let batch = BatchView::new(&self.ops, &inputs).unwrap();
-        let Place { tp, ep, .. } = self.place;
-        let f = Forward { ops: &self.ops, tp, ep, kv: &self.kv, batch: &batch, probe };
+        let Place { tp, dp, .. } = self.place;
+        let (ops, kv, dp_rows) = (&self.ops, &self.kv, batch.tokens());
+        let f = Forward { ops, tp, dp, dp_rows, kv, batch: &batch, probe };
         let ids = self.ops.ids(&ids).unwrap();
         let hidden = self.model.forward(&f, &ids).unwrap();
         let everywhere: Vec<i32> = (0..batch.tokens() as i32).collect();

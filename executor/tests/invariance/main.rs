@@ -6,6 +6,7 @@
 
 mod player;
 mod ranks;
+mod replicas;
 
 use executor::{Dtype, Executor, ExecutorConfig, ExecutorError, KvSize, Meeting};
 use player::{BLOCK, Job, Player, VOCAB, config, experts, shared};
@@ -63,6 +64,14 @@ fn alone(player: &mut Player, sampling: &Sampling) -> (Vec<Token>, Vec<TokenLogp
     assert_eq!((output.0.len(), output.1.len()), (TOTAL - PROMPT, TOTAL - PROMPT));
     player.free(job.table);
     output
+}
+
+/// Whether these are what one rank and several find for the same tokens.
+fn close(ours: &[TokenLogprobs], theirs: &[TokenLogprobs]) -> bool {
+    let near = |(ours, theirs): (&TokenLogprobs, &TokenLogprobs)| {
+        ours.rank == theirs.rank && (ours.logprob - theirs.logprob).abs() <= LOGPROB_TOLERANCE
+    };
+    ours.len() == theirs.len() && ours.iter().zip(theirs).all(near)
 }
 
 #[test]
@@ -166,11 +175,7 @@ fn in_f32_ranks_find_the_tokens_of_one() {
             for (rule, (tokens, logprobs)) in rules().iter().zip(&expected) {
                 let found = alone(&mut ranks, rule);
                 assert_eq!(&found.0, tokens, "{size} ranks, spread: {spread}, {rule:?}");
-                for (ours, theirs) in found.1.iter().zip(logprobs) {
-                    assert_eq!(ours.rank, theirs.rank);
-                    let off = (ours.logprob - theirs.logprob).abs();
-                    assert!(off <= LOGPROB_TOLERANCE, "{size} ranks: {off}");
-                }
+                assert!(close(&found.1, logprobs), "{size} ranks, spread: {spread}, {rule:?}");
             }
         }
     }
@@ -223,13 +228,19 @@ fn worlds_that_cannot_be_are_refused_with_the_numbers() {
     let dense = with(parallel(2, 1, true));
     assert!(dense.contains("the model has no experts"), "{dense}");
     let alone = with(parallel(2, 1, false));
-    assert!(alone.contains("2 tensor-parallel ranks need shared memory"), "{alone}");
+    assert!(alone.contains("2 ranks that share layers need shared memory"), "{alone}");
     let nobody = with(parallel(0, 1, false));
     assert!(nobody.contains("rank 0 is none of 0 x 1 ranks"), "{nobody}");
     let mut spread = experts(Dtype::Float32);
-    spread.settings.parallel = parallel(2, 2, true);
+    spread.settings.parallel = parallel(1, 3, true);
+    let text = refused(spread.clone());
+    assert!(text.contains("num_experts 8 cannot be split over 3 ranks"), "{text}");
+    spread.settings.parallel = parallel(1, 2, true);
+    let text = refused(spread.clone());
+    assert!(text.contains("2 ranks that share layers need shared memory"), "{text}");
+    spread.settings.device = Device::Cuda;
     let text = refused(spread);
-    assert!(text.contains("experts spread over 2 data-parallel replicas"), "{text}");
+    assert!(text.contains("experts spread over 2 replicas on Cuda are not supported"), "{text}");
     let mut gpu = config(Dtype::Float32, 1);
     gpu.settings.parallel = parallel(2, 1, false);
     gpu.settings.device = Device::Cuda;

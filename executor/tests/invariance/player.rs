@@ -8,7 +8,10 @@ use protocol::{
     TokenLogprobs,
 };
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Barrier};
 use std::thread;
 
 pub(crate) const BLOCK: usize = 16;
@@ -194,11 +197,41 @@ impl Follower {
     }
 }
 
+/// Players that step together: in each step they agree on the most tokens that any of them has.
+pub(crate) struct Pact {
+    parallel: Parallel,
+    pub(crate) meeting: Meeting,
+    turn: Barrier,
+    most: AtomicU32,
+}
+
+impl Pact {
+    /// Of the replicas that such a model has.
+    pub(crate) fn new(config: &ExecutorConfig) -> Self {
+        let parallel = config.settings.parallel;
+        let (meeting, turn) =
+            (Meeting::new(parallel).unwrap(), Barrier::new(parallel.dp_size.into()));
+        Self { parallel, meeting, turn, most: AtomicU32::new(0) }
+    }
+
+    fn agree(&self, tokens: u32) -> u32 {
+        self.most.fetch_max(tokens, SeqCst);
+        self.turn.wait();
+        let most = self.most.load(SeqCst);
+        if self.turn.wait().is_leader() {
+            self.most.store(0, SeqCst);
+        }
+        self.turn.wait();
+        most.max(1) // A step of nobody is never sent; here some are.
+    }
+}
+
 /// An executor and the blocks it holds; or several that share a model, and are driven as one.
 pub(crate) struct Player {
     pub(crate) executor: Executor,
     followers: Vec<Follower>,
-    pub(crate) meeting: Meeting,
+    /// With whom it steps; of one that steps alone, itself.
+    pub(crate) pact: Arc<Pact>,
     free: Vec<BlockId>,
     step: StepId,
     /// Decode rows name the step that sampled their token instead of the token.
@@ -214,13 +247,20 @@ impl Player {
         Self::with(config(dtype, threads))
     }
 
-    pub(crate) fn with(mut config: ExecutorConfig) -> Self {
+    pub(crate) fn with(config: ExecutorConfig) -> Self {
+        let pact = Arc::new(Pact::new(&config));
+        Self::of_replica(config, 0, pact)
+    }
+
+    /// One of the replicas that step together.
+    pub(crate) fn of_replica(mut config: ExecutorConfig, replica: u16, pact: Arc<Pact>) -> Self {
         let KvSize::Blocks(blocks) = config.settings.kv else { panic!("a number of blocks") };
-        let parallel = config.settings.parallel;
-        let meeting = Meeting::new(parallel).unwrap();
-        config.settings.meeting = Some(meeting.path().to_owned());
+        config.settings.meeting = Some(pact.meeting.path().to_owned());
         let follow = |rank| Follower::start(config.clone(), Rank(rank), blocks);
-        let followers = (1..parallel.world_size()).map(follow).collect();
+        let tp_size = pact.parallel.tp_size;
+        let first = replica * tp_size;
+        let followers = (first + 1..first + tp_size).map(follow).collect();
+        config.settings.rank = Rank(first);
         let mut executor = Executor::load(config, &mut |_| {}).unwrap();
         let graphs = executor.size_kv(blocks, &mut |_| {}).unwrap().graph_rows;
         // Blocks of a request shall not lie in order.
@@ -228,7 +268,7 @@ impl Player {
         Self {
             executor,
             followers,
-            meeting,
+            pact,
             free,
             step: StepId(0),
             from_device: false,
@@ -273,7 +313,8 @@ impl Player {
             Some(&rows) => Bucket::Graph { rows, width: 1 },
             None => Bucket::Eager { tokens: rows.iter().map(|row| row.len).sum() },
         };
-        let batch = Batch { step: self.step, epoch: Epoch(1), bucket, moe_tokens: 0, rows };
+        let moe_tokens = self.pact.agree(rows.iter().map(|row| row.len).sum());
+        let batch = Batch { step: self.step, epoch: Epoch(1), bucket, moe_tokens, rows };
         let masked = (0..).zip(jobs.iter().zip(&batch.rows)).filter(|(_, (_, row))| row.masked);
         let late = self.is_late();
         let masks = masked.map(|(row, ((job, _), _))| {

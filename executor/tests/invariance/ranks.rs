@@ -108,9 +108,9 @@ fn gathered(ranks: u16, rows: u64, sampling: &Sampling) -> Vec<u32> {
         (0..rows).map(|i| Job::new(i, PROMPT, sampling.clone()).on_seat(i as u32)).collect();
     let prompts: Vec<(&mut Job, usize)> = jobs.iter_mut().map(|job| (job, PROMPT)).collect();
     player.step(&mut { prompts });
-    let seen = player.meeting.calls()[0].calls.len();
+    let seen = player.pact.meeting.calls()[0].calls.len();
     player.step(&mut jobs.iter_mut().map(|job| (job, 1)).collect::<Vec<_>>());
-    let calls = &player.meeting.calls()[0].calls[seen..];
+    let calls = &player.pact.meeting.calls()[0].calls[seen..];
     let gathers = calls.iter().filter(|call| call.operation == Operation::AllGather);
     gathers.map(|call| call.rows * call.cols).collect()
 }

@@ -3,9 +3,12 @@
 use super::{Residual, RmsNorm};
 use crate::config::MoeConfig;
 use crate::{Forward, ForwardError, LoadError, Weights};
-use ops::{PackedExperts, PackedLinear};
+use ops::{PackedExperts, PackedLinear, Routing, Tensor};
 
 /// `x += Σ weight_e · expert_e(h)` over the `top_k` experts with the largest `softmax(router h)`, `h = norm(x)`.
+///
+/// Each rank holds a part of all experts, or some of them whole. Tokens are the same on all ranks of `f.tp`, so a
+/// sum over them completes what each has computed; ranks of `f.dp` first get each other's.
 #[derive(Debug)]
 pub(crate) struct MoeMlp {
     router: PackedLinear,
@@ -13,8 +16,6 @@ pub(crate) struct MoeMlp {
     top_k: usize,
     normalise: bool,
     layer: usize,
-    /// Each rank of `f.ep` holds some experts whole; otherwise each rank of `f.tp` holds a part of all.
-    spread: bool,
 }
 
 impl MoeMlp {
@@ -29,7 +30,6 @@ impl MoeMlp {
             top_k: config.top_k,
             normalise: config.normalise,
             layer,
-            spread: w.ranks().ep.size > 1,
         })
     }
 
@@ -41,17 +41,36 @@ impl MoeMlp {
     ) -> Result<(), ForwardError> {
         let h = x.normed(f, norm)?; // [T, H]
         let logits = f.ops.linear_f32(&h, &self.router)?; // [T, E]
-        let mut y = match f.probe {
-            Some(probe) => {
-                let routing = f.ops.moe_route_softmax(&logits, self.top_k, self.normalise)?;
+        let mut y = if f.probe.is_none() && f.dp.size() == 1 {
+            f.ops.moe(&h, &logits, (self.top_k, self.normalise), &self.experts)?
+        } else {
+            let routing = f.ops.moe_route_softmax(&logits, self.top_k, self.normalise)?;
+            if let Some(probe) = f.probe {
                 probe.routes(f.ops, self.layer, &routing)?;
-                f.ops.moe_mlp(&h, &routing, &self.experts)?
             }
-            None => f.ops.moe(&h, &logits, (self.top_k, self.normalise), &self.experts)?,
+            match f.dp.size() {
+                1 => f.ops.moe_mlp(&h, &routing, &self.experts)?,
+                _ => self.of_all(f, &h, &routing)?,
+            }
         }; // [T, H]
-        let ranks = if self.spread { f.ep } else { f.tp };
-        ranks.all_reduce(f.ops.stream(), y.mat_mut()?)?;
+        f.tp.all_reduce(f.ops.stream(), y.mat_mut()?)?;
         x.add(y);
         Ok(())
+    }
+
+    /// The experts of all ranks of `f.dp` on this one's `h [T, H]`: each computes its own on everybody's rows, and
+    /// every row's sum goes back to where it came from. Rows that nobody brings choose no expert, which costs nothing.
+    fn of_all(&self, f: &Forward<'_>, h: &Tensor, own: &Routing) -> Result<Tensor, ForwardError> {
+        let s = f.ops.stream();
+        let all = |x: &Tensor| -> Result<Tensor, ForwardError> {
+            let mut all = f.ops.scratch(x.dtype(), &[f.dp.size() * f.dp_rows, x.cols()])?;
+            f.dp.all_gather_rows(s, x.mat()?, all.mat_mut()?)?;
+            Ok(all)
+        };
+        let routing = Routing { experts: all(&own.experts)?, weights: all(&own.weights)? };
+        let sums = f.ops.moe_mlp(&all(h)?, &routing, &self.experts)?; // [ranks · dp_rows, H]
+        let mut y = f.ops.scratch(h.dtype(), h.shape())?;
+        f.dp.reduce_scatter(s, sums.mat()?, y.mat_mut()?)?;
+        Ok(y)
     }
 }

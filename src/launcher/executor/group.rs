@@ -1,15 +1,16 @@
-//! The ranks of one replica: how they are started together, and how often they are started again.
+//! The ranks of one replica, or of several that step together: how they are started, and how often again.
 
 use super::process::Started;
 use super::{ExecutorLink, ExecutorProcess, Incoming, outbox};
 use crate::config::LogFormat;
 use anyhow::{Context, Result};
 use executor::{ExecutorConfig, Meeting};
-use protocol::{Epoch, Rank, Replica, Settings};
+use protocol::{Epoch, Rank, Settings};
 use rustix::process::Signal;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
@@ -43,10 +44,10 @@ pub struct Lifetime {
     pub log: LogFormat,
 }
 
-/// What it takes to start the executors of one replica, again and again.
+/// What it takes to start executors that live and die together, again and again.
 pub struct ExecutorGroup {
     config: ExecutorConfig,
-    replica: Replica,
+    replicas: Range<u16>,
     lifetime: Lifetime,
     /// By rank.
     current: Vec<Arc<ExecutorProcess>>,
@@ -59,9 +60,14 @@ pub struct ExecutorGroup {
 
 impl ExecutorGroup {
     /// A group that has not started. `config` is told to each rank, with its own rank and meeting.
-    pub fn new(config: ExecutorConfig, replica: Replica, lifetime: Lifetime) -> Self {
+    pub fn new(config: ExecutorConfig, replicas: Range<u16>, lifetime: Lifetime) -> Self {
         let (current, meeting, thread) = (Vec::new(), None, None);
-        Self { config, replica, lifetime, current, meeting, thread, restarts: VecDeque::new() }
+        Self { config, replicas, lifetime, current, meeting, thread, restarts: VecDeque::new() }
+    }
+
+    /// Numbers of the replicas that these are.
+    pub fn replicas(&self) -> Range<u16> {
+        self.replicas.clone()
     }
 
     /// What its executors are told, beside their rank.
@@ -74,37 +80,40 @@ impl ExecutorGroup {
         self.config.manifest
     }
 
-    /// Ranks, and the first of them in the world.
-    fn ranks(&self) -> impl Iterator<Item = Rank> + use<> {
+    /// Places in the world of the ranks of these replicas.
+    fn ranks_of(&self, replicas: Range<u16>) -> impl ExactSizeIterator<Item = Rank> + use<> {
         let tp_size = self.config.settings.parallel.tp_size;
-        let first = self.replica.0 * tp_size;
-        (first..first + tp_size).map(Rank)
+        (replicas.start * tp_size..replicas.end * tp_size).map(Rank)
     }
 
-    /// Starts the executors of generation `epoch`. Call it on the main thread.
+    /// Starts the executors of generation `epoch`, with a link for each replica. Call it on the main thread.
     ///
     /// Errors: no process, thread or descriptor is left. Those that were started are killed.
-    pub fn start(&mut self, epoch: Epoch) -> Result<ExecutorLink> {
+    pub fn start(&mut self, epoch: Epoch) -> Result<Vec<ExecutorLink>> {
         self.config.settings.epoch = epoch;
         if !self.lifetime.apart {
             let (link, thread) =
                 start_thread(self.config.clone()).context("cannot start the executor's thread")?;
             self.thread = Some(thread);
-            return Ok(link);
+            return Ok(vec![link]);
         }
-        let link = self.start_processes(epoch).context("cannot start the executor");
-        if link.is_err() {
+        let links = self.start_processes(epoch).context("cannot start the executor");
+        if links.is_err() {
             self.kill();
         }
-        link
+        links
     }
 
-    fn start_processes(&mut self, epoch: Epoch) -> Result<ExecutorLink> {
-        let parallel = self.config.settings.parallel;
-        let several = parallel.tp_size > 1;
-        self.meeting = several.then(|| Meeting::new(parallel)).transpose()?;
+    fn start_processes(&mut self, epoch: Epoch) -> Result<Vec<ExecutorLink>> {
+        let several = self.ranks_of(self.replicas()).len() > 1;
+        let meeting = || Meeting::new(self.config.settings.parallel);
+        self.meeting = several.then(meeting).transpose()?;
+        self.replicas().map(|replica| self.start_replica(replica, epoch)).collect()
+    }
+
+    fn start_replica(&mut self, replica: u16, epoch: Epoch) -> Result<ExecutorLink> {
         let (mut to, mut from) = (Vec::new(), Vec::new());
-        for rank in self.ranks() {
+        for rank in self.ranks_of(replica..replica + 1) {
             let meeting = self.meeting.as_ref().map(|meeting| meeting.path().to_owned());
             let settings = Settings { rank, meeting, ..self.config.settings.clone() };
             let Started { process, to: towards, from: messages } =
@@ -126,7 +135,11 @@ impl ExecutorGroup {
     /// Call it on the main thread.
     ///
     /// Errors: they were lost too often.
-    pub fn restart(&mut self, epoch: Epoch, mut cause: String) -> Result<ExecutorLink, TooOften> {
+    pub fn restart(
+        &mut self,
+        epoch: Epoch,
+        mut cause: String,
+    ) -> Result<Vec<ExecutorLink>, TooOften> {
         self.tell_calls();
         loop {
             self.kill();
@@ -138,10 +151,10 @@ impl ExecutorGroup {
                 return Err(TooOften { cause });
             }
             self.restarts.push_back(now);
-            let (replica, attempt) = (self.replica.0, self.restarts.len());
+            let (replica, attempt) = (self.replicas.start, self.restarts.len());
             tracing::warn!(replica, epoch = epoch.0, attempt, cause, "restarting");
             match self.start(epoch) {
-                Ok(link) => return Ok(link),
+                Ok(links) => return Ok(links),
                 Err(error) => cause = format!("{error:#}"),
             }
         }
@@ -149,7 +162,7 @@ impl ExecutorGroup {
 
     /// Writes down what the ranks last did together: who is behind shows in it. Call it while they are still there.
     fn tell_calls(&self) {
-        let own: Vec<Rank> = self.ranks().collect();
+        let own: Vec<Rank> = self.ranks_of(self.replicas()).collect();
         let calls = self.meeting.as_ref().map(Meeting::calls).unwrap_or_default();
         for calls in calls.iter().filter(|calls| own.contains(&calls.rank)) {
             tracing::warn!("last collective: {calls}");

@@ -2,7 +2,7 @@
 //!
 //! A thread serves the CPU where there is one rank; it cannot survive a fault. Processes can be lost and started
 //! again, which is why GPUs and ranks that work together get no other home. The ranks of one replica are a
-//! group: they live and die together.
+//! group, or those of all replicas if they step together: they live and die together.
 
 pub mod child;
 mod group;
@@ -21,7 +21,7 @@ use protocol::{Epoch, FromExecutor, Rank, ToExecutor};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-/// Both directions of the links to the ranks of one group.
+/// Both directions of the links to the ranks of one replica.
 pub struct ExecutorLink {
     /// To all of them. Holds more than there may be steps in flight, so that nobody waits for a device.
     pub to: SyncSender<ToExecutor>,

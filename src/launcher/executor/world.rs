@@ -1,4 +1,5 @@
-//! All executors of a server: a group for each replica, started together and started again one by one.
+//! All executors of a server, started together and started again group by group: one for each replica, or one for all
+//! if they step together.
 
 use super::ExecutorLink;
 use super::group::{ExecutorGroup, Lifetime, TooOften};
@@ -7,6 +8,7 @@ use crate::launcher::start_up::{Expected, Patience, Start, StartError, Up};
 use anyhow::Result;
 use executor::ExecutorConfig;
 use protocol::{Epoch, Phase, Replica, Settings};
+use std::ops::Range;
 use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,9 +24,21 @@ pub struct World {
 impl World {
     /// Groups that have not started, as many as `config` says.
     pub fn new(config: &ExecutorConfig, lifetime: Lifetime, patience: Patience) -> Self {
-        let replicas = (0..config.settings.parallel.dp_size).map(Replica);
-        let group = |replica| ExecutorGroup::new(config.clone(), replica, lifetime);
-        Self { groups: replicas.map(group).collect(), patience, blocks: None }
+        let parallel = config.settings.parallel;
+        let each = if parallel.lockstep() { parallel.dp_size } else { 1 };
+        let first = (0..parallel.dp_size).step_by(each.into());
+        let group = |first| ExecutorGroup::new(config.clone(), first..first + each, lifetime);
+        Self { groups: first.map(group).collect(), patience, blocks: None }
+    }
+
+    /// Numbers of the replicas whose executors live and die with those of this one.
+    pub fn group_of(&self, replica: Replica) -> Range<u16> {
+        self.groups[self.index_of(replica)].replicas()
+    }
+
+    fn index_of(&self, replica: Replica) -> usize {
+        let holds = |group: &ExecutorGroup| group.replicas().contains(&replica.0);
+        self.groups.iter().position(holds).expect("every replica is in a group")
     }
 
     /// What all executors are told, beside their rank.
@@ -36,7 +50,11 @@ impl World {
     ///
     /// Errors: no process, thread or descriptor is left.
     pub fn start(&mut self, epoch: Epoch) -> Result<Vec<ExecutorLink>> {
-        self.groups.iter_mut().map(|group| group.start(epoch)).collect()
+        let mut links = Vec::new();
+        for group in &mut self.groups {
+            links.extend(group.start(epoch)?);
+        }
+        Ok(links)
     }
 
     /// Waits until all executors are ready; they get as many blocks as each of them can hold. `stop` says which
@@ -58,7 +76,7 @@ impl World {
         Start { patience: self.patience, expected: Expected { epoch, manifest } }
     }
 
-    /// Starts the executors of a replica again after a loss, as generation `epoch`. `Notice::Up` says when they are
+    /// Starts the executors of a replica and its group again after a loss, as generation `epoch`. `Notice::Up` says when they are
     /// ready, or that they never were. Call it on the main thread.
     ///
     /// Errors: they were lost too often.
@@ -70,19 +88,20 @@ impl World {
         notices: &Sender<Notice>,
     ) -> Result<(), TooOften> {
         let began = Instant::now();
-        let group = usize::from(replica.0);
+        let group = self.index_of(replica);
+        let replica = Replica(self.groups[group].replicas().start);
         let most = self.blocks.unwrap_or(u32::MAX);
         loop {
-            let mut link = self.groups[group].restart(epoch, cause)?;
+            let mut links = self.groups[group].restart(epoch, cause)?;
             let (start, notices) = (self.start_of(group, epoch), notices.clone());
             let bring_up = move || {
-                let links = std::slice::from_mut(&mut link);
-                let up = start.bring_up(links, |blocks| blocks.min(most), || None, |_, _, _| {});
+                let size = |blocks: u32| blocks.min(most);
+                let up = start.bring_up(&mut links, size, || None, |_, _, _| {});
                 let took_ms = began.elapsed().as_millis() as u64;
                 if up.is_ok() {
                     tracing::info!(replica = replica.0, took_ms, "executor is back");
                 }
-                let outcome = up.map(|up| (link, up.ready)).map_err(|error| error.to_string());
+                let outcome = up.map(|up| (links, up.ready)).map_err(|error| error.to_string());
                 // The main thread may have left already, at shutdown.
                 let _ = notices.send(Notice::Up { replica, epoch, outcome });
             };
@@ -97,8 +116,8 @@ impl World {
     /// starting holds nothing worth waiting for.
     pub fn shut_down(&mut self, patience: Duration, is_up: impl Fn(Replica) -> bool) {
         let deadline = Instant::now() + patience;
-        for (group, replica) in self.groups.iter_mut().zip(0..) {
-            if is_up(Replica(replica)) {
+        for group in &mut self.groups {
+            if is_up(Replica(group.replicas().start)) {
                 group.shut_down(deadline.saturating_duration_since(Instant::now()));
             } else {
                 group.kill();

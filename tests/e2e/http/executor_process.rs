@@ -66,7 +66,12 @@ pub(super) fn body(tokens: u32, streamed: bool) -> Value {
 
 /// The text of so many tokens, in one piece.
 pub(super) fn answer(address: SocketAddr, tokens: u32) -> String {
-    let reply = post(address, "/v1/completions", &body(tokens, false)).json();
+    answer_of(address, &body(tokens, false))
+}
+
+/// The text that answers a request.
+pub(super) fn answer_of(address: SocketAddr, body: &Value) -> String {
+    let reply = post(address, "/v1/completions", body).json();
     reply["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{reply}")).to_owned()
 }
 

@@ -59,7 +59,7 @@ fn send_all(pids: &[u32], signal: &str) {
 }
 
 /// Stops them, and waits for it: a signal reaches one thread, which stops the others once it runs.
-fn stop(pids: &[u32]) {
+pub(super) fn stop(pids: &[u32]) {
     send_all(pids, "-STOP");
     within(REFUSED_WITHIN, "they stand still", || pids.iter().all(|pid| state(*pid) == Some('T')));
 }

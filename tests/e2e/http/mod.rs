@@ -20,6 +20,7 @@ mod refusals;
 mod replicas;
 mod replies;
 mod responses;
+mod shared_experts;
 mod structured;
 mod thinking;
 mod tools;

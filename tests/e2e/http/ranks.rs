@@ -14,12 +14,12 @@ use std::time::Duration;
 
 const EXACT: &[&str] = &["--threads", "1", "--dtype", "float32"];
 
-fn start(flags: &[&str]) -> Process {
+pub(super) fn start(flags: &[&str]) -> Process {
     Process::start(&[EXACT, flags].concat())
 }
 
 /// The executors of a server by their rank in the world.
-fn ranks(process: &Process) -> BTreeMap<u16, u32> {
+pub(super) fn ranks(process: &Process) -> BTreeMap<u16, u32> {
     let rank = |pid: &u32| {
         let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
         let mut words = line.split('\0').skip_while(|word| *word != "--rank");
@@ -30,7 +30,7 @@ fn ranks(process: &Process) -> BTreeMap<u16, u32> {
 }
 
 /// The sample of a series of `/metrics`.
-fn metric(address: SocketAddr, series: &str) -> f64 {
+pub(super) fn metric(address: SocketAddr, series: &str) -> f64 {
     let page = String::from_utf8(get(address, "/metrics").body).unwrap();
     let line = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("no {series}: {page}")).parse().unwrap()
@@ -147,13 +147,13 @@ fn two_replicas_of_two_ranks_serve() {
 }
 
 /// A checkpoint with experts, in a folder of its own.
-fn with_experts() -> tempfile::TempDir {
+pub(super) fn with_experts() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let config = json!({
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 272,
         "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16,
         "num_key_value_heads": 2, "intermediate_size": 96, "hidden_act": "silu",
-        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 4096,
         "tie_word_embeddings": false, "attention_bias": false, "num_experts": 8,
         "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": true,
         "decoder_sparse_step": 1, "mlp_only_layers": [], "bos_token_id": 1, "eos_token_id": 2,

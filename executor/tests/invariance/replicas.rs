@@ -1,0 +1,97 @@
+//! Replicas that share experts: each computes requests of its own, and finds what a model alone finds.
+
+use crate::player::{Job, Pact, Player, experts};
+use crate::{close, rules};
+use executor::{Dtype, ExecutorConfig};
+use protocol::{Parallel, Token, TokenLogprobs};
+use std::sync::Arc;
+use std::thread;
+
+/// Group steps: what they are too many for is idle in the end.
+const STEPS: usize = 60;
+
+type Output = (Vec<Token>, Vec<TokenLogprobs>);
+
+fn model(dtype: Dtype, tp_size: u16, dp_size: u16) -> ExecutorConfig {
+    let mut config = experts(dtype);
+    config.settings.parallel = Parallel { tp_size, dp_size, experts: true };
+    config
+}
+
+/// The requests of a replica: one after the other on the odd ones, which are idle at first; two at a time on the even.
+fn jobs(replica: u16) -> Vec<Job> {
+    let job = |i: u16| {
+        let id = u64::from(1 + replica * 7 + i);
+        let rules = rules();
+        Job::new(
+            id,
+            20 + usize::from(9 * i + 3 * replica),
+            rules[id as usize % rules.len()].clone(),
+        )
+    };
+    (0..2).map(job).collect()
+}
+
+/// Runs the requests of a replica within the steps of its group, and says what came of them.
+fn play(player: &mut Player, replica: u16) -> Vec<Output> {
+    let mut jobs = jobs(replica);
+    for step in 0..STEPS {
+        let mut rows: Vec<(&mut Job, usize)> = Vec::new();
+        let idle = replica % 2 == 1 && step < 5;
+        for job in jobs.iter_mut().filter(|job| !idle && job.tokens.len() < job.prompt_len + 10) {
+            if replica.is_multiple_of(2) || rows.is_empty() {
+                let len = job.want().min(1 + (step * 11) % 30);
+                rows.push((job, len));
+            }
+        }
+        rows.sort_by_key(|(_, len)| *len > 1); // Decode rows come first.
+        let output = player.step(&mut rows);
+        assert!(!rows.is_empty() || output.rows.is_empty());
+    }
+    assert!(jobs.iter().all(|job| job.tokens.len() == job.prompt_len + 10), "too few steps");
+    jobs.iter().map(Job::output).collect()
+}
+
+/// What each replica of a group found.
+fn together(config: &ExecutorConfig) -> Vec<Vec<Output>> {
+    let pact = Arc::new(Pact::new(config));
+    let replica = |replica| {
+        let (config, pact) = (config.clone(), Arc::clone(&pact));
+        thread::spawn(move || play(&mut Player::of_replica(config, replica, pact), replica))
+    };
+    let replicas: Vec<_> = (0..config.settings.parallel.dp_size).map(replica).collect();
+    replicas.into_iter().map(|replica| replica.join().unwrap()).collect()
+}
+
+#[test]
+fn replicas_that_share_experts_find_the_tokens_of_one() {
+    let alone = |replica| play(&mut Player::with(experts(Dtype::Float32)), replica);
+    for (tp_size, dp_size) in [(1, 2), (2, 2), (1, 4)] {
+        let found = together(&model(Dtype::Float32, tp_size, dp_size));
+        for (replica, found) in (0..dp_size).zip(&found) {
+            for ((tokens, logprobs), (own, own_logprobs)) in alone(replica).iter().zip(found) {
+                assert_eq!(tokens, own, "replica {replica} of {dp_size}");
+                assert!(close(logprobs, own_logprobs), "replica {replica}");
+            }
+        }
+    }
+}
+
+/// Who else computes, and how much of it, changes no bit: neither in f32 nor in bf16.
+#[test]
+fn company_in_other_replicas_changes_no_bit() {
+    for dtype in [Dtype::Float32, Dtype::Bfloat16] {
+        let config = model(dtype, 1, 2);
+        let pact = Arc::new(Pact::new(&config));
+        let idle = {
+            let (config, pact) = (config.clone(), Arc::clone(&pact));
+            thread::spawn(move || {
+                let mut player = Player::of_replica(config, 1, pact);
+                (0..STEPS).for_each(|_| drop(player.step(&mut [])));
+            })
+        };
+        let lonely = play(&mut Player::of_replica(config.clone(), 0, pact), 0);
+        idle.join().unwrap();
+        assert_eq!(together(&config)[0], lonely, "{dtype:?}");
+    }
+}

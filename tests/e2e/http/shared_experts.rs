@@ -1,0 +1,123 @@
+//! Replicas that share experts: each attends to requests of its own, all of them step together, and die together.
+
+use super::executor_process::{answer_of, finish, send, stream_of, within};
+use super::grammar_process::stop;
+use super::ranks::{metric, ranks, start, with_experts};
+use crate::http_client::{get, post};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::thread;
+use std::time::Duration;
+
+/// Requests with prompts of their own, greedy and sampled.
+fn body(which: u32, tokens: u32) -> Value {
+    let prompt: Vec<u32> =
+        (0..10 + which * 13).map(|i| 3 + (i * i * 7 + which * 31) % 250).collect();
+    json!({"prompt": prompt, "max_tokens": tokens, "ignore_eos": true, "seed": which,
+           "temperature": which % 2})
+}
+
+fn on(replica: u16, mut body: Value) -> Value {
+    body["data_parallel_rank"] = replica.into();
+    body
+}
+
+fn streamed(mut body: Value) -> Value {
+    body["stream"] = true.into();
+    body
+}
+
+/// A server of the model with experts, in 32 bits.
+fn serve(model: &tempfile::TempDir, flags: &[&str]) -> super::process::Process {
+    let folder = model.path().join("model").to_str().unwrap().to_owned();
+    let sizes = ["--max-model-len", "4096", "--num-gpu-blocks-override", "1024"];
+    let name = ["--served-model-name", "model"];
+    start(&[&[folder.as_str()], &sizes[..], &name, flags].concat())
+}
+
+/// The ids that answer a request.
+fn ids(at: SocketAddr, mut body: Value) -> Value {
+    body["return_token_ids"] = true.into();
+    let reply = post(at, "/v1/completions", &body).json();
+    let ids = &reply["choices"][0]["token_ids"];
+    assert_eq!(
+        ids.as_array().map(Vec::len),
+        body["max_tokens"].as_u64().map(|n| n as usize),
+        "{reply}"
+    );
+    ids.clone()
+}
+
+/// Batches that a replica has answered.
+fn steps(at: SocketAddr, replica: u16) -> f64 {
+    metric(at, &format!(r#"hadron:eager_steps_total{{engine="{replica}",model_name="model"}}"#))
+}
+
+#[test]
+fn replicas_that_share_experts_answer_like_one_and_idle_ones_keep_step() {
+    let model = with_experts();
+    let alone = serve(&model, &[]);
+    let expected: Vec<Value> = (0..4).map(|which| ids(alone.address, body(which, 120))).collect();
+    drop(alone);
+    for flags in [
+        &["--data-parallel-size", "2", "--enable-expert-parallel"][..],
+        &["-tp", "2", "-dp", "2", "--enable-expert-parallel"],
+    ] {
+        let process = serve(&model, flags);
+        let at = process.address;
+        // One replica computes, the other has nothing of its own.
+        assert_eq!(ids(at, on(1, body(0, 120))), expected[0], "{flags:?}");
+        assert_eq!(get(at, "/v1/loads").json()["dp_rank_count"], 2);
+        // The last step of the idle one may be answered last.
+        let in_step = || steps(at, 0) == steps(at, 1) && steps(at, 1) >= 120.0;
+        within(Duration::from_secs(10), "as many steps of both", in_step);
+        // Both do, and more than one at a time.
+        let ask = |which: u32| {
+            let body = on(which as u16 % 2, body(which, 120));
+            thread::spawn(move || ids(at, body))
+        };
+        let asked: Vec<_> = (0..4).map(ask).collect();
+        for (which, reply) in asked.into_iter().enumerate() {
+            assert_eq!(reply.join().unwrap(), expected[which], "{flags:?}, request {which}");
+        }
+    }
+}
+
+#[test]
+fn the_death_of_a_rank_is_a_stall_of_all_and_no_token_is_lost() {
+    const TOKENS: u32 = 1_500;
+    let model = with_experts();
+    let mut process = serve(&model, &["-dp", "2", "--enable-expert-parallel"]);
+    let at = process.address;
+    let expected: Vec<String> =
+        (0..3).map(|which| answer_of(at, &on(0, body(which, TOKENS)))).collect();
+    let former = ranks(&process);
+    assert_eq!(former.keys().collect::<Vec<_>>(), [&0, &1]);
+    let ask = |which: u32| stream_of(at, &streamed(on(which as u16 % 2, body(which, TOKENS))));
+    let streams: Vec<_> = (0..3).map(ask).collect();
+    send(former[&1], "-KILL");
+    // What is heard first: its end, or its peer that misses it.
+    let restarts = |replica: u16| {
+        let of = |cause: &str| {
+            let labels = format!(r#"cause="{cause}",engine="{replica}",model_name="model""#);
+            metric(at, &format!("hadron:executor_restarts_total{{{labels}}}"))
+        };
+        of("exited") + of("fault")
+    };
+    within(Duration::from_secs(30), "the loss", || restarts(0) == 1.0 && restarts(1) == 1.0);
+    for (which, stream) in streams.into_iter().enumerate() {
+        let (text, end) = finish(stream);
+        let same = text == expected[which] && end == "length";
+        assert!(same, "request {which} differs from an undisturbed run: {end} {text}");
+    }
+    let latter = ranks(&process);
+    assert_eq!(latter.len(), 2);
+    assert!(former.iter().all(|(rank, pid)| latter[rank] != *pid), "{former:?} {latter:?}");
+
+    // One that hangs holds up all: none of them is spared.
+    stop(&[latter[&0]]);
+    assert!(expected[1].starts_with(&answer_of(at, &on(1, body(1, 40)))));
+    assert!(ranks(&process).iter().all(|(rank, pid)| latter[rank] != *pid));
+    process.signal("TERM");
+    assert_eq!(process.exits_within(Duration::from_secs(8)).code(), Some(0));
+}
