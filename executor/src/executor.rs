@@ -11,7 +11,7 @@ use crate::{
 };
 use kernels::KvLayout;
 use models::sharding::{Indivisible, Ranks};
-use models::{LoadError, LoadOptions, kv_spec, load_model};
+use models::{ExpertLoad, LoadError, LoadOptions, kv_spec, load_model};
 use ops::{Ops, StepShape};
 use protocol::{Batch, KvSpec, Memory, Phase, Ready, Settings, StepOutput};
 use std::path::Path;
@@ -74,7 +74,10 @@ impl Executor {
         let tracer = folder.map(|folder| Tracer::new(ops.device().as_ref(), folder, rank));
         let tracer = tracer.transpose()?;
         let part = ranks.vocab_part(config.model.vocab);
-        let engine = Engine { ops, model, tp, dp, part };
+        // All ranks of a replica choose the same experts: the one that answers counts.
+        let counts = ranks::answers(settings) && !ops.device().captures_graphs();
+        let load = if counts { ExpertLoad::new(&config.model) } else { None };
+        let engine = Engine { ops, model, tp, dp, part, load };
         Ok(Self { config, engine, ranks, spec, state: None, tracer })
     }
 

@@ -11,12 +11,14 @@ use crate::sampler::{self, Question};
 use crate::seats::{self, Seats, TableChange};
 use crate::trace::{Laps, Scope, StepFacts, StepTrace, Tracer};
 use collectives::Group;
-use models::{Forward, Model};
+use models::{ExpertLoad, Forward, Model};
 use ops::{
     AnswerMemory, AnswersInFlight, InFlight, KvLayout, KvPool, Mat, MatMut, Ops, Pinned, RowBounds,
     Stage, StepBuffers, StepShape, StepSize, Tensor, VocabPart,
 };
-use protocol::{Batch, Bucket, Epoch, Row, RowError, RowOutput, StepId, StepOutput, StepTiming};
+use protocol::{
+    Batch, Bucket, Epoch, ExpertTokens, Row, RowError, RowOutput, StepId, StepOutput, StepTiming,
+};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -33,6 +35,8 @@ pub(crate) struct Engine {
     pub(crate) dp: Group,
     /// The ids whose logits this rank makes.
     pub(crate) part: VocabPart,
+    /// Where this rank counts what routers choose.
+    pub(crate) load: Option<ExpertLoad>,
 }
 
 /// How large everything is that steps change.
@@ -97,6 +101,7 @@ pub(crate) struct Pending {
     answers: Option<AnswersInFlight>,
     home: Sender<AnswerMemory>,
     timing: StepTiming,
+    experts: Vec<ExpertTokens>,
     started: Instant,
     trace: Option<StepTrace>,
 }
@@ -172,6 +177,7 @@ impl State {
             answers: None,
             home: self.answers.0.clone(),
             timing: StepTiming::default(),
+            experts: Vec::new(),
             started,
             trace: None,
         };
@@ -198,6 +204,7 @@ impl State {
             pending.trace = tracer.step(&engine.ops, facts, can_mark, started)?;
         }
         let hidden = self.run(engine, batch, first, graph, &mut pending)?;
+        pending.experts = engine.load.as_ref().map(loads).unwrap_or_default();
         let masks = StepMasks::wait(batch, masks)?;
         sampler::drop_late(&mut questions, &masks);
         pending.late = masks.late();
@@ -380,7 +387,8 @@ impl DeviceState {
             Ok(self.buffers.prepare(ops, &mut self.seats, shape)?)
         })?;
         let (batch, ids) = self.buffers.view(&self.seats, shape)?;
-        let f = Forward { ops, tp, dp, dp_rows, kv: &self.kv, batch: &batch, probe: None };
+        let (kv, load) = (&self.kv, engine.load.as_ref());
+        let f = Forward { ops, tp, dp, dp_rows, kv, batch: &batch, load, probe: None };
         let hidden = Laps::within(laps, Scope::Forward, || Ok(model.forward(&f, &ids)?))?; // [T, H]
         if shape.questions > 0 {
             let asked = self.buffers.question_tokens(shape.questions)?;
@@ -408,7 +416,8 @@ impl DeviceState {
         let shape = StepShape { questions: n, ..StepShape::default() };
         self.buffers.prepare(ops, &mut self.seats, shape)?;
         let (batch, _) = self.buffers.view(&self.seats, shape)?;
-        let f = Forward { ops, tp, dp, dp_rows: 0, kv: &self.kv, batch: &batch, probe: None };
+        let (kv, load) = (&self.kv, engine.load.as_ref());
+        let f = Forward { ops, tp, dp, dp_rows: 0, kv, batch: &batch, load, probe: None };
         let asked = self.buffers.question_tokens(n)?;
         let logits = model.own_logits(&f, hidden, &asked)?; // [n, V of this rank]
         drop((batch, asked));
@@ -464,8 +473,19 @@ impl Pending {
         let elapsed = ns_since(self.started);
         timing.forward_ns =
             timing.forward_ns.max(elapsed.saturating_sub(timing.inputs_ns + timing.sample_ns));
-        Ok(StepOutput { step: self.step, epoch: self.epoch, rows: self.rows, timing })
+        let Self { step, epoch, rows, experts, .. } = self;
+        Ok(StepOutput { step, epoch, rows, timing, experts })
     }
+}
+
+/// What routers have chosen in the step that is over.
+fn loads(load: &ExpertLoad) -> Vec<ExpertTokens> {
+    let tokens = |(layer, expert, tokens)| ExpertTokens {
+        layer: layer as u16,
+        expert: expert as u16,
+        tokens,
+    };
+    load.take().into_iter().map(tokens).collect()
 }
 
 /// Bounds of the rows of a batch, which has those of one token first.

@@ -6,6 +6,7 @@
 
 pub mod config;
 mod error;
+mod expert_load;
 mod layers;
 mod llama;
 mod load;
@@ -22,6 +23,7 @@ mod weights;
 
 pub use config::{Architecture, Config, ConfigError};
 pub use error::{FileFault, LoadError, TensorFault};
+pub use expert_load::ExpertLoad;
 pub use load::{LoadFormat, LoadOptions, load_model};
 pub use manifest::manifest;
 pub use model::{Forward, ForwardError, Model, Probe, kv_spec};

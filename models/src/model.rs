@@ -1,7 +1,7 @@
 //! What a model is to those who run it: a forward pass over a batch, and the logits of some rows.
 
 use crate::sharding::{Indivisible, Ranks};
-use crate::{Config, LoadError, Weights};
+use crate::{Config, ExpertLoad, LoadError, Weights};
 use collectives::{CollectiveError, Group};
 use ops::{BatchView, DType, KvPool, OpError, Ops, Routing, Tensor};
 use protocol::{KvGroup, KvKind, KvSpec};
@@ -23,6 +23,8 @@ pub struct Forward<'a> {
     pub kv: &'a KvPool,
     /// Positions, slots, lengths and block tables of the step.
     pub batch: &'a BatchView,
+    /// Where the choices of routers are counted, if they are.
+    pub load: Option<&'a ExpertLoad>,
     /// Who watches, if anyone.
     pub probe: Option<&'a dyn Probe>,
 }

@@ -1,6 +1,6 @@
 //! Mixture of experts: T tokens, E experts, k choices a token.
 
-use kernels::{DType, Experts, HostMat, PackedGroup, Routes, Scores};
+use kernels::{DType, DeviceError, Experts, HostMat, PackedGroup, Routes, Scores};
 
 use crate::error::check_size;
 use crate::{OpError, Ops, Tensor};
@@ -52,6 +52,11 @@ impl PackedExperts {
     }
 }
 
+fn out_of_range(expert: i32, limit: usize) -> OpError {
+    let (kernel, what, index) = ("count_experts", "expert", i64::from(expert));
+    DeviceError::Index { kernel, what, index, limit }.into()
+}
+
 impl Ops {
     /// Packs experts, the first of which is number `first` of all. For each, `gate_up` holds parts that
     /// stack to `[2 I, H]`, gate rows first, and `down` one matrix `[H, I]`.
@@ -101,6 +106,20 @@ impl Ops {
         }
         drop(y);
         self.moe_mlp(x, &self.moe_route_softmax(logits, k, normalise)?, experts)
+    }
+
+    /// Adds to `tokens [E]` how often each expert was chosen; waits for the device.
+    pub fn count_experts(&self, routing: &Routing, tokens: &mut [u32]) -> Result<(), OpError> {
+        let chosen = &routing.experts;
+        let mut bytes = vec![0; chosen.len() * chosen.dtype().bytes()];
+        self.device.download(&self.stream, chosen.buffer(), 0, &mut bytes)?;
+        for expert in bytes.as_chunks::<4>().0 {
+            let expert = i32::from_ne_bytes(*expert);
+            let limit = tokens.len();
+            let counted = usize::try_from(expert).ok().and_then(|expert| tokens.get_mut(expert));
+            *counted.ok_or_else(|| out_of_range(expert, limit))? += 1;
+        }
+        Ok(())
     }
 
     /// `y = Σ weight · down(silu(gate x) · up x)` over a token's experts on this rank in ascending

@@ -27,7 +27,7 @@ pub use executor::{
 pub use ids::{BlockId, Epoch, Rank, Replica, RequestId, Seat, StepId, Token};
 pub use kv_event::{BlockHash, ExtraKey, KvEvent};
 pub use kv_spec::{KvGroup, KvKind, KvSpec};
-pub use output::{RowError, RowOutput, StepOutput, StepTiming, TokenLogprobs};
+pub use output::{ExpertTokens, RowError, RowOutput, StepOutput, StepTiming, TokenLogprobs};
 pub use sampling::Sampling;
 pub use settings::{Capture, Device, DeviceLibraries, Dtype, KvDtype, KvSize, Parallel, Settings};
 pub use thin_vec::ThinVec;

@@ -14,6 +14,21 @@ pub struct StepOutput {
     pub rows: Vec<RowOutput>,
     /// Where the time went.
     pub timing: StepTiming,
+    /// What the routers of this step chose, by layer and expert, without those that got nothing. Empty where there are
+    /// no experts, or where they are not counted.
+    #[serde(with = "crate::packed")]
+    pub experts: Vec<ExpertTokens>,
+}
+
+/// Tokens that one expert of a layer got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertTokens {
+    /// The layer, from 0; dense ones count.
+    pub layer: u16,
+    /// The expert, from 0.
+    pub expert: u16,
+    /// How many.
+    pub tokens: u32,
 }
 
 /// Result of one row.

@@ -1,7 +1,7 @@
 //! Lists of numbers as one little-endian MessagePack `bin`: a prompt of thousands of ids is copied, not
 //! parsed. Used through `#[serde(with = "crate::packed")]`.
 
-use crate::{BlockId, BlockIds, Token, Tokens};
+use crate::{BlockId, BlockIds, ExpertTokens, Token, Tokens};
 use serde::de::{Error, Visitor};
 use serde::{Deserializer, Serializer};
 use std::marker::PhantomData;
@@ -56,6 +56,21 @@ impl Item for (Token, f32) {
 
     fn read(bytes: &[u8]) -> Self {
         (u32::read(&bytes[..4]), f32::from_bits(u32::read(&bytes[4..])))
+    }
+}
+
+impl Item for ExpertTokens {
+    const BYTES: usize = 8;
+
+    fn write(self, out: &mut [u8]) {
+        (u32::from(self.layer) << 16 | u32::from(self.expert)).write(&mut out[..4]);
+        self.tokens.write(&mut out[4..]);
+    }
+
+    fn read(bytes: &[u8]) -> Self {
+        let place = u32::read(&bytes[..4]);
+        let (layer, expert) = ((place >> 16) as u16, place as u16);
+        Self { layer, expert, tokens: u32::read(&bytes[4..]) }
     }
 }
 

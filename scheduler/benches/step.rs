@@ -208,5 +208,11 @@ fn output(batch: &Batch) -> StepOutput {
         RowOutput { emitted, ..RowOutput::default() }
     };
     let rows = batch.rows.iter().enumerate().map(row).collect();
-    StepOutput { step: batch.step, epoch: batch.epoch, rows, timing: StepTiming::default() }
+    StepOutput {
+        step: batch.step,
+        epoch: batch.epoch,
+        rows,
+        timing: StepTiming::default(),
+        experts: Vec::new(),
+    }
 }

@@ -61,8 +61,9 @@ struct Device {
 impl Device {
     fn run(&mut self, batch: &Batch, random: &mut Random) {
         let rows = batch.rows.iter().map(|row| self.run_row(row, random)).collect();
-        let timing = StepTiming::default();
-        self.answers.push_back(StepOutput { step: batch.step, epoch: batch.epoch, rows, timing });
+        let (timing, experts) = (StepTiming::default(), Vec::new());
+        let (step, epoch) = (batch.step, batch.epoch);
+        self.answers.push_back(StepOutput { step, epoch, rows, timing, experts });
     }
 
     fn run_row(&mut self, row: &Row, random: &mut Random) -> RowOutput {

@@ -164,5 +164,6 @@ fn answer(batch: &Batch) -> StepOutput {
         epoch: batch.epoch,
         rows: batch.rows.iter().map(row).collect(),
         timing: StepTiming::default(),
+        experts: Vec::new(),
     }
 }

@@ -16,7 +16,7 @@ use super::{device, grammar_worker, info, listen, parsers, settings, signals};
 use crate::config::{DeviceKind, Environment, LogFormat, ServeArgs};
 use crate::grammar::Grammars;
 use crate::kv_events::{Bound, Feed, Publisher, TopicWords};
-use crate::metrics::{CacheFacts, Metrics};
+use crate::metrics::{CacheFacts, Metrics, MetricsConfig};
 use crate::progress::{Progress, Unit};
 use crate::server::app::{App, ModelCard, Serving};
 use crate::server::health::Health;
@@ -244,7 +244,9 @@ fn metrics(
     max_model_len: u32,
 ) -> Result<Arc<Metrics>> {
     let name = files.served_names(args).into_iter().next().unwrap_or_default();
-    let metrics = Metrics::new(&settings::metrics(args, name, max_model_len))?;
+    let experts = settings::experts_counted(args, &files.config);
+    let config = MetricsConfig { experts, ..settings::metrics(args, name, max_model_len) };
+    let metrics = Metrics::new(&config)?;
     metrics.set_cache(CacheFacts {
         block_tokens: up.memory.spec.block_tokens,
         blocks: up.ready.blocks,

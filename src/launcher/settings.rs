@@ -122,6 +122,15 @@ pub fn metrics(args: &ServeArgs, model_name: String, max_model_len: u32) -> Metr
     }
 }
 
+/// Experts of each layer, if they are counted: on a GPU nobody would wait for what its routers choose.
+pub fn experts_counted(args: &ServeArgs, model: &models::Config) -> Vec<u16> {
+    if args.engine.device != DeviceKind::Cpu || model.moe.is_none() {
+        return Vec::new();
+    }
+    let experts = |layer| model.moe_at(layer).map_or(0, |moe| moe.experts as u16);
+    (0..model.layers).map(experts).collect()
+}
+
 /// Bounds of a replica's steps, and of the queue of all of them.
 pub fn limits(engine: &EngineArgs, replicas: u16, max_model_len: u32, vocab_size: u32) -> Limits {
     let tokens_per_step = engine.tokens_per_step();

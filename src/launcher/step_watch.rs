@@ -131,6 +131,7 @@ impl StepWatch {
     /// A step was answered, and the tick that takes the answer in is still to come.
     pub fn answered(&mut self, replica: Replica, output: &StepOutput) {
         let (now, steps) = (self.last, &self.metrics.steps);
+        self.metrics.experts.answered(replica, &output.experts);
         let lane = &mut self.lanes[usize::from(replica.0)];
         while let Some(Flying { sent, record }) =
             lane.flying.pop_front_if(|flying| flying.record.step <= output.step.0)

@@ -105,6 +105,22 @@ impl<'a> Families<'a> {
         }))
     }
 
+    /// A counter per replica and value of a label whose values a model decides: one for each of these, in order.
+    pub(super) fn counters_by(
+        &self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: &[&str],
+    ) -> Result<Vec<PerEngine<IntCounter>>, Error> {
+        let labels = Self::labels(Some(label));
+        let family = self.add(IntCounterVec::new(Opts::new(name, help), &labels)?)?;
+        let of = |value: &&str| {
+            self.children(Some((label, *value)), |values| family.with_label_values(values)).into()
+        };
+        Ok(values.iter().map(of).collect())
+    }
+
     /// A gauge per replica.
     pub(super) fn gauge_of_replicas(&self, name: &str, help: &str) -> Result<Vec<Gauge>, Error> {
         let family = self.add(GaugeVec::new(Opts::new(name, help), &Self::labels(None))?)?;

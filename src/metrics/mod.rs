@@ -4,6 +4,7 @@
 //! takes what lies there; nobody is asked and nobody waits, so a scrape costs a step nothing.
 
 mod buckets;
+mod experts;
 mod exposition;
 mod families;
 mod grammar;
@@ -22,6 +23,7 @@ mod tests;
 mod unused;
 
 pub use buckets::{BucketsError, CustomBuckets};
+pub use experts::ExpertMetrics;
 pub use http::{HttpMetrics, OpenStream};
 pub use life::{LifeMetrics, Loss};
 pub use page::{page, page_path};
@@ -54,6 +56,8 @@ pub struct MetricsConfig {
     pub replicas: u16,
     /// Executors of each replica.
     pub tp_size: u16,
+    /// Experts of each layer that are counted, 0 for dense layers; none where nobody counts.
+    pub experts: Vec<u16>,
     /// One series for all replicas (`--metrics-aggregate`).
     pub aggregate: bool,
     /// Buckets that replace the usual ones.
@@ -68,6 +72,7 @@ impl MetricsConfig {
             max_model_len,
             replicas: 1,
             tp_size: 1,
+            experts: Vec::new(),
             aggregate: false,
             buckets: CustomBuckets::default(),
         }
@@ -102,6 +107,8 @@ pub struct Metrics {
     pub requests: RequestMetrics,
     /// Of steps.
     pub steps: StepMetrics,
+    /// Of the model's experts.
+    pub experts: ExpertMetrics,
     /// Of the HTTP server.
     pub http: HttpMetrics,
     /// Of the executor's life.
@@ -131,6 +138,7 @@ impl Metrics {
         let metrics = Self {
             requests: RequestMetrics::new(&families)?,
             steps: StepMetrics::new(&families)?,
+            experts: ExpertMetrics::new(&families, &config.experts)?,
             http: HttpMetrics::new(&families)?,
             life: LifeMetrics::new(&families)?,
             grammar_series: GrammarSeries::new(&families, &grammar)?,

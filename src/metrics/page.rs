@@ -16,6 +16,7 @@ const OPEN_LABELS: &[&str] = &[
     "engine",
     "route",
     "code",
+    "layer",
     "block_size",
     "num_gpu_blocks",
     "cache_dtype",
@@ -30,7 +31,8 @@ const OPEN_LABELS: &[&str] = &[
 ///
 /// Errors: those of `Metrics::new`.
 pub fn page() -> Result<String, prometheus::Error> {
-    let metrics = Metrics::new(&MetricsConfig::new("MODEL", 1_000_000))?;
+    let config = MetricsConfig::new("MODEL", 1_000_000);
+    let metrics = Metrics::new(&MetricsConfig { experts: vec![1], ..config })?;
     metrics.set_cache(CacheFacts {
         block_tokens: 16,
         blocks: 1,
@@ -44,7 +46,8 @@ pub fn page() -> Result<String, prometheus::Error> {
          are vLLM's where vLLM has them; `hadron:` marks what it lacks. This page is generated from the \
          series; a test keeps it so.\n\n\
          Every series exists from the start, except those of `hadron:http_requests_total`, which are born \
-         with the first reply of a route and status. Counters never fall while the server lives. \
+         with the first reply of a route and status. Those of `hadron:expert_tokens` are there for models with \
+         experts on CPUs. Counters never fall while the server lives. \
          Histograms have `_bucket`, `_sum` and `_count`; `request_*_tokens` end at the longest request.\n",
     );
     for prefix in ["vllm:", "hadron:", "process_"] {

@@ -1,7 +1,7 @@
 //! Figures against what was done to them.
 
 use super::*;
-use protocol::{Rank, Replica, RequestId, RowError};
+use protocol::{ExpertTokens, Rank, Replica, RequestId, RowError};
 use scheduler::{AbortCause, BlockStats, ErrorCode, Finish, FirstRun, StopReason, TokenEvent};
 use std::time::{Duration, Instant};
 
@@ -186,4 +186,29 @@ fn what_runs_on_a_replica_is_counted_there() {
 fn the_page_of_metrics_is_current() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(page_path());
     expect_test::expect_file![path].assert_eq(&page().unwrap());
+}
+
+#[test]
+fn experts_are_summed_by_layer_and_listed_one_by_one() {
+    let config = MetricsConfig::new("m", 4_096);
+    let none = Metrics::new(&config).unwrap();
+    assert!(!none.render(&[]).unwrap().contains("expert"), "no series where there are no experts");
+    let metrics =
+        Metrics::new(&MetricsConfig { experts: vec![0, 3, 3], replicas: 2, ..config }).unwrap();
+    let got = |layer, expert, tokens| ExpertTokens { layer, expert, tokens };
+    metrics.experts.answered(Replica(1), &[got(1, 0, 4), got(1, 2, 6), got(2, 1, 10)]);
+    metrics.experts.answered(Replica(1), &[got(1, 0, 5)]);
+    metrics.experts.answered(Replica(1), &[got(9, 0, 1), got(2, 7, 1)]);
+    let page = metrics.render(&[]).unwrap();
+    let of = |name: &str, engine: u16, layer: u16| {
+        let labels = format!("engine=\"{engine}\",layer=\"{layer}\",model_name=\"m\"");
+        value(&page, &format!("hadron:expert_tokens_{name}{{{labels}}}"))
+    };
+    assert_eq!((of("total", 1, 1), of("hottest_total", 1, 1)), (15.0, 11.0));
+    assert_eq!(of("hottest_total", 1, 2), 10.0 + 1.0);
+    assert_eq!(of("total", 0, 1), 0.0);
+    assert!(!page.contains("layer=\"0\""), "a dense layer");
+    let table = metrics.experts.table();
+    assert_eq!(table[1], [vec![], vec![9, 0, 6], vec![0, 10, 0]]);
+    assert_eq!(table[0], [vec![], vec![0; 3], vec![0; 3]]);
 }

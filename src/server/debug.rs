@@ -1,4 +1,4 @@
-//! `/debug/steps` and `/debug/kv`: for operators, behind the admin guard.
+//! `/debug/steps`, `/debug/kv` and `/debug/experts`: for operators, behind the admin guard.
 
 use super::app::App;
 use super::error::ApiError;
@@ -27,6 +27,16 @@ pub struct Steps {
 pub async fn steps(State(app): State<Arc<App>>) -> Result<Json<Steps>, ApiError> {
     let serving = app.serving()?;
     Ok(Json(Steps { steps: serving.metrics.steps.ring.newest(STEPS_KEPT) }))
+}
+
+/// What each expert got since the start, by replica, layer and expert; nothing where experts are not counted.
+pub async fn experts(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    let tables = app.serving()?.metrics.experts.table();
+    let replicas = tables.into_iter().enumerate();
+    let replicas: Vec<Value> = replicas
+        .map(|(dp_rank, table)| json!({"dp_rank": dp_rank, "logical_count": table}))
+        .collect();
+    Ok(Json(json!({"replicas": replicas})))
 }
 
 /// The blocks of every replica that a prefix hit may find, by their hashes, ascending.

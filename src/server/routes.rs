@@ -68,6 +68,7 @@ pub fn table() -> Vec<Route> {
         post("/flush_cache", admin::reset_prefix_cache).to(Access::Admin),
         post("/abort_request", admin::abort_requests).to(Access::Admin),
         post("/abort_requests", admin::abort_requests).to(Access::Admin),
+        get("/debug/experts", debug::experts).to(Access::Admin),
         get("/debug/kv", debug::kv).to(Access::Admin),
         get("/debug/steps", debug::steps).to(Access::Admin),
         post("/start_profile", profile::start).to(Access::Profile),

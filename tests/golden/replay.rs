@@ -210,7 +210,7 @@ impl<'a> Replay<'a> {
         let batch = BatchView::new(&self.ops, &inputs).unwrap();
         let Place { tp, dp, .. } = self.place;
         let (ops, kv, dp_rows) = (&self.ops, &self.kv, batch.tokens());
-        let f = Forward { ops, tp, dp, dp_rows, kv, batch: &batch, probe };
+        let f = Forward { ops, tp, dp, dp_rows, kv, batch: &batch, load: None, probe };
         let ids = self.ops.ids(&ids).unwrap();
         let hidden = self.model.forward(&f, &ids).unwrap();
         let everywhere: Vec<i32> = (0..batch.tokens() as i32).collect();

@@ -167,8 +167,8 @@ impl HashModel {
             let accepted = u32::from(rows[filled.row as usize].accepted);
             filled.end <= span.start + row.len + accepted
         });
-        let timing = StepTiming::default();
-        Ok(StepOutput { step: batch.step, epoch: batch.epoch, rows, timing })
+        let (timing, experts) = (StepTiming::default(), Vec::new());
+        Ok(StepOutput { step: batch.step, epoch: batch.epoch, rows, timing, experts })
     }
 
     /// Starts a request's epoch in its seat, if this is its first row, and updates its block table.

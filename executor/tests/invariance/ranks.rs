@@ -1,13 +1,13 @@
 //! Ranks that share a vocabulary choose what one rank chooses, and tell each other little for it.
 
-use crate::player::{Job, Player, config, shared};
+use crate::player::{Job, Player, config, experts, shared};
 use crate::{LOGPROB_TOLERANCE, PROMPT};
 use collectives::Operation;
 use executor::{Dtype, ExecutorConfig};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
-use protocol::{Sampling, Token, TokenLogprobs};
+use protocol::{ExpertTokens, Sampling, Token, TokenLogprobs};
 
 /// Enough for rules to cut somewhere in the middle.
 const VOCAB: usize = 4000;
@@ -127,5 +127,32 @@ fn a_step_tells_what_its_rules_need() {
         assert_eq!(gathered(ranks, 8, &drawn), [24]);
         assert_eq!(gathered(ranks, 8, &top_k), [8 * 41]);
         assert_eq!(gathered(ranks, 8, &scored), [8 * 17, 8]);
+    }
+}
+
+#[test]
+fn experts_are_counted_once_however_many_ranks_hold_them() {
+    let counted = |ranks: u16, spread: bool| {
+        let config = experts(Dtype::Float32);
+        let config = if ranks == 1 { config } else { shared(config, ranks, spread) };
+        let mut player = Player::with(config);
+        let mut job = Job::new(3, PROMPT, Sampling::greedy());
+        let prompt = player.step(&mut [(&mut job, PROMPT)]).experts;
+        let decode = player.step(&mut [(&mut job, 1)]).experts;
+        (prompt, decode)
+    };
+    let (prompt, decode) = counted(1, false);
+    // Layer 0 is dense; the others have 8 experts, and send each token to 2 of them.
+    for layer in [1, 2] {
+        let of = |counts: &[ExpertTokens]| -> u32 {
+            counts.iter().filter(|count| count.layer == layer).map(|count| count.tokens).sum()
+        };
+        assert_eq!((of(&prompt), of(&decode)), (2 * PROMPT as u32, 2));
+    }
+    let order: Vec<(u16, u16)> = prompt.iter().map(|c| (c.layer, c.expert)).collect();
+    assert!(order.is_sorted() && prompt.iter().all(|c| c.layer > 0 && c.expert < 8));
+    assert!(decode.iter().all(|c| c.tokens == 1), "a token goes to different experts: {decode:?}");
+    for (ranks, spread) in [(2, false), (2, true), (4, true)] {
+        assert_eq!(counted(ranks, spread), (prompt.clone(), decode.clone()), "{ranks} ranks");
     }
 }

@@ -41,13 +41,12 @@ impl MoeMlp {
     ) -> Result<(), ForwardError> {
         let h = x.normed(f, norm)?; // [T, H]
         let logits = f.ops.linear_f32(&h, &self.router)?; // [T, E]
-        let mut y = if f.probe.is_none() && f.dp.size() == 1 {
+        let watched = f.probe.is_some() || f.load.is_some();
+        let mut y = if !watched && f.dp.size() == 1 {
             f.ops.moe(&h, &logits, (self.top_k, self.normalise), &self.experts)?
         } else {
             let routing = f.ops.moe_route_softmax(&logits, self.top_k, self.normalise)?;
-            if let Some(probe) = f.probe {
-                probe.routes(f.ops, self.layer, &routing)?;
-            }
+            self.show(f, &routing)?;
             match f.dp.size() {
                 1 => f.ops.moe_mlp(&h, &routing, &self.experts)?,
                 _ => self.of_all(f, &h, &routing)?,
@@ -72,5 +71,16 @@ impl MoeMlp {
         let mut y = f.ops.scratch(h.dtype(), h.shape())?;
         f.dp.reduce_scatter(s, sums.mat()?, y.mat_mut()?)?;
         Ok(y)
+    }
+
+    /// Tells those who want to know what the router chose.
+    fn show(&self, f: &Forward<'_>, routing: &Routing) -> Result<(), ForwardError> {
+        if let Some(load) = f.load {
+            load.count(f.ops, self.layer, routing)?;
+        }
+        if let Some(probe) = f.probe {
+            probe.routes(f.ops, self.layer, routing)?;
+        }
+        Ok(())
     }
 }

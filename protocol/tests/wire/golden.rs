@@ -4,9 +4,10 @@ use expect_test::{Expect, expect};
 use protocol::codec::Message;
 use protocol::frame::{HEADER_BYTES, encode};
 use protocol::{
-    Batch, BlockId, Bucket, Epoch, FromExecutor, Hello, Input, KvGroup, KvKind, KvSpec, Mask,
-    MaskRow, Memory, Pace, Phase, Profiled, Rank, RequestId, Row, RowError, RowOutput, Sampling,
-    Seat, SeatInit, StepId, StepOutput, StepTiming, TableUpdate, ToExecutor, TokenLogprobs,
+    Batch, BlockId, Bucket, Epoch, ExpertTokens, FromExecutor, Hello, Input, KvGroup, KvKind,
+    KvSpec, Mask, MaskRow, Memory, Pace, Phase, Profiled, Rank, RequestId, Row, RowError,
+    RowOutput, Sampling, Seat, SeatInit, StepId, StepOutput, StepTiming, TableUpdate, ToExecutor,
+    TokenLogprobs,
 };
 
 /// The header in one line, then the body, 32 bytes a line.
@@ -62,7 +63,7 @@ fn a_batch() {
     check(
         &ToExecutor::Batch(batch),
         &expect![[r#"
-            4844524e0400030002000000000000009c0000000b6fae67
+            4844524e0500030002000000000000009c000000c667e8a2
             95070281a54561676572910200929ccd012c0104100100c3c281a6546f6b656e
             73c4045b50020091930001c4080900000070110100c0949eca0000000000ca3f
             800000ca00000000ca3f800000ca00000000ca000000000090c4080500000000
@@ -83,7 +84,7 @@ fn masks() {
     check(
         &ToExecutor::Mask(mask),
         &expect![[r#"
-            4844524e04000600020000000000000015000000cfdf058a
+            4844524e050006000200000000000000150000006dae6075
             9207929300c4080100008002000000c29303c400c3"#]],
     );
 }
@@ -93,16 +94,16 @@ fn short_orders() {
     check(
         &ToExecutor::SizeKv { blocks: 65_536 },
         &expect![[r#"
-            4844524e0400020002000000000000000600000059010dae
+            4844524e05000200020000000000000006000000edef18f2
             91ce00010000"#]],
     );
     check(
         &ToExecutor::Profile { on: true },
         &expect![[r#"
-            4844524e04000500020000000000000002000000c8f9dbe4
+            4844524e05000500020000000000000002000000e3fbb2eb
             91c3"#]],
     );
-    check(&ToExecutor::Shutdown, &expect!["4844524e0400040002000000000000000000000093488a83"]);
+    check(&ToExecutor::Shutdown, &expect!["4844524e050004000200000000000000000000006d458671"]);
 }
 
 #[test]
@@ -117,14 +118,15 @@ fn a_step_output() {
             RowOutput { error: Some(RowError::AllMasked), ..RowOutput::default() },
         ],
         timing: StepTiming { inputs_ns: 1, forward_ns: 1_000_000, sample_ns: 500, replayed: true },
+        experts: vec![ExpertTokens { layer: 1, expert: 2, tokens: 3 }],
     };
     check(
         &FromExecutor::StepOutput(output),
         &expect![[r#"
-            4844524e04001500020000000000000044000000a3ac8d40
-            9407029295c4040300000000c0919403cabf00000001c41003000000000000bf
+            4844524e0500150002000000000000004e0000006a141d31
+            9507029295c4040300000000c0919403cabf00000001c41003000000000000bf
             040000000000c0bf9095c40000a9416c6c4d61736b656490909401ce000f4240
-            cd01f4c3"#]],
+            cd01f4c3c4080200010003000000"#]],
     );
 }
 
@@ -141,14 +143,14 @@ fn the_start() {
     check(
         &FromExecutor::Hello(hello),
         &expect![[r#"
-            4844524e04001100020000000000000017000000b98a4d8b
+            4844524e05001100020000000000000017000000c78bb3ab
             96010002a3637075a5302e312e30cfffffffffffffffff"#]],
     );
     let progress = FromExecutor::Progress { phase: Phase::Load, done: 1, total: 1 << 33 };
     check(
         &progress,
         &expect![[r#"
-            4844524e040012000200000000000000100000000e44ddf4
+            4844524e05001200020000000000000010000000c5947bc9
             93a44c6f616401cf0000000200000000"#]],
     );
     let group = KvGroup { layers: vec![0, 1], kind: KvKind::Full, bytes_per_block: 8_192 };
@@ -157,29 +159,29 @@ fn the_start() {
     check(
         &FromExecutor::Memory(memory),
         &expect![[r#"
-            4844524e04001300020000000000000018000000af3b821e
+            4844524e05001300020000000000000018000000842e42c3
             9392109193920001a446756c6ccd2000cd01f492cd012c0c"#]],
     );
     let fault = FromExecutor::Fault { step: Some(StepId(7)), text: "gone".to_owned() };
     check(
         &fault,
         &expect![[r#"
-            4844524e04001600020000000000000007000000bffdfd4a
+            4844524e05001600020000000000000007000000870d2e3f
             9207a4676f6e65"#]],
     );
     let profiled = Profiled::Started("/t/rank0-1.json".to_owned());
     check(
         &FromExecutor::Profiled(profiled),
         &expect![[r#"
-            4844524e04001800020000000000000019000000b0609a47
+            4844524e05001800020000000000000019000000408573fe
             81a753746172746564af2f742f72616e6b302d312e6a736f6e"#]],
     );
     let done = FromExecutor::StepDone { step: StepId(7), ns: 1_000_000 };
     check(
         &done,
         &expect![[r#"
-        4844524e04001900020000000000000007000000ab3bde62
-        9207ce000f4240"#]],
+            4844524e0500190002000000000000000700000093cb0d17
+            9207ce000f4240"#]],
     );
-    check(&FromExecutor::Beat, &expect!["4844524e040017000200000000000000000000000c4eab2d"]);
+    check(&FromExecutor::Beat, &expect!["4844524e05001700020000000000000000000000f243a7df"]);
 }

@@ -4,10 +4,10 @@ use proptest::collection::vec;
 use proptest::option::of;
 use proptest::prelude::*;
 use protocol::{
-    Batch, BlockId, Bucket, Capture, Device, DeviceLibraries, Dtype, Epoch, FromExecutor, Hello,
-    Input, KvDtype, KvGroup, KvKind, KvSize, KvSpec, Memory, Pace, Parallel, Phase, Profiled, Rank,
-    Ready, RequestId, Row, RowError, RowOutput, Sampling, Seat, SeatInit, Settings, StepId,
-    StepOutput, StepTiming, TableUpdate, ToExecutor, Token, TokenLogprobs,
+    Batch, BlockId, Bucket, Capture, Device, DeviceLibraries, Dtype, Epoch, ExpertTokens,
+    FromExecutor, Hello, Input, KvDtype, KvGroup, KvKind, KvSize, KvSpec, Memory, Pace, Parallel,
+    Phase, Profiled, Rank, Ready, RequestId, Row, RowError, RowOutput, Sampling, Seat, SeatInit,
+    Settings, StepId, StepOutput, StepTiming, TableUpdate, ToExecutor, Token, TokenLogprobs,
 };
 
 fn ids() -> impl Strategy<Value = Vec<Token>> {
@@ -114,7 +114,10 @@ fn output() -> impl Strategy<Value = StepOutput> {
             prompt_logprobs: prompt_logprobs.into(),
         },
     );
-    (any::<u64>(), any::<u64>(), vec(row, 0..5)).prop_map(|(step, ns, rows)| StepOutput {
+    let got = any::<(u16, u16, u32)>();
+    let got = got.prop_map(|(layer, expert, tokens)| ExpertTokens { layer, expert, tokens });
+    let parts = (any::<u64>(), any::<u64>(), vec(row, 0..5), vec(got, 0..20));
+    parts.prop_map(|(step, ns, rows, experts)| StepOutput {
         step: StepId(step),
         epoch: Epoch(ns >> 40),
         rows,
@@ -124,6 +127,7 @@ fn output() -> impl Strategy<Value = StepOutput> {
             sample_ns: 0,
             replayed: ns % 2 == 1,
         },
+        experts,
     })
 }
 

@@ -78,6 +78,7 @@ pub(super) fn of(path: &str) -> Says {
         "/v1/messages/count_tokens" => says("Tokens of messages", Some("AnyObject"), AnyJson),
         "/v1/loads" | "/loads" => says("Load of each replica", None, AnyJson),
         "/kv_event_sources" => says("Where KV events are published", None, AnyJson),
+        "/debug/experts" => says("Tokens by expert (operators)", None, AnyJson),
         "/debug/kv" => says("Resident KV blocks (operators)", None, AnyJson),
         "/debug/steps" => says("The last steps (operators)", None, AnyJson),
         _ => says("", None, AnyJson),

@@ -4,7 +4,7 @@ use super::executor_process::{
     answer, body, children, finish, is_ready, is_zombie, send, stream, stream_of, within,
 };
 use super::process::{Process, command};
-use crate::http_client::{get, post};
+use crate::http_client::{Client, get, post};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -167,16 +167,34 @@ pub(super) fn with_experts() -> tempfile::TempDir {
     folder
 }
 
+/// Each of both layers has sent `tokens` to its experts.
+fn check_experts_counted(at: SocketAddr, tokens: u64) {
+    let mut client = Client::connect(at);
+    client.send("GET", "/debug/experts", "Authorization: Bearer root\r\n", b"");
+    let listed = client.read().unwrap().json();
+    for layer in 0..2 {
+        let labels = format!("{{engine=\"0\",layer=\"{layer}\",model_name=\"m\"}}");
+        let of = |name: &str| metric(at, &format!("hadron:expert_tokens_{name}{labels}")) as u64;
+        assert_eq!(of("total"), tokens);
+        assert!(of("hottest_total") >= 99, "at least one for each of the steps");
+        let each = listed["replicas"][0]["logical_count"][layer].as_array().unwrap();
+        let sum: u64 = each.iter().map(|count| count.as_u64().unwrap()).sum();
+        assert_eq!((each.len(), sum), (8, tokens), "{listed}");
+    }
+}
+
 #[test]
 fn whole_experts_and_parts_of_them_answer_alike() {
     let folder = with_experts();
     let model = folder.path().join("model").to_str().unwrap().to_owned();
     let of = |flags: &[&str]| {
         let small = ["--max-model-len", "256", "--num-gpu-blocks-override", "64"];
-        let process = start(&[&[model.as_str()], &small[..], flags].concat());
+        let names = ["--served-model-name", "m", "--admin-key", "root"];
+        let process = start(&[&[model.as_str()], &small[..], &names, flags].concat());
         let body = json!({"prompt": [5, 6, 7, 8, 9], "max_tokens": 100, "ignore_eos": true,
                           "temperature": 0, "return_token_ids": true});
         let reply = post(process.address, "/v1/completions", &body).json();
+        check_experts_counted(process.address, 2 * (5 + 99));
         reply["choices"][0]["token_ids"].clone()
     };
     let expected = of(&[]);

@@ -1,0 +1,92 @@
+//! What the experts of a model got, step by step.
+//!
+//! A model has thousands of experts: each has a number here, and two series per layer say how uneven they are.
+
+use super::families::{Families, PerEngine};
+use prometheus::{Error, IntCounter};
+use protocol::{ExpertTokens, Replica};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Figures of experts; without any where a model has none, or where they are not counted.
+pub struct ExpertMetrics {
+    layers: Vec<Layer>,
+    /// By replica, then by layer and expert.
+    tokens: Vec<Vec<AtomicU64>>,
+}
+
+/// The experts of one layer.
+struct Layer {
+    experts: usize,
+    /// Place of the first one.
+    first: usize,
+    /// Tokens of all, and of the one that got most in a step; `None` for a dense layer.
+    series: Option<[PerEngine<IntCounter>; 2]>,
+}
+
+const TOKENS: &str =
+    "Tokens that the experts of a layer got; one token counts once for each of its experts.";
+const HOTTEST: &str = "Of these those of the expert that got most, in each step anew.";
+
+impl ExpertMetrics {
+    /// `experts` of each layer, 0 for dense ones.
+    pub(super) fn new(f: &Families<'_>, experts: &[u16]) -> Result<Self, Error> {
+        let names: Vec<String> = (0..experts.len()).map(|layer| layer.to_string()).collect();
+        let sparse: Vec<&str> = names
+            .iter()
+            .zip(experts)
+            .filter(|(_, experts)| **experts > 0)
+            .map(|(name, _)| &name[..])
+            .collect();
+        let mut series = if sparse.is_empty() {
+            Vec::new().into_iter().zip(Vec::new())
+        } else {
+            let tokens = f.counters_by("hadron:expert_tokens_total", TOKENS, "layer", &sparse)?;
+            let hottest =
+                f.counters_by("hadron:expert_tokens_hottest_total", HOTTEST, "layer", &sparse)?;
+            tokens.into_iter().zip(hottest)
+        };
+        let mut first = 0;
+        let layers: Vec<Layer> = experts
+            .iter()
+            .map(|&experts| {
+                let experts = usize::from(experts);
+                let series = if experts > 0 { series.next().map(|(a, b)| [a, b]) } else { None };
+                first += experts;
+                Layer { experts, first: first - experts, series }
+            })
+            .collect();
+        let zeros = || (0..first).map(|_| AtomicU64::new(0)).collect();
+        Ok(Self { layers, tokens: (0..f.replicas()).map(|_| zeros()).collect() })
+    }
+
+    /// A step of a replica was answered; the counts of a layer lie together.
+    pub fn answered(&self, replica: Replica, counts: &[ExpertTokens]) {
+        let Some(totals) = self.tokens.get(usize::from(replica.0)) else { return };
+        for of_layer in counts.chunk_by(|a, b| a.layer == b.layer) {
+            let Some(layer) = self.layers.get(usize::from(of_layer[0].layer)) else { continue };
+            let own = &totals[layer.first..][..layer.experts];
+            for count in of_layer {
+                if let Some(total) = own.get(usize::from(count.expert)) {
+                    total.fetch_add(u64::from(count.tokens), Ordering::Relaxed);
+                }
+            }
+            if let Some([tokens, hottest]) = &layer.series {
+                let each = || of_layer.iter().map(|count| u64::from(count.tokens));
+                tokens.of(replica).inc_by(each().sum());
+                hottest.of(replica).inc_by(each().max().unwrap_or(0));
+            }
+        }
+    }
+
+    /// By replica, tokens by layer and expert since the start; a dense layer has no experts.
+    pub fn table(&self) -> Vec<Vec<Vec<u64>>> {
+        let of = |totals: &Vec<AtomicU64>| {
+            let layer = |layer: &Layer| {
+                let own = &totals[layer.first..][..layer.experts];
+                own.iter().map(|total| total.load(Ordering::Relaxed)).collect()
+            };
+            self.layers.iter().map(layer).collect()
+        };
+        self.tokens.iter().map(of).collect()
+    }
+}
