@@ -10,7 +10,7 @@ mod mailbox;
 mod prefill_rate;
 mod resident;
 
-pub use admission::{Admission, AdmissionLimits, Overload, Ticket};
+pub use admission::{Admission, AdmissionLimits, HeldBytes, Overload, Ticket};
 pub use held::Held;
 pub use inbox::Inbox;
 pub use mailbox::EventStream;

@@ -57,7 +57,7 @@ pub struct EngineArgs {
     /// Prompt tokens waiting for prefill before new requests are refused [default: no limit]
     #[arg(long, value_parser = tokens, value_name = "TOKENS")]
     pub max_num_queued_tokens: Option<u32>,
-    /// Bytes of queued requests before new ones are refused
+    /// Bytes of requests that are read or queued before new ones are refused
     #[arg(long, default_value = "1GiB", value_name = "BYTES")]
     pub max_queued_bytes: ByteSize,
     /// HTTP status of a refusal for load

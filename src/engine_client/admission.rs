@@ -15,7 +15,7 @@ pub struct AdmissionLimits {
     pub requests: u64,
     /// Prompt tokens that have not been prefilled (`--max-num-queued-tokens`).
     pub prefill_tokens: u64,
-    /// Bytes of bodies held (`--max-queued-bytes`).
+    /// Bytes of bodies held or being read (`--max-queued-bytes`).
     pub bytes: u64,
 }
 
@@ -54,22 +54,23 @@ impl Admission {
         })
     }
 
-    /// Counts a request whose body has `bytes` bytes, before its prompt is known.
+    /// Holds nothing yet: for a body that is going to be read.
+    pub fn hold(self: &Arc<Self>) -> HeldBytes {
+        HeldBytes { admission: Arc::clone(self), bytes: 0 }
+    }
+
+    /// Counts a request whose body is there, before its prompt is known.
     ///
-    /// Errors: the first limit that has no room.
-    pub fn enter(self: &Arc<Self>, bytes: u64) -> Result<Ticket, Overload> {
-        let mut ticket = Ticket {
-            admission: Arc::clone(self),
-            requests: 0,
-            prefill_tokens: 0,
-            bytes: 0,
-            entered: Instant::now(),
-        };
+    /// Errors: there is no room for one more.
+    pub fn enter(self: &Arc<Self>, body: HeldBytes) -> Result<Ticket, Overload> {
         self.add(&self.requests, 1, self.limits.requests, "max_num_queued_reqs")?;
-        ticket.requests = 1;
-        self.add(&self.bytes, bytes, self.limits.bytes, "max_queued_bytes")?;
-        ticket.bytes = bytes;
-        Ok(ticket)
+        Ok(Ticket {
+            admission: Arc::clone(self),
+            requests: 1,
+            prefill_tokens: 0,
+            _body: body,
+            entered: Instant::now(),
+        })
     }
 
     /// Requests in flight.
@@ -117,13 +118,39 @@ impl Admission {
     }
 }
 
+/// Bytes of a body, counted as they come: many slow clients with large bodies are a load before any of them is a
+/// request.
+#[derive(Debug)]
+pub struct HeldBytes {
+    admission: Arc<Admission>,
+    bytes: u64,
+}
+
+impl HeldBytes {
+    /// Counts bytes that have come.
+    ///
+    /// Errors: there is no room for them.
+    pub fn grow(&mut self, bytes: u64) -> Result<(), Overload> {
+        let admission = &self.admission;
+        admission.add(&admission.bytes, bytes, admission.limits.bytes, "max_queued_bytes")?;
+        self.bytes += bytes;
+        Ok(())
+    }
+}
+
+impl Drop for HeldBytes {
+    fn drop(&mut self) {
+        self.admission.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
 /// One HTTP request's share of the counters.
 #[derive(Debug)]
 pub struct Ticket {
     admission: Arc<Admission>,
     requests: u64,
     prefill_tokens: u64,
-    bytes: u64,
+    _body: HeldBytes,
     entered: Instant,
 }
 
@@ -170,7 +197,6 @@ impl Drop for Ticket {
         if self.prefill_tokens > 0 {
             self.admission.leave_prefill(self.prefill_tokens, false);
         }
-        self.admission.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -182,16 +208,23 @@ mod tests {
     fn every_cap_refuses_and_every_ticket_gives_back() {
         let limits = AdmissionLimits { requests: 4, prefill_tokens: 100, bytes: 50 };
         let admission = Admission::new(limits);
-        let mut a = admission.enter(10).unwrap();
+        let body = |bytes: u64| {
+            let mut body = admission.hold();
+            body.grow(bytes / 2).and_then(|()| body.grow(bytes - bytes / 2)).map(|()| body)
+        };
+        let enter = |bytes| admission.enter(body(bytes)?);
+        let mut a = enter(10).unwrap();
         a.grow(3, 90).unwrap();
-        let mut b = admission.enter(10).unwrap();
-        assert_eq!(admission.enter(1).unwrap_err().reason, "max_num_queued_reqs");
+        let mut b = enter(10).unwrap();
+        assert_eq!(enter(1).unwrap_err().reason, "max_num_queued_reqs");
         assert_eq!(b.grow(1, 11).unwrap_err().reason, "max_num_queued_tokens");
         a.release_tokens(90, true);
         a.release_request();
         b.grow(1, 11).unwrap();
-        assert_eq!(admission.enter(31).unwrap_err().reason, "max_queued_bytes");
-        drop((a, b));
+        assert_eq!(enter(31).unwrap_err().reason, "max_queued_bytes");
+        let half_read = body(30).unwrap();
+        assert_eq!(body(1).unwrap_err().reason, "max_queued_bytes");
+        drop((a, b, half_read));
         let counts = (admission.requests(), admission.prefill_tokens());
         assert_eq!((counts, admission.bytes.load(Ordering::Relaxed)), ((0, 0), 0));
     }

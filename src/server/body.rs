@@ -1,24 +1,45 @@
-//! Reads request bodies within their limits: type, encoding, size, time.
+//! Reads request bodies within their limits: type, encoding, size, time, and what all of them may hold.
 
+use super::app::{App, Serving};
 use super::error::ApiError;
+use crate::engine_client::Ticket;
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use std::time::Duration;
 
-/// Reads a JSON body.
+/// Reads the JSON body of a client and admits the request: its bytes count as they come, itself once they are there.
+///
+/// Errors: those of `read`; 429 or 503 for load.
+pub async fn admit(
+    app: &App,
+    serving: &Serving,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<(Bytes, Ticket), ApiError> {
+    let admission = serving.client.admission();
+    let mut held = admission.hold();
+    let count = |bytes: usize| held.grow(bytes as u64).map_err(|o| app.overloaded(&o));
+    let (cap, limit) = (serving.body_bytes_max, app.options.body_timeout);
+    let bytes = read(headers, body, cap, limit, count).await?;
+    let ticket = admission.enter(held).map_err(|o| app.overloaded(&o))?;
+    Ok((bytes, ticket))
+}
+
+/// Reads a JSON body; `count` hears of bytes as they come, and may refuse them.
 ///
 /// Errors: 415 for a compressed body or another type, 413 above the cap, 408 past the deadline, 400
-/// if the body breaks off.
+/// if the body breaks off; those of `count`.
 pub async fn read(
     headers: &HeaderMap,
     body: Body,
     bytes_max: usize,
     limit: Duration,
+    count: impl FnMut(usize) -> Result<(), ApiError>,
 ) -> Result<Bytes, ApiError> {
     check_headers(headers, bytes_max)?;
-    let read = collect(body, bytes_max);
+    let read = collect(body, bytes_max, count);
     tokio::time::timeout(limit, read).await.unwrap_or_else(|_| {
         let message = format!("the body was not complete after {} s", limit.as_secs());
         Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "slow_body", message))
@@ -45,7 +66,11 @@ fn check_headers(headers: &HeaderMap, bytes_max: usize) -> Result<(), ApiError> 
     Ok(())
 }
 
-async fn collect(mut body: Body, bytes_max: usize) -> Result<Bytes, ApiError> {
+async fn collect(
+    mut body: Body,
+    bytes_max: usize,
+    mut count: impl FnMut(usize) -> Result<(), ApiError>,
+) -> Result<Bytes, ApiError> {
     let mut first: Option<Bytes> = None;
     let mut rest = BytesMut::new();
     while let Some(frame) = body.frame().await {
@@ -55,6 +80,7 @@ async fn collect(mut body: Body, bytes_max: usize) -> Result<Bytes, ApiError> {
         if length > bytes_max {
             return Err(too_large(bytes_max));
         }
+        count(data.len())?;
         // Most bodies are one frame, which needs no copy.
         match &first {
             None => first = Some(data),

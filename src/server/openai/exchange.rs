@@ -143,11 +143,8 @@ pub async fn prepare<E: Endpoint>(
     let received = Instant::now();
     let serving = Arc::clone(app.accepting()?);
     let (parts, body) = request.into_parts();
-    let (cap, limit) = (serving.body_bytes_max, app.options.body_timeout);
-    let body = body::read(&parts.headers, body, cap, limit).await?;
+    let (body, ticket) = body::admit(app, &serving, &parts.headers, body).await?;
     let bytes = body.len();
-    let admission = serving.client.admission();
-    let ticket = admission.enter(bytes as u64).map_err(|o| app.overloaded(&o))?;
     let headers = FromHeaders::read(&parts.headers, &app.options.keys);
     let work = {
         let app = Arc::clone(app);

@@ -85,10 +85,8 @@ pub async fn answer(
 ) -> Result<Response<Body>, ApiError> {
     let serving = Arc::clone(app.serving()?);
     let (parts, body) = request.into_parts();
-    let (cap, limit) = (serving.body_bytes_max, app.options.body_timeout);
-    let body = body::read(&parts.headers, body, cap, limit).await?;
+    let (body, ticket) = body::admit(&app, &serving, &parts.headers, body).await?;
     let bytes = body.len();
-    let ticket = serving.client.admission().enter(bytes as u64).map_err(|o| app.overloaded(&o))?;
     let (pool, headers) = (Arc::clone(&app), FromHeaders::read(&parts.headers, &app.options.keys));
     let work = move || {
         let _ticket = ticket; // Counted until the work is done, also if the client leaves.
