@@ -100,6 +100,7 @@ impl Domain {
     /// Counters of this moment.
     pub(crate) fn stats(&self, replica: Replica) -> StepStats {
         let (state, totals, counts) = (&self.state, self.state.totals, self.kv.counts());
+        let next = state.waiting.slots().next();
         StepStats {
             replica,
             ready: self.is_ready(),
@@ -108,6 +109,7 @@ impl Domain {
             running: state.running.len() as u32,
             waiting: state.waiting.len() as u32,
             waiting_tokens: state.waiting_tokens,
+            next_submitted_ms: next.map(|slot| state.requests[slot].cold.asked.submitted_ms),
             blocks: BlockStats {
                 pool: counts.pool,
                 vacant: counts.vacant,

@@ -19,6 +19,8 @@ pub struct StepStats {
     pub waiting: u32,
     /// Known tokens of the waiting requests.
     pub waiting_tokens: u64,
+    /// When the request that is next to get a seat was submitted, as ticks tell the time; `None` = none waits.
+    pub next_submitted_ms: Option<u64>,
     /// KV blocks by state.
     pub blocks: BlockStats,
     /// Rows of the last step sent.

@@ -284,7 +284,7 @@ impl EngineThread {
             // A closed channel means that nobody is left to hear the news.
             Effect::Tokens(list) => drop(self.news.blocking_send(list)),
             Effect::Stats(stats) => {
-                desk.clocks.counted(&stats);
+                desk.clocks.counted(&stats, now_ms);
                 self.client.set_stats(stats);
             }
             Effect::Kv { replica, events } => {

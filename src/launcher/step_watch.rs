@@ -161,7 +161,9 @@ impl StepWatch {
     }
 
     /// Counters changed.
-    pub fn counted(&mut self, stats: &StepStats) {
+    pub fn counted(&mut self, stats: &StepStats, now_ms: u64) {
+        let waited_ms = stats.next_submitted_ms.map(|at_ms| now_ms.saturating_sub(at_ms));
+        self.metrics.queue.next_waits(stats.replica, waited_ms.map(Duration::from_millis));
         let lane = self.lane(stats.replica);
         (lane.running, lane.waiting) = (stats.running, stats.waiting);
         lane.generated = stats.generated_tokens_total;

@@ -13,6 +13,7 @@ mod kv_events;
 mod life;
 mod page;
 mod process;
+mod queue;
 mod replicas;
 mod request_times;
 mod requests;
@@ -27,6 +28,7 @@ pub use experts::ExpertMetrics;
 pub use http::{HttpMetrics, OpenStream};
 pub use life::{LifeMetrics, Loss};
 pub use page::{page, page_path};
+pub use queue::QueueMetrics;
 pub use request_times::RequestTimes;
 pub use requests::{RequestMetrics, Round};
 pub use step_ring::{STEPS_KEPT, StepRecord, StepRing};
@@ -113,6 +115,8 @@ pub struct Metrics {
     pub http: HttpMetrics,
     /// Of the executor's life.
     pub life: LifeMetrics,
+    /// Of requests that wait for a seat.
+    pub queue: QueueMetrics,
     /// Of constrained output; whoever compiles grammars and makes masks writes here.
     pub grammar: Arc<GrammarTimings>,
     grammar_series: GrammarSeries,
@@ -141,6 +145,7 @@ impl Metrics {
             experts: ExpertMetrics::new(&families, &config.experts)?,
             http: HttpMetrics::new(&families)?,
             life: LifeMetrics::new(&families)?,
+            queue: QueueMetrics::new(&families)?,
             grammar_series: GrammarSeries::new(&families, &grammar)?,
             grammar,
             deferred: AtomicU64::new(0),
@@ -188,6 +193,7 @@ impl Metrics {
         self.replicas.set(stats, self.deferred.load(Ordering::Relaxed));
         self.grammar_series.set(&self.grammar);
         self.life.set(stats);
+        self.queue.set();
         self.kv_event_series.set(&self.kv_events);
         self.process.set();
         self.unused.set();

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 type Samples = BTreeMap<String, f64>;
 
@@ -213,6 +213,32 @@ fn loads_show_what_runs() {
     assert_eq!(scrape(server.address)["hadron:http_open_streams"], 0.0);
     let aborted = "vllm:request_success_total{finished_reason=\"abort\"}";
     assert_eq!(scrape(server.address)[aborted], 1.0);
+}
+
+#[test]
+fn the_age_of_the_queue_grows_while_somebody_waits() {
+    let step_time = Duration::from_millis(5);
+    let server = Server::start(&Setup { seats: 1, step_time, ..Setup::default() });
+    let at = server.address;
+    let age = || scrape(at)["hadron:queue_age_seconds"];
+    let until = |what: &str, reached: &dyn Fn(f64) -> bool| {
+        let begun = Instant::now();
+        while !reached(age()) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "not {what}: {}", age());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    assert_eq!(age(), 0.0);
+    let long = json!({"prompt": "a", "max_tokens": 4_000, "ignore_eos": true, "stream": true});
+    let [mut first, mut second] = [(); 2].map(|()| Client::connect(at));
+    first.send("POST", "/v1/completions", "", long.to_string().as_bytes());
+    assert_eq!(first.read_head().unwrap().status, 200);
+    assert_eq!(age(), 0.0, "the only one has a seat");
+    second.send("POST", "/v1/completions", "", br#"{"prompt": "b", "max_tokens": 1}"#);
+    until("a while", &|age| age > 0.3);
+    drop(first);
+    assert_eq!(second.read().unwrap().status, 200);
+    until("over", &|age| age == 0.0);
 }
 
 #[test]

@@ -1,0 +1,47 @@
+//! How long the next request in the queue of each replica has waited: it grows while nothing moves.
+
+use super::families::Families;
+use prometheus::{Error, Gauge};
+use protocol::Replica;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Series of queues.
+pub struct QueueMetrics {
+    age: Vec<Gauge>,
+    start: Instant,
+    /// By replica: milliseconds from `start` to the submit of the next request, plus one; 0 = none waits.
+    submitted_ms: Vec<AtomicU64>,
+}
+
+impl QueueMetrics {
+    #[rustfmt::skip] // A table.
+    pub(super) fn new(f: &Families<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            age: f.gauge_of_replicas("hadron:queue_age_seconds", "Time since the request was submitted that is next to get a seat, 0 if none waits; of several replicas in one series, the longest.")?,
+            start: Instant::now(),
+            submitted_ms: (0..f.replicas()).map(|_| AtomicU64::new(0)).collect(),
+        })
+    }
+
+    /// The next request of a replica has waited for so long; `None` = none waits.
+    pub fn next_waits(&self, replica: Replica, waited: Option<Duration>) {
+        let Some(submitted_ms) = self.submitted_ms.get(usize::from(replica.0)) else { return };
+        let at = waited.map(|waited| self.start.elapsed().saturating_sub(waited));
+        submitted_ms.store(at.map_or(0, |at| at.as_millis() as u64 + 1), Ordering::Relaxed);
+    }
+
+    pub(super) fn set(&self) {
+        let (now, series) = (self.start.elapsed(), self.age.len());
+        let age = |submitted_ms: &AtomicU64| {
+            let since = submitted_ms.load(Ordering::Relaxed).checked_sub(1);
+            since.map_or(Duration::ZERO, |ms| now.saturating_sub(Duration::from_millis(ms)))
+        };
+        for (engine, gauge) in self.age.iter().enumerate() {
+            // Those without a series of their own show in the last one.
+            let rest = if engine + 1 == series { self.submitted_ms.len() } else { engine + 1 };
+            let own = self.submitted_ms.get(engine..rest).unwrap_or_default();
+            gauge.set(own.iter().map(age).max().unwrap_or_default().as_secs_f64());
+        }
+    }
+}
