@@ -20,7 +20,20 @@ fn start_log(format: LogFormat, filter: &str) {
         .with_writer(std::io::stderr);
     match format {
         LogFormat::Human => log.with_ansi(std::io::stderr().is_terminal()).init(),
-        LogFormat::Json => log.json().flatten_event(true).init(),
+        LogFormat::Json => {
+            log.json().flatten_event(true).init();
+            // In the standard library's form it would be the one line that no collector can read.
+            std::panic::set_hook(Box::new(|panic| tracing::error!(%panic, "a thread panicked")));
+        }
+    }
+}
+
+/// The last word of a process that could not do what it was told to.
+fn complain(format: LogFormat, error: &anyhow::Error) {
+    match format {
+        // A closed stderr leaves the exit code.
+        LogFormat::Human => drop(writeln!(std::io::stderr(), "hadron: {error:#}")),
+        LogFormat::Json => tracing::error!(cause = format!("{error:#}"), "hadron failed"),
     }
 }
 
@@ -57,7 +70,7 @@ fn main() -> ExitCode {
         Command::Synth(args) => synth::run(&args),
     };
     outcome.unwrap_or_else(|error| {
-        let _ = writeln!(std::io::stderr(), "hadron: {error:#}");
+        complain(format, &error);
         ExitCode::FAILURE
     })
 }

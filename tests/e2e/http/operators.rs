@@ -259,6 +259,18 @@ fn a_log_in_json_is_json_in_every_line() {
 }
 
 #[test]
+fn a_failed_start_is_told_in_json_too() {
+    let output = command(&["/no/such/model", "--port", "0", "--log-format", "json"]).output();
+    let output = output.unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stderr).unwrap();
+    let events: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let last = events.last().unwrap();
+    assert_eq!((&last["level"], &last["message"]), (&json!("ERROR"), &json!("hadron failed")));
+    assert!(last["cause"].as_str().unwrap().contains("/no/such/model"), "{last}");
+}
+
+#[test]
 fn an_open_door_is_warned_of() {
     let warned = |args: &[&str]| {
         let mut process =
