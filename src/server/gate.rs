@@ -18,6 +18,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use tower::ServiceExt;
+use tracing::{Instrument, Span, field};
 
 const HEADERS_MAX: usize = 64;
 const HEADER_BYTES_MAX: usize = 64 << 10;
@@ -40,9 +41,10 @@ pub async fn answer(
 ) -> Response<Body> {
     progress.busy();
     let id = request.headers().get("x-request-id").cloned();
+    let known = id.filter(|id| id.to_str().is_ok_and(is_request_id));
     let of_messages = is_read_on(request.uri().path());
     let mut response = match check(&request, access) {
-        Ok(()) => route(router, request).await,
+        Ok(()) => route(router, request).instrument(span_of(known.as_ref())).await,
         Err(error) => {
             let mut response = error.into_response();
             let close = HeaderValue::from_static("close");
@@ -53,11 +55,19 @@ pub async fn answer(
     if of_messages {
         response = reshaped(response);
     }
-    let known = id.filter(|id| id.to_str().is_ok_and(is_request_id));
     if let Some(id) = known {
         response.headers_mut().entry("x-request-id").or_insert(id);
     }
     response.map(|body| Body::new(Sent { body, progress }))
+}
+
+/// What all lines of the log about a request have in common. One that its client did not name gets its name later.
+fn span_of(id: Option<&HeaderValue>) -> Span {
+    let span = tracing::error_span!("request", id = field::Empty);
+    if let Some(id) = id.and_then(|id| id.to_str().ok()) {
+        span.record("id", id);
+    }
+    span
 }
 
 async fn route(router: Router, request: Request<hyper::body::Incoming>) -> Response<Body> {

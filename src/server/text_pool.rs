@@ -7,6 +7,7 @@ use super::error::ApiError;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
+use tracing::Span;
 
 /// Bodies above this are long: about 5 ms of tokenising.
 const LONG_BYTES: usize = 16 << 10;
@@ -43,9 +44,10 @@ impl TextPool {
     ) -> Result<T, ApiError> {
         let places = if bytes > LONG_BYTES { &self.long } else { &self.short };
         let place = Arc::clone(places).acquire_owned().await.map_err(|_| ApiError::internal())?;
+        let span = Span::current(); // The other thread writes to the log on behalf of the same request.
         let work = move || {
             let _place = place; // Held by the work, not by a caller that may leave.
-            work()
+            span.in_scope(work)
         };
         spawn_blocking(work).await.map_err(|panic| {
             tracing::error!(%panic, "text work panicked");

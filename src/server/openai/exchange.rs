@@ -18,6 +18,7 @@ use serde_json::json;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use tracing::Span;
 
 /// What identifies a reply.
 #[derive(Debug, Clone)]
@@ -63,10 +64,13 @@ impl FromHeaders {
     }
 
     /// The client's name of the request, else a fresh one: from the header, else from the body. The
-    /// engine gets to know it by `params`.
+    /// engine gets to know it by `params`, the log by the current span.
     pub fn name(&self, params: &mut Params, random: &Random) -> String {
         let given = self.request_id.clone().or_else(|| params.request_id.take());
         let name = given.unwrap_or_else(|| random.id());
+        if self.request_id.is_none() {
+            Span::current().record("id", name.as_str());
+        }
         params.request_id = Some(name.clone());
         name
     }

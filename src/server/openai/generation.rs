@@ -12,6 +12,7 @@ use std::future::poll_fn;
 use std::mem;
 use std::task::{Context, Poll};
 use std::time::Instant;
+use tracing::Span;
 
 /// Chunks that may wait for a slow reader before they are merged into one per choice.
 const PENDING_CHUNKS_MAX: usize = 256;
@@ -48,6 +49,8 @@ pub struct Generation {
     fatal: Option<ApiError>,
     /// Writes the request's line when the generation is dropped.
     trace: Option<Box<RequestTrace>>,
+    /// Of the request, for the log.
+    span: Span,
 }
 
 impl Generation {
@@ -62,8 +65,8 @@ impl Generation {
         let live = choices.len();
         let pending = choices.iter().map(|_| Delta::default()).collect();
         let interval = interval as usize;
-        let (events, fatal, trace) = (Vec::new(), None, None);
-        Self { stream, choices, n, prompts, events, live, pending, interval, fatal, trace }
+        let (events, fatal, trace, span) = (Vec::new(), None, None, Span::current());
+        Self { stream, choices, n, prompts, events, live, pending, interval, fatal, trace, span }
     }
 
     /// Has a line written once this ends; `received`: when the request came in.
@@ -95,10 +98,10 @@ impl Generation {
             scheduler::Finish::Abort(AbortCause::Drain) => Some(draining()),
             _ => None,
         };
-        match self.events.iter().find_map(failed) {
-            None => Ok(()),
-            Some(error) => Err(error),
-        }
+        let Some(error) = self.events.iter().find_map(failed) else { return Ok(()) };
+        self.drain(|_, _, _| ()); // The trace hears how it ended.
+        self.fatal.get_or_insert_with(|| error.clone());
+        Err(error)
     }
 
     /// Waits until events are there to be drained.
@@ -141,6 +144,9 @@ impl Generation {
         }
         if self.choices[index].has_ended() {
             self.live -= 1;
+            if let Some(end) = delta.end.as_ref().filter(|end| end.is_row_error()) {
+                self.span.in_scope(|| tracing::warn!(choice = index, ?end, "an output failed"));
+            }
             if let (Some(trace), Some(end)) = (&mut self.trace, &delta.end) {
                 trace.end(index, end.name());
             }
@@ -197,6 +203,15 @@ impl Generation {
     /// Choices in all.
     pub fn choices(&self) -> usize {
         self.choices.len()
+    }
+}
+
+/// Who is gone can be told nothing: only the log says so.
+impl Drop for Generation {
+    fn drop(&mut self) {
+        if !self.has_ended() {
+            self.span.in_scope(|| tracing::debug!(status = 499, "the client left"));
+        }
     }
 }
 

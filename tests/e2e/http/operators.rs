@@ -1,7 +1,7 @@
 //! What operators do: forget cached prefixes, take requests back, trace requests, read logs as JSON.
 
 use super::process::{Process, command};
-use crate::http_client::{Client, Reply, post};
+use crate::http_client::{Client, Reply, get, post};
 use crate::http_host::{Server, Setup};
 use hadron::server::app::Options;
 use hadron::server::keys::Keys;
@@ -228,6 +228,24 @@ fn each_request_leaves_a_line() {
     }
 }
 
+/// Asks for many long answers and goes away; returns once the server has noticed.
+fn leave(at: SocketAddr, headers: &str, name: &str) {
+    let load = || get(at, "/load").json()["server_load"].as_u64();
+    let body = json!({"prompt": "a", "max_tokens": 1500, "ignore_eos": true, "n": 16, "request_id": name});
+    let mut client = Client::connect(at);
+    client.send("POST", "/v1/completions", headers, body.to_string().as_bytes());
+    let begun = Instant::now();
+    let wait = |wanted| {
+        while load() != Some(wanted) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{name}: the load is {:?}", load());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    };
+    wait(16);
+    drop(client);
+    wait(0);
+}
+
 #[test]
 fn a_log_in_json_is_json_in_every_line() {
     let folder = tempfile::tempdir().unwrap();
@@ -239,14 +257,18 @@ fn a_log_in_json_is_json_in_every_line() {
     let log = child.stderr.take().unwrap();
     let mut address = None;
     let mut executors = 0;
+    let mut left = Vec::new();
     for line in std::io::BufRead::lines(std::io::BufReader::new(log)) {
         let line = line.unwrap();
         let event: Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line}"));
         executors += usize::from(event["executor_rank"] == 0);
+        left.extend((event["status"] == 499).then(|| event["span"]["id"].clone()));
         if event["message"] == "ready" {
             let at: SocketAddr = event["address"].as_str().unwrap().parse().unwrap();
             let body = json!({"prompt": "a", "max_tokens": 3, "ignore_eos": true});
             assert_eq!(post(at, "/v1/completions", &body).status, 200);
+            leave(at, "X-Request-Id: by-header\r\n", "by-body");
+            leave(at, "", "by-body");
             address = Some(at);
             let stopped = std::process::Command::new("kill").arg(child.id().to_string()).status();
             assert!(stopped.unwrap().success());
@@ -254,8 +276,9 @@ fn a_log_in_json_is_json_in_every_line() {
     }
     assert!(address.is_some(), "ready was said");
     assert!(executors > 0, "the executor's lines name it");
+    assert_eq!(left, ["by-header", "by-body"], "lines about a request name it");
     assert_eq!(child.wait().unwrap().code(), Some(0));
-    assert_eq!(lines(&trace).len(), 1, "the last line is on disk before the end");
+    assert_eq!(lines(&trace).len(), 3, "the last line is on disk before the end");
 }
 
 #[test]
