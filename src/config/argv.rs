@@ -17,6 +17,8 @@ use super::{ConfigError, file, refused};
 pub(super) struct Words {
     pub(super) argv: Vec<String>,
     pub(super) notes: Vec<String>,
+    /// Whether names of the model were typed in the form that takes all words that follow.
+    pub(super) names_swallow: bool,
 }
 
 /// Short names of several letters, which clap does not know.
@@ -65,7 +67,7 @@ pub(super) fn normalise(command: &Command, argv: Vec<OsString>) -> Result<Words,
     // Flags of other engines and files belong to `serve` alone.
     if argv.get(1).map(String::as_str) != Some("serve") {
         let argv = argv.into_iter().map(|word| spell(&word)).collect();
-        return Ok(Words { argv, notes: Vec::new() });
+        return Ok(Words { argv, notes: Vec::new(), names_swallow: false });
     }
     let Some(serve) = command.find_subcommand("serve") else {
         return refused("serve: not in this build");
@@ -79,10 +81,11 @@ pub(super) fn normalise(command: &Command, argv: Vec<OsString>) -> Result<Words,
         let listed = flags.rewrite(&file::words(path)?, &mut notes)?;
         words.extend(flags.without(listed, &typed, path)?);
     }
+    let names_swallow = typed.iter().any(|word| word == "--served-model-name");
     words.extend(typed);
     notes.sort_unstable();
     notes.dedup();
-    Ok(Words { argv: words, notes })
+    Ok(Words { argv: words, notes, names_swallow })
 }
 
 /// What may be said, by spelling.

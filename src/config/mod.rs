@@ -195,7 +195,7 @@ pub fn parse(argv: Vec<OsString>, environment: Environment) -> Result<Invocation
     let cli = Cli::from_arg_matches(&matches).map_err(|e| usage(&e))?;
     let mut command = cli.command;
     if let Command::Serve(args) = &mut command {
-        args.model.settle()?;
+        args.model.settle(words.names_swallow)?;
         args.engine.check(args.model.dtype)?;
         args.parallel.settle()?;
         args.reply.check()?;

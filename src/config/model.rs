@@ -71,8 +71,9 @@ pub enum LoadFormat {
 }
 
 impl ModelArgs {
-    /// Merges the two spellings of MODEL and refuses what cannot be honoured.
-    pub(super) fn settle(&mut self) -> Result<(), ConfigError> {
+    /// Merges the two spellings of MODEL and refuses what cannot be honoured. `names_swallow`: names were typed in
+    /// the form that takes all words that follow.
+    pub(super) fn settle(&mut self, names_swallow: bool) -> Result<(), ConfigError> {
         if let Some(flag) = self.model_flag.take() {
             match &self.model {
                 Some(model) if *model != flag => {
@@ -81,7 +82,7 @@ impl ModelArgs {
                 _ => self.model = Some(flag),
             }
         }
-        if self.model.is_none() {
+        if self.model.is_none() && names_swallow {
             self.check_names_alone()?;
         }
         if self.dtype == Dtype::Float16 {

@@ -283,6 +283,10 @@ fn a_file_gives_way_to_the_command_line() {
     assert!(!args.engine.enable_prefix_caching);
     assert_eq!(args.model.hf_overrides.unwrap()["rope_theta"], 1.0);
 
+    std::fs::write(&path, "served-model-name = [\"a\", \"b\"]").unwrap();
+    let args = serve(&format!("--config {}", path.display()));
+    assert_eq!(args.model.served_model_name, ["a", "b"], "of the demo: nothing follows them");
+
     for (text, reason) in
         [("nope = 1", "nope"), ("port = [", "serve.toml"), ("port = 99999", "99999")]
     {
