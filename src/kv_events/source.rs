@@ -1,7 +1,7 @@
 //! One publisher as others see it: where it publishes, what, and how far it is.
 
 use super::figures::Figures;
-use crate::config::{EventFormat, KvEventsConfig};
+use crate::config::{EventFormat, KvEventsConfig, SequenceStart};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,6 +35,10 @@ impl Source {
             EventFormat::Map => "map",
             EventFormat::Array => "array",
         };
+        let sequence_start = match config.sequence_start {
+            SequenceStart::Clock => "clock",
+            SequenceStart::Zero => "zero",
+        };
         let counted = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         json!({
             "data_parallel_rank": self.rank,
@@ -46,6 +50,7 @@ impl Source {
             "format": format,
             "block_size": self.block_tokens,
             "token_ids": config.token_ids,
+            "sequence_start": sequence_start,
             "epoch": counted(&figures.epoch),
             "last_seq": counted(&figures.seq),
             "dropped": counted(&figures.dropped),

@@ -254,6 +254,11 @@ impl Fields {
         self.pairs.into_iter().map(|(key, value)| (key, value.into_value())).collect()
     }
 
+    /// How many are left over.
+    pub fn left(&self) -> usize {
+        self.pairs.len()
+    }
+
     /// Names left over, in the form of the reply header.
     pub fn ignored(&self) -> Vec<String> {
         let mut names: Vec<&str> = self.pairs.iter().map(|(name, _)| name.as_str()).collect();

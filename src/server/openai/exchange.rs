@@ -233,7 +233,7 @@ pub fn ignored(app: &App, fields: &Fields) -> Result<Vec<String>, ApiError> {
         }
         _ => {
             if let Ok(serving) = app.serving() {
-                serving.metrics.http.ignored(names.len());
+                serving.metrics.http.ignored(fields.left());
             }
             Ok(names)
         }

@@ -276,11 +276,14 @@ pub fn text_error(error: &TextError, param: &str) -> ApiError {
 }
 
 impl App {
-    /// Says when to come back to an engine that is away.
+    /// Completes a refusal of the engine: when to come back to one that is away, and the status of one that is full.
     pub fn advise(&self, error: ApiError) -> ApiError {
         match error.reason {
             "engine_unavailable" => {
                 ApiError { retry_after_s: Some(self.health.restart_s()), ..error }
+            }
+            "max_num_queued_reqs" | "max_num_queued_tokens" => {
+                ApiError { status: self.options.overload_status, ..error }
             }
             _ => error,
         }
@@ -295,5 +298,23 @@ impl App {
         let status: StatusCode = self.options.overload_status;
         let error = ApiError::new(status, overload.reason, message);
         ApiError { retry_after_s: Some(overload.retry_after_s), ..error }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::app::Options;
+
+    #[test]
+    fn the_engine_refuses_for_load_with_the_chosen_status() {
+        let overload_status = StatusCode::SERVICE_UNAVAILABLE;
+        let options = Options { overload_status, ..Options::default() };
+        let app = App::new(options, Arc::default());
+        let status = |error: ApiError| app.advise(error).status.as_u16();
+        let full = |reason| ApiError::new(StatusCode::TOO_MANY_REQUESTS, reason, "full");
+        assert_eq!(status(full("max_num_queued_reqs")), 503);
+        assert_eq!(status(full("max_num_queued_tokens")), 503);
+        assert_eq!(status(ApiError::invalid("n", "0")), 400);
     }
 }

@@ -121,6 +121,7 @@ fn each_replica_is_told_of_alone() {
             (&source["data_parallel_rank"], &source["topic"]),
             (&json!(rank), &json!(format!("kv@{rank}")))
         );
+        assert_eq!(source["sequence_start"], "clock");
         let start = source["epoch"].as_u64().unwrap();
         let batches = kv_feed::replay(source["replay_endpoint"].as_str().unwrap(), start, 20_000);
         let payloads: Vec<_> =
