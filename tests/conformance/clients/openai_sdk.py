@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import threading
-import time
 
 import openai
 from openai_outputs import Outputs
@@ -148,9 +147,13 @@ def drain():
     reader = threading.Thread(target=read)
     reader.start()
     os.kill(SERVER, signal.SIGTERM)
-    time.sleep(0.2)
-    if reader.is_alive():
-        raises(openai.InternalServerError, "draining", lambda: client.completions.create(model=MODEL, prompt="x"))
+    refused = None
+    while refused is None and reader.is_alive():
+        try:
+            client.completions.create(model=MODEL, prompt="x", max_tokens=1)
+        except openai.InternalServerError as error:
+            refused = (error.body or {}).get("reason")
+    check(refused == "draining", f"InternalServerError with reason {refused} in the drain")
     reader.join()
     told = isinstance(ended[0], openai.APIError) and (ended[0].body or {}).get("reason") == "draining"
     check(told or isinstance(ended[0], int), f"the stream ended properly: {ended[0]!r}")

@@ -231,7 +231,8 @@ fn each_request_leaves_a_line() {
 /// Asks for many long answers and goes away; returns once the server has noticed.
 fn leave(at: SocketAddr, headers: &str, name: &str) {
     let load = || get(at, "/load").json()["server_load"].as_u64();
-    let body = json!({"prompt": "a", "max_tokens": 1500, "ignore_eos": true, "n": 16, "request_id": name});
+    let body =
+        json!({"prompt": "a", "max_tokens": 1500, "ignore_eos": true, "n": 16, "request_id": name});
     let mut client = Client::connect(at);
     client.send("POST", "/v1/completions", headers, body.to_string().as_bytes());
     let begun = Instant::now();

