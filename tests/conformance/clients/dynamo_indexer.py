@@ -12,6 +12,7 @@ from kv_server import Server, call, free_port
 
 BLOCK = 16
 REQUESTS = int(os.environ.get("REQUESTS", 300))
+REPLICAS = int(os.environ.get("REPLICAS", 2))
 
 
 class Proxy:
@@ -66,30 +67,31 @@ class Proxy:
 class Indexer:
     """`python -m dynamo.indexer` with one worker."""
 
-    def __init__(self, server, publish, log):
+    def __init__(self, server, publish, log, replicas=1):
         self.port = free_port()
         line = [sys.executable, "-m", "dynamo.indexer", "--block-size", str(BLOCK), "--port", str(self.port)]
         self.process = subprocess.Popen(line, stdout=log, stderr=log)
-        worker = {
-            "instance_id": 1,
-            "endpoint": f"tcp://127.0.0.1:{publish}",
-            "replay_endpoint": f"tcp://127.0.0.1:{server.replay}",
-            "model_name": "default",
-            "block_size": BLOCK,
-            "dp_rank": 0,
-        }
-        call("127.0.0.1", self.port, "POST", "/register", worker, attempts=600)
+        for rank in range(replicas):
+            worker = {
+                "instance_id": 1,
+                "endpoint": f"tcp://127.0.0.1:{publish + rank}",
+                "replay_endpoint": f"tcp://127.0.0.1:{server.replay + rank}",
+                "model_name": "default",
+                "block_size": BLOCK,
+                "dp_rank": rank,
+            }
+            call("127.0.0.1", self.port, "POST", "/register", worker, attempts=600)
 
-    def score(self, tokens):
-        """Leading tokens that it believes to be cached."""
+    def score(self, tokens, rank=0):
+        """Leading tokens that it believes to be cached by a replica."""
         body = {"model_name": "default", "token_ids": tokens}
         scores = call("127.0.0.1", self.port, "POST", "/query", body).get("scores") or {}
-        return scores.get("1", {}).get("0", 0)
+        return scores.get("1", {}).get(str(rank), 0)
 
-    def knows(self, tokens, within_s):
+    def knows(self, tokens, within_s, rank=0):
         """Waits until it has seen the last block of a prompt, hence every event before it."""
         whole, end = len(tokens) // BLOCK * BLOCK, time.time() + within_s
-        while self.score(tokens) != whole:
+        while self.score(tokens, rank) != whole:
             if time.time() > end:
                 return False
             time.sleep(0.005)
@@ -113,28 +115,28 @@ class Traffic:
         start = document[: self.chance.randrange(0, 400)]
         return start + [self.chance.randrange(200, 500) for _ in range(self.chance.randrange(16, 60))]
 
-    def send(self, server, tokens):
-        usage = server.complete(tokens)["usage"]
+    def send(self, server, tokens, rank=0):
+        usage = server.complete(tokens, data_parallel_rank=rank)["usage"]
         return usage["prompt_tokens_details"]["cached_tokens"]
 
-    def compare(self, server, indexer, count, what):
+    def compare(self, server, indexer, count, what, replicas=1):
         """Before each request the indexer says what will be found."""
         for number in range(count):
-            tokens = self.prompt()
-            score = indexer.score(tokens)
+            tokens, rank = self.prompt(), self.chance.randrange(replicas)
+            score = indexer.score(tokens, rank)
             expected = min(score, (len(tokens) - 1) // BLOCK * BLOCK)
-            found = self.send(server, tokens)
+            found = self.send(server, tokens, rank)
             assert found == expected, f"{what}, request {number}: {found} cached, indexer: {score}"
-            assert indexer.knows(tokens, 10), f"{what}, request {number}: never heard of it"
+            assert indexer.knows(tokens, 10, rank), f"{what}, request {number}: never heard of it"
             self.compared += 1
             self.cached += found
 
-    def resume(self, server, indexer, what):
+    def resume(self, server, indexer, what, rank=0):
         """After a break the next batch shows the gap; the replay brings the rest."""
         for _ in range(50):
             tokens = self.prompt()
-            self.send(server, tokens)
-            if indexer.knows(tokens, 0.5):
+            self.send(server, tokens, rank)
+            if indexer.knows(tokens, 0.5, rank):
                 return
         raise AssertionError(f"{what}: the indexer did not catch up")
 
@@ -175,11 +177,27 @@ def run(binary, log, events, requests):
     print(f"{events or 'map'}: {traffic.compared} requests, {traffic.cached} cached tokens, all as foretold")
 
 
+def run_replicas(binary, log, events, requests, replicas):
+    """Each replica publishes at its own ports, what it holds and the others do not."""
+    arguments = ["--num-gpu-blocks-override", "150", "--max-model-len", "512", "--threads", "1"]
+    traffic = Traffic(8)
+    with Server(binary, events, arguments, replicas) as server:
+        indexer = Indexer(server, server.publish, log, replicas)
+        try:
+            for rank in range(replicas):
+                traffic.resume(server, indexer, f"start of replica {rank}", rank)
+            traffic.compare(server, indexer, requests, "replicas", replicas)
+        finally:
+            indexer.close()
+    print(f"{replicas} replicas: {traffic.compared} requests, {traffic.cached} cached tokens, all as foretold")
+
+
 def main(binary, log_path):
     with open(log_path, "w") as log:
         run(binary, log, {}, REQUESTS)
         run(binary, log, {"format": "array"}, REQUESTS // 4)
         run(binary, log, {"buffer_steps": 2}, REQUESTS // 4)
+        run_replicas(binary, log, {"format": "array"}, REQUESTS // 4, REPLICAS)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,30 @@ def free_port():
         return probe.getsockname()[1]
 
 
-class Server:
-    """Runs until closed. Its ports stay the same over a restart."""
+def free_ports(count):
+    """The first of so many free ports in a row."""
+    while True:
+        first, probes = free_port(), []
+        try:
+            for port in range(first, first + count):
+                probes.append(socket.create_server(("127.0.0.1", port)))
+            return first
+        except (OSError, OverflowError):
+            continue
+        finally:
+            for probe in probes:
+                probe.close()
 
-    def __init__(self, binary, events, arguments=()):
+
+class Server:
+    """Runs until closed. Its ports stay the same over a restart; each of its replicas has two of them."""
+
+    def __init__(self, binary, events, arguments=(), replicas=1):
         self.binary, self.arguments = binary, list(arguments)
-        self.publish, self.replay = free_port(), free_port()
+        if replicas > 1:
+            self.arguments += ["--data-parallel-size", str(replicas)]
+        self.publish = free_ports(2 * replicas)
+        self.replay = self.publish + replicas
         self.events = {
             "enable_kv_cache_events": True,
             "endpoint": f"tcp://127.0.0.1:{self.publish}",
