@@ -61,7 +61,7 @@ fn hostile_grammars_are_refused_or_harmless_within_a_second() {
         let (since, told) = (Instant::now(), told.clone());
         let shown: String = format!("{form:?}").chars().take(80).collect();
         grammars.compile(Constraint::new(form, "test"), move |result| told.send(result).unwrap());
-        let result = results.recv_timeout(Duration::from_secs(60)).unwrap();
+        let result = results.recv_timeout(Duration::from_mins(1)).unwrap();
         let took = since.elapsed();
         println!("{took:?} {shown}: {:?}", result.as_ref());
         refused += u32::from(result.is_err());
@@ -75,7 +75,7 @@ fn hostile_grammars_are_refused_or_harmless_within_a_second() {
         }
         // A second on a machine that does nothing else.
         assert!(took < Duration::from_secs(30), "{shown}: {took:?}");
-        assert!(since.elapsed() < Duration::from_secs(60), "{shown}: its masks are slow");
+        assert!(since.elapsed() < Duration::from_mins(1), "{shown}: its masks are slow");
     }
     assert!(refused >= 6, "only {refused} are refused");
 }
