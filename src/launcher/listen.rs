@@ -23,7 +23,7 @@ pub fn public(
         .to_socket_addrs()
         .with_context(|| format!("--host {host}: not an address of this machine"))?;
     let address = addresses.next().ok_or_else(|| anyhow!("--host {host}: no address"))?;
-    let address = open(address, router(Arc::clone(app)), runtime, connections)?;
+    let address = open(address, (app, router(Arc::clone(app))), runtime, connections)?;
     if !address.ip().is_loopback() && !app.options.keys.guard_clients() {
         tracing::warn!(
             %address,
@@ -45,7 +45,8 @@ pub fn admin(
         .to_socket_addrs()
         .with_context(|| format!("--admin-listen {asked}: not HOST:PORT of this machine"))?;
     let address = addresses.next().ok_or_else(|| anyhow!("--admin-listen {asked}: no address"))?;
-    let address = open(address, admin_router(Arc::clone(app)), runtime, connections)?;
+    let routes = admin_router(Arc::clone(app));
+    let address = open(address, (app, routes), runtime, connections)?;
     let keys = &app.options.keys;
     if !address.ip().is_loopback() && !keys.guard_admins() && !keys.guard_clients() {
         tracing::warn!(
@@ -59,14 +60,14 @@ pub fn admin(
 
 fn open(
     address: SocketAddr,
-    routes: Router,
+    (app, routes): (&Arc<App>, Router),
     runtime: &Runtime,
     connections: &Connections,
 ) -> Result<SocketAddr> {
     let _inside = runtime.enter();
     let listener = bind(address).with_context(|| format!("cannot listen on {address}"))?;
     let address = listener.local_addr().context("the socket has no address")?;
-    let accepting = connections.clone();
-    runtime.spawn(async move { accepting.accept(listener, routes, Deadlines::default()).await });
+    let (accepting, face) = (connections.clone(), (Arc::clone(app), routes));
+    runtime.spawn(async move { accepting.accept(listener, face, Deadlines::default()).await });
     Ok(address)
 }

@@ -5,6 +5,7 @@
 
 use super::error::ApiError;
 use super::gate::header_limit;
+use super::messages;
 use bytes::Bytes;
 
 /// Bytes that hyper's own reply is shorter than: a status line, its length, a date, the end of the connection.
@@ -16,14 +17,36 @@ const START: &[u8] = b"HTTP/1.";
 pub(super) struct BareReply {
     /// Where it begins in what hyper writes.
     pub(super) from: usize,
-    /// What is written in its place.
-    pub(super) told: Bytes,
+    /// Its error.
+    pub(super) error: ApiError,
+    date: String,
+}
+
+impl BareReply {
+    /// What is written in its place; `of_messages`: to a client of the Messages API.
+    pub(super) fn told(&self, of_messages: bool) -> Bytes {
+        let error = &self.error;
+        let body = if of_messages { messages::error::body(error) } else { error.body() };
+        let (status, length, date) = (error.status, body.len(), &self.date);
+        let head = "content-type: application/json\r\nconnection: close";
+        format!("HTTP/1.1 {status}\r\n{head}\r\ncontent-length: {length}\r\n{date}\r\n{body}")
+            .into()
+    }
 }
 
 /// Finds the reply at the end of what hyper writes.
 #[inline]
 pub(super) fn find(written: &[u8]) -> Option<BareReply> {
     if written.ends_with(b"\r\n\r\n") { in_tail(written) } else { None }
+}
+
+/// Whether a head that begins like this is one of the Messages API.
+pub(super) fn begins_messages(head: &[u8]) -> bool {
+    let line = head.split(|&byte| byte == b'\r').find(|line| !line.trim_ascii().is_empty());
+    let mut words =
+        line.unwrap_or_default().trim_ascii().split(|&byte| byte == b' ' || byte == b'?');
+    let path = words.nth(1).and_then(|path| std::str::from_utf8(path).ok());
+    path.is_some_and(messages::error::is_read_on)
 }
 
 fn in_tail(written: &[u8]) -> Option<BareReply> {
@@ -36,7 +59,8 @@ fn in_tail(written: &[u8]) -> Option<BareReply> {
         return None;
     }
     let date = head.split_inclusive("\r\n").find(|line| line.starts_with("date: "));
-    Some(BareReply { from: tail_from + at, told: told(&error, date.unwrap_or_default()) })
+    let date = date.unwrap_or_default().to_owned();
+    Some(BareReply { from: tail_from + at, error, date })
 }
 
 /// What a status of hyper's own says.
@@ -52,16 +76,24 @@ fn refusal(status: &str) -> Option<ApiError> {
     }
 }
 
-fn told(error: &ApiError, date: &str) -> Bytes {
-    let body = error.body();
-    let (status, length) = (error.status, body.len());
-    let head = "content-type: application/json\r\nconnection: close";
-    format!("HTTP/1.1 {status}\r\n{head}\r\ncontent-length: {length}\r\n{date}\r\n{body}").into()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_request_line_tells_whose_head_it_is() {
+        for (head, of_messages) in [
+            ("POST /v1/messages HTTP/1.1\r\nno colon", true),
+            ("\r\nPOST /v1/messages/count_tokens?beta=true HTTP/1.1\r\n", true),
+            ("GET /v1/messages", true),
+            ("POST /v1/messagesx HTTP/1.1", false),
+            ("POST /v1/completions HTTP/1.1\r\nReferer: /v1/messages", false),
+            ("POST", false),
+            ("", false),
+        ] {
+            assert_eq!(begins_messages(head.as_bytes()), of_messages, "{head}");
+        }
+    }
 
     #[test]
     fn only_replies_of_hypers_own_are_found() {
@@ -76,7 +108,7 @@ mod tests {
             let written = format!("{before}{}", bare(status));
             let found = find(written.as_bytes()).unwrap();
             assert_eq!(found.from, before.len());
-            let told = String::from_utf8(found.told.to_vec()).unwrap();
+            let told = String::from_utf8(found.told(false).to_vec()).unwrap();
             assert!(
                 told.starts_with(&format!("HTTP/1.1 {code} ")) && told.contains(date),
                 "{told}"
@@ -85,6 +117,8 @@ mod tests {
             assert!(head.contains(&format!("content-length: {}", body.len())), "{head}");
             let body: serde_json::Value = serde_json::from_str(body).unwrap();
             assert_eq!(body["error"]["code"], code);
+            let told = String::from_utf8(found.told(true).to_vec()).unwrap();
+            assert!(told.contains("{\"type\":\"error\""), "{told}");
         }
         for other in [
             bare("200 OK"),

@@ -2,6 +2,8 @@
 //!
 //! One timer per connection, moved only when it fires; a busy connection pays nothing for it.
 
+use super::app::App;
+use super::error::ApiError;
 use super::gate::{self, Access};
 use super::timed_io::TimedIo;
 use axum::Router;
@@ -45,12 +47,13 @@ const PARSED_HEADERS_MAX: usize = 128;
 /// current reply.
 pub async fn serve(
     stream: TcpStream,
+    app: Arc<App>,
     router: Router,
     access: Access,
     deadlines: Deadlines,
     mut stop: watch::Receiver<bool>,
 ) {
-    let progress = Arc::new(Progress::new());
+    let progress = Arc::new(Progress::new(app));
     let io = TimedIo::new(stream, Arc::clone(&progress), deadlines.write);
     let service = {
         let progress = Arc::clone(&progress);
@@ -93,8 +96,8 @@ pub async fn serve(
 }
 
 /// What a connection is doing, and since when.
-#[derive(Debug)]
 pub struct Progress {
+    app: Arc<App>,
     start: Instant,
     phase: AtomicU8,
     since_ms: AtomicU64,
@@ -105,9 +108,9 @@ const HEADER: u8 = 1;
 const BUSY: u8 = 2;
 
 impl Progress {
-    fn new() -> Self {
+    fn new(app: Arc<App>) -> Self {
         let (phase, since_ms) = (AtomicU8::new(IDLE), AtomicU64::new(0));
-        Self { start: Instant::now(), phase, since_ms }
+        Self { app, start: Instant::now(), phase, since_ms }
     }
 
     /// A request is being answered.
@@ -125,16 +128,24 @@ impl Progress {
         self.phase.store(phase, Ordering::Relaxed);
     }
 
-    /// Bytes came in.
-    pub(super) fn received(&self) {
-        if self.phase.load(Ordering::Relaxed) == IDLE {
+    /// Bytes came in; whether a head begins with them.
+    pub(super) fn received(&self) -> bool {
+        let begins = self.phase.load(Ordering::Relaxed) == IDLE;
+        if begins {
             self.enter(HEADER);
         }
+        begins
     }
 
     /// A head was refused: the rest of what the client sends has a header's time.
-    pub(super) fn refused(&self) {
+    pub(super) fn refused(&self, error: &ApiError) {
         self.enter(HEADER);
+        self.app.refused_head(error);
+    }
+
+    /// Whom to tell of requests that no route sees.
+    pub(super) fn app(&self) -> &App {
+        &self.app
     }
 
     /// Completes when the connection has been idle, or at a header, for too long.

@@ -46,6 +46,7 @@ pub async fn answer(
     let mut response = match check(&request, access) {
         Ok(()) => route(router, request).instrument(span_of(known.as_ref())).await,
         Err(error) => {
+            progress.app().refused_head(&error);
             let mut response = error.into_response();
             let close = HeaderValue::from_static("close");
             response.headers_mut().insert(header::CONNECTION, close);

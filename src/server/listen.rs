@@ -1,5 +1,6 @@
 //! Listens, accepts, and keeps count of connections.
 
+use super::app::App;
 use super::connection::{self, Deadlines};
 use super::gate::Access;
 use axum::Router;
@@ -44,8 +45,13 @@ impl Connections {
         Self { places, reserve, count, stop: watch::Sender::new(false) }
     }
 
-    /// Accepts for ever.
-    pub async fn accept(&self, listener: TcpListener, router: Router, deadlines: Deadlines) {
+    /// Accepts for ever; `router` answers, and `app` hears of what never reaches it.
+    pub async fn accept(
+        &self,
+        listener: TcpListener,
+        (app, router): (Arc<App>, Router),
+        deadlines: Deadlines,
+    ) {
         loop {
             let stream = match listener.accept().await {
                 Ok((stream, _)) => stream,
@@ -56,7 +62,7 @@ impl Connections {
                 }
             };
             let (place, access) = self.place().await;
-            let (router, stop) = (router.clone(), self.stop.subscribe());
+            let (app, router, stop) = (Arc::clone(&app), router.clone(), self.stop.subscribe());
             let deadlines = match access {
                 Access::Full => deadlines,
                 Access::ProbesOnly => {
@@ -65,7 +71,7 @@ impl Connections {
                 }
             };
             tokio::spawn(async move {
-                serve(stream, router, access, deadlines, stop).await;
+                serve(stream, (app, router), access, deadlines, stop).await;
                 drop(place);
             });
         }
@@ -90,7 +96,7 @@ impl Connections {
 
 async fn serve(
     stream: TcpStream,
-    router: Router,
+    (app, router): (Arc<App>, Router),
     access: Access,
     deadlines: Deadlines,
     stop: watch::Receiver<bool>,
@@ -99,5 +105,5 @@ async fn serve(
     if let Err(error) = stream.set_nodelay(true) {
         return tracing::debug!(%error, "no TCP_NODELAY: the peer is gone");
     }
-    connection::serve(stream, router, access, deadlines, stop).await;
+    connection::serve(stream, app, router, access, deadlines, stop).await;
 }

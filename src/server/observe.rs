@@ -46,6 +46,16 @@ pub async fn observe(
     response.map(|body| Body::new(Counted { body, _open: open }))
 }
 
+impl App {
+    /// Counts a refusal that no route has seen, once there is something to count it in.
+    pub fn refused_head(&self, error: &ApiError) {
+        let Ok(serving) = self.serving() else { return };
+        let http = &serving.metrics.http;
+        http.replied(NO_ROUTE, error.status.as_u16());
+        http.refused(error.reason);
+    }
+}
+
 /// The body of a stream that is counted while it exists.
 struct Counted {
     body: Body,

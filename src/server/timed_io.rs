@@ -1,7 +1,7 @@
 //! The socket under hyper: it fails when the client takes nothing for too long, and tells hyper's own refusals
 //! as all others are told.
 
-use super::bare_reply::{self, BareReply};
+use super::bare_reply::{self, BareReply, begins_messages};
 use super::connection::Progress;
 use bytes::{Buf, Bytes};
 use std::future::Future;
@@ -24,6 +24,8 @@ pub(super) struct TimedIo {
     limit: Duration,
     /// Runs while a write is stuck.
     stall: Option<Pin<Box<Sleep>>>,
+    /// Whether the newest head is one of the Messages API, as far as its first bytes tell.
+    of_messages: bool,
     /// What hyper refused a head with, as far as it is not written yet.
     refusal: Bytes,
     /// Bytes that may still be taken and thrown away, once a head was refused.
@@ -33,7 +35,8 @@ pub(super) struct TimedIo {
 impl TimedIo {
     /// `limit`: longest time without a byte taken by the client.
     pub(super) fn new(stream: TcpStream, progress: Arc<Progress>, limit: Duration) -> Self {
-        Self { stream, progress, limit, stall: None, refusal: Bytes::new(), drained_max: 0 }
+        let (stall, of_messages, refusal, drained_max) = (None, false, Bytes::new(), 0);
+        Self { stream, progress, limit, stall, of_messages, refusal, drained_max }
     }
 
     /// Passes a write's outcome on, or fails it if it has been stuck too long.
@@ -95,8 +98,9 @@ impl AsyncRead for TimedIo {
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let outcome = Pin::new(&mut self.stream).poll_read(cx, buffer);
-        if buffer.filled().len() > before {
-            self.progress.received();
+        let head = &buffer.filled()[before..];
+        if !head.is_empty() && self.progress.received() {
+            self.of_messages = begins_messages(head);
         }
         outcome
     }
@@ -113,9 +117,9 @@ impl AsyncWrite for TimedIo {
                 None => return self.write(cx, bytes),
                 // The end of the reply before it goes first.
                 Some(BareReply { from, .. }) if from > 0 => return self.write(cx, &bytes[..from]),
-                Some(BareReply { told, .. }) => {
-                    (self.refusal, self.drained_max) = (told, DRAINED_MAX);
-                    self.progress.refused();
+                Some(bare) => {
+                    (self.refusal, self.drained_max) = (bare.told(self.of_messages), DRAINED_MAX);
+                    self.progress.refused(&bare.error);
                 }
             }
         }

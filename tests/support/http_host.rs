@@ -140,9 +140,9 @@ impl Server {
         let listener = bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         drop(guard);
         let address = listener.local_addr().unwrap();
-        let (accepting, routes) = (connections.clone(), router(Arc::clone(&app)));
+        let (accepting, face) = (connections.clone(), (Arc::clone(&app), router(Arc::clone(&app))));
         let deadlines = setup.deadlines;
-        runtime.spawn(async move { accepting.accept(listener, routes, deadlines).await });
+        runtime.spawn(async move { accepting.accept(listener, face, deadlines).await });
         let (_, notices) = channel();
         Self { address, app, connections, notices, runtime, host: None, publishers: Vec::new() }
     }

@@ -21,7 +21,7 @@ struct Inner<'a> {
 }
 
 /// The body of an error.
-pub(super) fn body(error: &ApiError) -> String {
+pub fn body(error: &ApiError) -> String {
     let message = match &error.param {
         Some(param) => format!("{param}: {}", error.message),
         None => error.message.clone(),

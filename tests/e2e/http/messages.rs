@@ -224,6 +224,15 @@ fn what_never_reaches_a_handler_has_anthropics_shape_too() {
         assert!(!error["error"]["message"].as_str().unwrap().is_empty(), "{error}");
         assert_eq!(error["error"].as_object().unwrap().len(), 2, "{error}");
     }
+    // Not even the HTTP library can read it.
+    let mut client = Client::connect(server.address);
+    let head = format!("POST {PATH} HTTP/1.1\r\nno colon\r\n\r\n");
+    client.send_raw(head.as_bytes()).unwrap();
+    let error = client.read().unwrap().json();
+    assert_eq!(
+        (&error["type"], &error["error"]["type"]),
+        (&json!("error"), &json!("invalid_request_error"))
+    );
     // Others keep their own shape.
     let mut client = Client::connect(server.address);
     client.send("GET", "/v1/messagesx", key, b"");

@@ -150,6 +150,9 @@ fn refusals_and_strange_paths_are_counted_under_few_names() {
         assert_eq!(get(server.address, path).status, 404);
     }
     assert_eq!(post(server.address, "/v1/completions", &json!({"prompt": 1.5})).status, 400);
+    let mut client = Client::connect(server.address);
+    client.send_raw(b"GET / HTTP/1.1\r\nno colon\r\n\r\n").unwrap();
+    assert_eq!(client.read().unwrap().status, 400, "the HTTP library refuses it");
     let mut unknown = json!({"prompt": "a", "max_tokens": 1});
     for number in 0..12 {
         unknown[format!("unknown_{number}")] = json!(number);
@@ -158,6 +161,7 @@ fn refusals_and_strange_paths_are_counted_under_few_names() {
     let page = scrape(server.address);
     assert_eq!(page["hadron:ignored_fields_total"], 12.0, "the header names ten of them");
     assert_eq!(page["hadron:http_requests_total{code=\"404\",route=\"unknown\"}"], 3.0);
+    assert_eq!(page["hadron:http_requests_total{code=\"400\",route=\"unknown\"}"], 1.0);
     assert_eq!(page["hadron:http_requests_total{code=\"400\",route=\"/v1/completions\"}"], 1.0);
     let refused = "admission_rejections_total{reason=\"max_num_queued_reqs\"}";
     assert_eq!(page[&format!("hadron:{refused}")], 1.0);
