@@ -60,6 +60,7 @@ fn main() {
             epoch: Epoch(0),
             rank: Rank(0),
             parallel: Parallel::default(),
+            host_ranks: 1,
             meeting: None,
         },
     };

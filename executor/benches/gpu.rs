@@ -154,6 +154,7 @@ fn config(device: &str, shape: &Shape, cache: Option<&String>, eager: bool) -> E
             epoch: Epoch(0),
             rank: Rank(0),
             parallel: Parallel::default(),
+            host_ranks: 1,
             meeting: None,
         },
     }

@@ -37,9 +37,9 @@ pub(crate) fn open(settings: &Settings) -> Result<(Arc<dyn Kernels>, usize), Exe
 
 /// Threads of this rank, 0 = one per core: ranks of one host share its cores unless told otherwise.
 fn cpu_threads(settings: &Settings) -> usize {
-    match (settings.threads, usize::from(settings.parallel.world_size())) {
+    match (settings.threads, usize::from(settings.host_ranks)) {
         (Some(threads), _) => threads as usize,
-        (None, 1) => 0,
+        (None, 0 | 1) => 0,
         (None, ranks) => (available_parallelism().map_or(1, usize::from) / ranks).max(1),
     }
 }

@@ -186,7 +186,7 @@ impl Executor {
         let memory = self.engine.ops.mem_info();
         let (kv, block_bytes) = (self.config.settings.kv, self.spec.bytes_per_block());
         if !self.engine.ops.device().captures_graphs() {
-            let ranks = self.config.settings.parallel.world_size().into();
+            let ranks = self.config.settings.host_ranks.into();
             return Ok(kv_pool::blocks(kv, memory.free_bytes, block_bytes, ranks));
         }
         let gpu = kv_pool::GpuMemory {

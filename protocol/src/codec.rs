@@ -4,7 +4,7 @@
 //! is total: whatever the bytes are, the answer is a value or an error, never a panic and never an
 //! allocation larger than what arrived.
 
-use crate::{FromExecutor, Settings, ToExecutor};
+use crate::{FromExecutor, FromNode, Handshake, Settings, ToExecutor, ToNode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -75,6 +75,19 @@ mod kind {
     pub(super) const BEAT: u16 = 23;
     pub(super) const PROFILED: u16 = 24;
     pub(super) const STEP_DONE: u16 = 25;
+    pub(super) const CHALLENGE: u16 = 33;
+    pub(super) const ANSWER: u16 = 34;
+    pub(super) const WELCOME: u16 = 35;
+    pub(super) const ACCEPTED: u16 = 36;
+    pub(super) const REFUSED: u16 = 37;
+    pub(super) const START: u16 = 38;
+    pub(super) const LEAVE: u16 = 39;
+    pub(super) const NODE_ZERO_BEAT: u16 = 40;
+    pub(super) const JOIN: u16 = 41;
+    pub(super) const LINK: u16 = 42;
+    pub(super) const NOT_STARTED: u16 = 43;
+    pub(super) const ENDED: u16 = 44;
+    pub(super) const NODE_BEAT: u16 = 45;
 }
 
 impl Message for Settings {
@@ -171,6 +184,108 @@ impl Message for FromExecutor {
             kind::PROFILED => take(kind, body).map(Self::Profiled),
             kind::FAULT => take(kind, body).map(|(step, text)| Self::Fault { step, text }),
             kind::BEAT => empty(kind, body, Self::Beat),
+            other => Err(CodecError::Kind(other)),
+        }
+    }
+}
+
+impl Message for Handshake {
+    fn kind(&self) -> u16 {
+        match self {
+            Self::Challenge { .. } => kind::CHALLENGE,
+            Self::Answer { .. } => kind::ANSWER,
+            Self::Welcome { .. } => kind::WELCOME,
+        }
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) -> Result<(), CodecError> {
+        let kind = self.kind();
+        match self {
+            Self::Challenge { nonce } => put(kind, &(nonce,), out),
+            Self::Answer { nonce, proof } => put(kind, &(nonce, proof), out),
+            Self::Welcome { proof } => put(kind, &(proof,), out),
+        }
+    }
+
+    fn decode(kind: u16, body: &[u8]) -> Result<Self, CodecError> {
+        match kind {
+            kind::CHALLENGE => take(kind, body).map(|(nonce,)| Self::Challenge { nonce }),
+            kind::ANSWER => take(kind, body).map(|(nonce, proof)| Self::Answer { nonce, proof }),
+            kind::WELCOME => take(kind, body).map(|(proof,)| Self::Welcome { proof }),
+            other => Err(CodecError::Kind(other)),
+        }
+    }
+}
+
+impl Message for ToNode {
+    fn kind(&self) -> u16 {
+        match self {
+            Self::Accepted => kind::ACCEPTED,
+            Self::Refused { .. } => kind::REFUSED,
+            Self::Start { .. } => kind::START,
+            Self::Leave => kind::LEAVE,
+            Self::Beat => kind::NODE_ZERO_BEAT,
+        }
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) -> Result<(), CodecError> {
+        let kind = self.kind();
+        match self {
+            Self::Refused { text } => put(kind, &(text,), out),
+            Self::Start { replica, epoch, ticket } => put(kind, &(replica, epoch, ticket), out),
+            Self::Accepted | Self::Leave | Self::Beat => Ok(()),
+        }
+    }
+
+    fn decode(kind: u16, body: &[u8]) -> Result<Self, CodecError> {
+        match kind {
+            kind::ACCEPTED => empty(kind, body, Self::Accepted),
+            kind::REFUSED => take(kind, body).map(|(text,)| Self::Refused { text }),
+            kind::START => take(kind, body).map(|(replica, epoch, ticket)| Self::Start {
+                replica,
+                epoch,
+                ticket,
+            }),
+            kind::LEAVE => empty(kind, body, Self::Leave),
+            kind::NODE_ZERO_BEAT => empty(kind, body, Self::Beat),
+            other => Err(CodecError::Kind(other)),
+        }
+    }
+}
+
+impl Message for FromNode {
+    fn kind(&self) -> u16 {
+        match self {
+            Self::Join(_) => kind::JOIN,
+            Self::Link(_) => kind::LINK,
+            Self::NotStarted { .. } => kind::NOT_STARTED,
+            Self::Ended { .. } => kind::ENDED,
+            Self::Beat => kind::NODE_BEAT,
+        }
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) -> Result<(), CodecError> {
+        let kind = self.kind();
+        match self {
+            Self::Join(member) => put(kind, member, out),
+            Self::Link(offer) => put(kind, offer, out),
+            Self::NotStarted { ticket, text } => put(kind, &(ticket, text), out),
+            Self::Ended { rank, epoch, text } => put(kind, &(rank, epoch, text), out),
+            Self::Beat => Ok(()),
+        }
+    }
+
+    fn decode(kind: u16, body: &[u8]) -> Result<Self, CodecError> {
+        match kind {
+            kind::JOIN => take(kind, body).map(Self::Join),
+            kind::LINK => take(kind, body).map(Self::Link),
+            kind::NOT_STARTED => {
+                take(kind, body).map(|(ticket, text)| Self::NotStarted { ticket, text })
+            }
+            kind::ENDED => {
+                take(kind, body).map(|(rank, epoch, text)| Self::Ended { rank, epoch, text })
+            }
+            kind::NODE_BEAT => empty(kind, body, Self::Beat),
             other => Err(CodecError::Kind(other)),
         }
     }

@@ -13,6 +13,7 @@ mod ids;
 mod kv_event;
 mod kv_spec;
 pub mod link;
+mod node;
 mod output;
 mod packed;
 mod sampling;
@@ -27,6 +28,7 @@ pub use executor::{
 pub use ids::{BlockId, Epoch, Rank, Replica, RequestId, Seat, StepId, Token};
 pub use kv_event::{BlockHash, ExtraKey, KvEvent};
 pub use kv_spec::{KvGroup, KvKind, KvSpec};
+pub use node::{FromNode, Handshake, HostSettings, LinkOffer, Member, Nonce, Proof, ToNode};
 pub use output::{ExpertTokens, RowError, RowOutput, StepOutput, StepTiming, TokenLogprobs};
 pub use sampling::Sampling;
 pub use settings::{Capture, Device, DeviceLibraries, Dtype, KvDtype, KvSize, Parallel, Settings};

@@ -53,6 +53,8 @@ pub struct Settings {
     pub rank: Rank,
     /// How the world is laid out.
     pub parallel: Parallel,
+    /// Ranks of the world on this one's machine, itself among them: they share its cores and its memory.
+    pub host_ranks: u16,
     /// Shared memory in which the ranks of this one's groups meet on a CPU: a file that every rank maps; `None` = alone.
     pub meeting: Option<PathBuf>,
 }

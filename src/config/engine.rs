@@ -131,12 +131,6 @@ pub struct ParallelArgs {
     /// How a request finds its replica
     #[arg(long, alias = "load-balance-method", default_value = "prefix")]
     pub dp_load_balance: Placement,
-    /// Machines; more than 1 is refused so far
-    #[arg(long, default_value_t = 1, value_name = "COUNT")]
-    pub nnodes: u16,
-    /// Which of them this is
-    #[arg(long, default_value_t = 0, value_name = "INDEX")]
-    pub node_rank: u16,
 }
 
 /// A backend.
@@ -378,19 +372,6 @@ impl ParallelArgs {
                 ));
             }
             (self.tensor_parallel_size, self.data_parallel_size) = (1, world as u16);
-        }
-        self.check_machines()
-    }
-
-    fn check_machines(&self) -> Result<(), ConfigError> {
-        if self.nnodes != 1 {
-            return refused(format!("--nnodes {}: this release runs on one machine", self.nnodes));
-        }
-        if self.node_rank != 0 {
-            return refused(format!(
-                "--node-rank {}: with --nnodes 1 only rank 0 exists",
-                self.node_rank
-            ));
         }
         Ok(())
     }

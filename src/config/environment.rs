@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use super::cluster::{ClusterVariables, SECRET_VARIABLE, Secret};
+
 /// What the environment says.
 #[derive(Debug, Clone, Default)]
 pub struct Environment {
@@ -22,6 +24,10 @@ pub struct Environment {
     pub api_key: Option<String>,
     /// `POD_NAME`, else the name of the machine: `{pod}` in topics.
     pub pod: Option<String>,
+    /// `HADRON_CLUSTER_SECRET`: what the nodes of a server know in common.
+    pub cluster_secret: Option<Secret>,
+    /// What Slurm, MPI, torchrun and LeaderWorkerSet say of the nodes they start.
+    pub cluster: ClusterVariables,
 }
 
 impl Environment {
@@ -48,6 +54,8 @@ impl Environment {
             log: text("RUST_LOG"),
             api_key: text("HADRON_API_KEY").or_else(|| text("VLLM_API_KEY")),
             pod: text("POD_NAME").or_else(machine),
+            cluster_secret: text(SECRET_VARIABLE).map(|text| Secret::new(&text)),
+            cluster: ClusterVariables::read(text),
         }
     }
 }

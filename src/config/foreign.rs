@@ -73,14 +73,18 @@ pub(super) const REFUSED: &[Refused] = &[
         "all2all-backend",
     ),
     refused(
-        "this release runs on one machine",
+        "replicas are spread evenly over the nodes of --nnodes, and one scheduler on node 0 serves them all; the \
+         nodes meet at --master-addr and --master-port",
         "data-parallel-size-local data-parallel-start-rank data-parallel-address \
          data-parallel-rpc-port data-parallel-rank data-parallel-backend data-parallel-hybrid-lb \
          data-parallel-external-lb data-parallel-multi-port-external-lb data-parallel-supervisor-port \
          dp-supervisor-probe-interval-s dp-supervisor-probe-timeout-s \
-         dp-supervisor-probe-failure-threshold dp-sync-interval headless master-addr master-port \
-         dist-init-addr cluster-secret-file distributed-timeout-seconds cpu-distributed-timeout-seconds \
-         enable-elastic-ep elastic-ep-max-dp-size ray-workers-use-nsight",
+         dp-supervisor-probe-failure-threshold dp-sync-interval enable-elastic-ep elastic-ep-max-dp-size \
+         ray-workers-use-nsight",
+    ),
+    refused(
+        "nodes wait for each other as --startup-timeout says, and give each other up after 5 s without a sign of life",
+        "distributed-timeout-seconds cpu-distributed-timeout-seconds",
     ),
     refused(
         "how ranks load and share a model follows from their number",

@@ -7,6 +7,7 @@
 mod access;
 mod argv;
 mod bench;
+mod cluster;
 mod engine;
 mod environment;
 mod eval;
@@ -35,6 +36,8 @@ pub use access::{AccessArgs, Strings};
 pub use bench::{
     BenchCommand, CompareArgs, Endpoint, LoadArgs, OpsArgs, PromptKind, StepArgs, TraceArgs,
 };
+pub(crate) use cluster::SECRET_VARIABLE;
+pub use cluster::{Cluster, ClusterVariables, NodeArgs, Secret};
 pub(crate) use engine::BF16_CACHE_OF_F32;
 pub use engine::{
     Admission, CacheDtype, DeviceKind, EngineArgs, ExecutorPlace, ParallelArgs, Placement,
@@ -71,7 +74,7 @@ struct Cli {
 /// The subcommands. Each is one function `run(args) -> anyhow::Result<ExitCode>` elsewhere.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Serve a model on this machine
+    /// Serve a model, on this machine or together with others
     Serve(Box<ServeArgs>),
     /// Measure: a server, the scheduler; compare two results; read a trace
     #[command(subcommand)]
@@ -104,6 +107,9 @@ pub struct ServeArgs {
     /// Over how many devices.
     #[command(flatten)]
     pub parallel: ParallelArgs,
+    /// Over how many machines.
+    #[command(flatten)]
+    pub nodes: NodeArgs,
     /// Where to listen.
     #[command(flatten)]
     pub http: HttpArgs,
@@ -198,6 +204,7 @@ pub fn parse(argv: Vec<OsString>, environment: Environment) -> Result<Invocation
         args.model.settle(words.names_swallow)?;
         args.engine.check(args.model.dtype)?;
         args.parallel.settle()?;
+        args.nodes.settle(&args.parallel, &environment)?;
         args.reply.check()?;
         args.kv_events.check()?;
         args.access.check(&environment)?;

@@ -92,6 +92,10 @@ fn environment(out: &mut String) {
          | `HF_TOKEN` | the hub's token (else the file `token` in `HF_HOME`) |\n\
          | `HF_HUB_OFFLINE` | 1: use what the cache holds and ask nobody |\n\
          | `HADRON_API_KEY`, `VLLM_API_KEY` | key of clients and, without `--api-key`, of the server |\n\
+         | `HADRON_CLUSTER_SECRET` | what all nodes of a server know, without `--cluster-secret-file` |\n\
+         | `LWS_*`, `SLURM_*`, `OMPI_COMM_WORLD_*`, `PMI_*`, `PMIX_RANK`, `MASTER_ADDR`, `MASTER_PORT`, `WORLD_SIZE`, \
+         `RANK`, `GROUP_RANK` | how many nodes there are, which one this is and where node 0 is, unless flags say \
+         (`docs/operations.md`) |\n\
          | `XDG_CACHE_HOME` | compiled kernels are kept in its folder `hadron` (default `~/.cache`) |\n\
          | `RUST_LOG` | filter of the log |\n",
     );

@@ -135,7 +135,6 @@ fn an_unknown_flag_is_a_usage_error() {
     assert!(told.contains("--max-num-seqs"), "the nearest name is told: {told}");
     assert_eq!(error("serve M --max-num-seqs x").0, 2);
     assert_eq!(error("fly").0, 2);
-    assert!(matches!(error("launch M"), (1, told) if told.contains("one machine")));
     assert_eq!(error("bench serve --nope").0, 2);
     assert_eq!(error("--help").0, 0);
     assert_eq!(error("--version").0, 0);
@@ -149,14 +148,22 @@ fn what_cannot_be_honoured_is_refused_with_the_reason() {
         ("M --kv-cache-metrics", "not sampled"),
         ("M --kv-events-format array", "nothing is published"),
         ("M -pp 2", "--pipeline-parallel-size is not supported"),
-        ("M --nnodes 2", "--nnodes 2: this release runs on one machine"),
-        ("M --headless", "one machine"),
+        ("M --nnodes 2", "--nnodes 2 with --data-parallel-size 1 and --tensor-parallel-size 1"),
+        ("M -n 2 -dp 2", "2 nodes need a common secret: --cluster-secret-file FILE"),
+        ("M -n 2 -dp 2 --ep", "ranks on several nodes cannot step together yet"),
+        (
+            "M -n 2 -dp 2 --ep --enable-dp-attention",
+            "ranks on several nodes cannot step together yet",
+        ),
+        ("M -n 2 -tp 2 --ep-size 2", "ranks on several nodes cannot step together yet"),
+        ("M -r 1", "--node-rank 1: with --nnodes 1 only rank 0 exists"),
+        ("M --headless", "the only node is the one that answers"),
         ("M -tp 0", "--tensor-parallel-size 0"),
         ("M -tp 16 -dp 17", "272 executors, one machine runs at most 256"),
         ("M -tp 2 --enable-dp-attention", "--enable-dp-attention with 2 ranks"),
         ("M -tp 2 -dp 2 --ep --enable-dp-attention", "say --data-parallel-size alone"),
         ("M -tp 2 --ep-size 3", "must equal the number of ranks, 2"),
-        ("M -dpl 2", "--data-parallel-size-local is not supported: this release runs on one"),
+        ("M -dpl 2", "--data-parallel-size-local is not supported: replicas are spread evenly"),
         ("M -q fp8", "--quantization is not supported"),
         ("M --uds /tmp/socket", "HTTP/1.1 and TCP"),
         ("M --attention-backend FLASHINFER", "this server's own"),
@@ -310,6 +317,25 @@ fn the_key_may_come_from_the_environment() {
     };
     assert_eq!(line(&["hadron", "serve"]), ["k"]);
     assert_eq!(line(&["hadron", "serve", "--api-key", "x", "--api-key", "y"]), ["x", "y"]);
+}
+
+#[test]
+fn nodes_have_the_spellings_of_other_engines() {
+    let cluster = |line: &str| {
+        let args = serve(&format!("M -dp 2 --cluster-secret-file /s {line}"));
+        let cluster = args.nodes.cluster().unwrap_or_else(|| panic!("{line}: alone"));
+        (cluster.nodes, cluster.node, cluster.host.clone(), cluster.port)
+    };
+    let at = |node: u16, host: &str, port: u16| (2, node, host.to_owned(), port);
+    assert_eq!(cluster("-n 2"), at(0, "127.0.0.1", 29_500));
+    assert_eq!(cluster("--nnodes 2 --node_rank=1 --headless"), at(1, "127.0.0.1", 29_500));
+    assert_eq!(cluster("-n 2 -r 1 --master-addr h --master-port 1"), at(1, "h", 1));
+    assert_eq!(cluster("--nnodes 2 --node-rank 1 --dist-init-addr h:5"), at(1, "h", 5));
+    assert_eq!(cluster("--nnodes 2 --nccl_init_addr h:5"), at(0, "h", 5));
+    let Command::Serve(args) = run("launch M --port 9").unwrap().command else {
+        panic!("not serve")
+    };
+    assert!(args.http.port == 9 && args.nodes.cluster().is_none(), "launch is serve");
 }
 
 /// Write the page with `UPDATE_EXPECT=1 cargo test`.

@@ -1,13 +1,14 @@
-//! `hadron serve`: one model on this machine. Its executors are one thread of this process, or a process each.
+//! `hadron serve`: one model. Its executors are one thread of this process, or a process each, here and on other nodes.
 //!
 //! Order: the socket opens first (probes tell the truth from then on, a port in use ends it at
 //! once), then the model's files, then text and executors, then the engine. Whatever fails before
 //! ready ends the process with exit code 1 and its cause.
 
 use super::engine_thread::Notice;
-use super::executor::{ExecutorLink, Lifetime, World};
+use super::executor::{ExecutorLink, Lifetime, Others, World};
 use super::host::{Deciding, Host, Observers};
 use super::model_files::{ModelFiles, Text};
+use super::nodes::{self, Door, Registry};
 use super::shutdown::Front;
 use super::start_up::{StartError, Up};
 use super::step_deadline::StepDeadline;
@@ -48,7 +49,12 @@ pub fn run(args: &ServeArgs, environment: &Environment) -> Result<ExitCode> {
         .enable_all()
         .build()
         .context("cannot start the HTTP threads")?;
-    let code = serve(args, environment, &runtime);
+    let code = match args.nodes.cluster() {
+        Some(cluster) if cluster.node > 0 => {
+            nodes::member::run(args, environment, cluster, &runtime)
+        }
+        _ => serve(args, environment, &runtime),
+    };
     runtime.shutdown_background(); // Whatever still runs there ends with the process.
     code
 }
@@ -60,16 +66,21 @@ fn serve(args: &ServeArgs, environment: &Environment, runtime: &Runtime) -> Resu
     let connections = Connections::new(settings::connections_max());
     let address = listen::public(args, runtime, &app, &connections)?;
     listen::admin(args, runtime, &app, &connections)?;
+    let open = |cluster| Door::open(cluster, args.nodes.secret(environment)?);
+    let door = args.nodes.cluster().map(open).transpose()?;
 
     let files = ModelFiles::resolve(args, environment)?;
     let bound = bind_kv_events(args, &files, environment)?;
     let (sender, notices) = channel();
     {
         let _inside = runtime.enter();
-        signals::forward(sender.clone()).context("cannot watch for signals")?;
+        let sender = sender.clone();
+        signals::forward(move |number| sender.send(Notice::Signal(number)).is_ok())
+            .context("cannot watch for signals")?;
     }
+    let others = door.map(|door| let_in(door, args, &files)).transpose()?;
     let configured = began.elapsed();
-    let Some(started) = start(args.clone(), &files, environment, &notices)? else {
+    let Some(started) = start(args.clone(), &files, environment, others, &notices)? else {
         return Ok(ExitCode::SUCCESS);
     };
     let Started { args, world, links, up, text } = started;
@@ -112,6 +123,16 @@ fn serve(args: &ServeArgs, environment: &Environment, runtime: &Runtime) -> Resu
     publishers.into_iter().for_each(Publisher::finish);
     drop(files);
     Ok(code)
+}
+
+/// Lets the other nodes in, as far as they belong here.
+fn let_in(door: Door, args: &ServeArgs, files: &ModelFiles) -> Result<Others> {
+    let cluster = args.nodes.cluster().context("a node that serves alone")?.clone();
+    let (parallel, manifest) = (settings::parallel(args), files.manifest);
+    let expected = nodes::Expected { nodes: cluster.nodes, parallel, manifest };
+    let registry = Arc::new(Registry::new(expected));
+    door.receive(&registry).context("cannot start a thread for other nodes")?;
+    Ok(Others { cluster, registry })
 }
 
 /// Starts the publishers of KV events.
@@ -164,6 +185,7 @@ fn start(
     mut args: ServeArgs,
     files: &ModelFiles,
     environment: &Environment,
+    others: Option<Others>,
     notices: &Receiver<Notice>,
 ) -> Result<Option<Started>> {
     let auto = args.engine.device == DeviceKind::Auto;
@@ -171,7 +193,7 @@ fn start(
         args.engine.device = device::found();
     }
     settings::check_world(&args, &files.config)?;
-    let (mut world, mut links) = start_executors(&args, files, environment)?;
+    let (mut world, mut links) = start_executors(&args, files, environment, others)?;
     let text = files.load_text(&args)?;
     let mut up = wait_for(&mut world, &mut links, notices);
     if let Err(error) = &up
@@ -182,7 +204,7 @@ fn start(
     {
         tracing::warn!(%error, "the GPU cannot be used: computing on the CPU");
         args.engine.device = DeviceKind::Cpu;
-        (world, links) = start_executors(&args, files, environment)?;
+        (world, links) = start_executors(&args, files, environment, None)?;
         up = wait_for(&mut world, &mut links, notices);
     }
     match up {
@@ -263,10 +285,11 @@ fn start_executors(
     args: &ServeArgs,
     files: &ModelFiles,
     environment: &Environment,
+    others: Option<Others>,
 ) -> Result<(World, Vec<ExecutorLink>)> {
     let config = settings::executor(args, files, environment)?;
     let lifetime = Lifetime { apart: settings::apart(args), log: args.log.log_format };
-    let mut world = World::new(&config, lifetime, settings::patience(args));
+    let mut world = World::new(&config, lifetime, settings::patience(args), others);
     let links = world.start(FIRST_EPOCH)?;
     Ok((world, links))
 }
@@ -274,7 +297,7 @@ fn start_executors(
 /// Waits until the executors are ready and shows how far they are.
 fn wait_for(
     world: &mut World,
-    links: &mut [ExecutorLink],
+    links: &mut Vec<ExecutorLink>,
     notices: &Receiver<Notice>,
 ) -> Result<Up, StartError> {
     let mut shown: Option<(Phase, Progress)> = None;

@@ -236,14 +236,28 @@ pub fn parallel(args: &ServeArgs) -> Parallel {
 pub fn check_world(args: &ServeArgs, model: &models::Config) -> Result<()> {
     let parallel = parallel(args);
     let Parallel { tp_size, dp_size, .. } = parallel;
+    if let Some(cluster) = args.nodes.cluster()
+        && device(args.engine.device) != Device::Cpu
+    {
+        bail!(
+            "--nnodes {} on {:?}: executors of several nodes compute on CPUs so far: --device cpu",
+            cluster.nodes,
+            args.engine.device
+        );
+    }
     executor::check_world(parallel, device(args.engine.device), model).with_context(|| {
         format!("--tensor-parallel-size {tp_size}, --data-parallel-size {dp_size}")
     })
 }
 
+/// Executors of each node.
+fn host_ranks(args: &ServeArgs) -> u16 {
+    parallel(args).world_size() / args.nodes.cluster().map_or(1, |cluster| cluster.nodes)
+}
+
 /// Threads of each CPU rank, and of what a GPU rank prepares: ranks of one machine share its cores.
 fn threads(args: &ServeArgs) -> Option<u32> {
-    let ranks = usize::from(parallel(args).world_size());
+    let ranks = usize::from(host_ranks(args));
     let shared = (ranks > 1).then(|| (executor::physical_cores() / ranks).max(1));
     args.engine.threads.or(shared).map(|threads| threads as u32)
 }
@@ -313,6 +327,7 @@ pub fn executor(
         epoch: Epoch(1), // The first generation of the engine's executor groups.
         rank: Rank(0),
         parallel: parallel(args),
+        host_ranks: host_ranks(args),
         meeting: None,
     };
     Ok(ExecutorConfig { settings, model: files.config.clone(), manifest: files.manifest })

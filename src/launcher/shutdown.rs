@@ -110,7 +110,8 @@ fn report(replicas: &[StepStats]) {
     );
 }
 
-fn at_once(number: i32) -> ExitCode {
+/// The exit code after a second signal.
+pub(super) fn at_once(number: i32) -> ExitCode {
     tracing::warn!(signal = number, "second signal: stopping at once");
     ExitCode::from(128_u8.saturating_add(number as u8))
 }

@@ -1,12 +1,11 @@
 //! Passes termination signals on to the main thread.
 
-use super::engine_thread::Notice;
 use std::io;
-use std::sync::mpsc::Sender;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Forwards SIGTERM and SIGINT for as long as somebody listens. Call it inside a runtime.
-pub fn forward(notices: Sender<Notice>) -> io::Result<()> {
+/// Forwards the numbers of SIGTERM and SIGINT for as long as `tell` says that somebody listens. Call it inside a
+/// runtime.
+pub fn forward(tell: impl Fn(i32) -> bool + Send + 'static) -> io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::spawn(async move {
@@ -15,7 +14,7 @@ pub fn forward(notices: Sender<Notice>) -> io::Result<()> {
                 _ = terminate.recv() => SignalKind::terminate(),
                 _ = interrupt.recv() => SignalKind::interrupt(),
             };
-            if notices.send(Notice::Signal(kind.as_raw_value())).is_err() {
+            if !tell(kind.as_raw_value()) {
                 return;
             }
         }

@@ -69,6 +69,14 @@ pub enum StartError {
         /// Of this process.
         ours: String,
     },
+    /// A node has not come.
+    #[error("node {node} has not joined after {} s; --startup-timeout sets this bound", limit.as_secs())]
+    Absent {
+        /// Which.
+        node: u16,
+        /// Longest time.
+        limit: Duration,
+    },
     /// The process was asked to stop.
     #[error("stopped by signal {0} while starting")]
     Signal(i32),
@@ -79,11 +87,27 @@ pub enum StartError {
 
 /// An executor in front of what is said of it; nobody, if there is only one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Who(Option<Rank>);
+pub struct Who {
+    /// Another node than this.
+    node: Option<u16>,
+    rank: Option<Rank>,
+}
+
+impl Who {
+    /// Whichever executor of another node.
+    pub fn of_node(node: u16) -> Self {
+        Self { node: Some(node), rank: None }
+    }
+}
 
 impl fmt::Display for Who {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.map_or(Ok(()), |rank| write!(f, "rank {}: ", rank.0))
+        match (self.node, self.rank) {
+            (None, None) => Ok(()),
+            (None, Some(rank)) => write!(f, "rank {}: ", rank.0),
+            (Some(node), None) => write!(f, "node {node}: "),
+            (Some(node), Some(rank)) => write!(f, "node {node}, rank {}: ", rank.0),
+        }
     }
 }
 
@@ -148,7 +172,7 @@ impl Start {
         let to = links.iter().map(|link| link.to.clone()).collect();
         let from: Vec<&mut Incoming> = links.iter_mut().flat_map(|link| &mut link.from).collect();
         let several = from.len() > 1;
-        let ranks = from.iter().map(|from| Starting::new(from.rank, several)).collect();
+        let ranks = from.iter().map(|from| Starting::new(from, several)).collect();
         let mut room = Room { start: self, began: Instant::now(), to, ranks, over: Vec::new() };
         let over = AtomicBool::new(false);
         let (heard, news) = channel();
@@ -207,8 +231,10 @@ struct Starting {
 }
 
 impl Starting {
-    fn new(rank: Rank, several: bool) -> Self {
-        let (now, who) = (Instant::now(), Who(several.then_some(rank)));
+    fn new(from: &Incoming, several: bool) -> Self {
+        let (now, rank) = (Instant::now(), from.rank);
+        let node = from.process.as_ref().and_then(|process| process.node());
+        let who = Who { node, rank: several.then_some(rank) };
         let (memory, ready, over) = (None, None, Vec::new());
         Self { rank, who, phase: HELLO, entered: now, moved: now, over, memory, ready }
     }
@@ -377,7 +403,7 @@ impl Room {
     }
 }
 
-/// Whether this is the executor that was started.
+/// Whether this is the executor that was started, in what it says of itself.
 fn greet(hello: &Hello, rank: &Starting, expected: Expected) -> Result<(), StartError> {
     let who = rank.who;
     let same = |what, theirs: String, ours: String| {

@@ -168,6 +168,7 @@ fn executor(world: World) -> Executor {
             epoch: Epoch(1),
             rank: Rank(0),
             parallel: Parallel::default(),
+            host_ranks: 1,
             meeting: None,
         },
     };

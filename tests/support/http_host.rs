@@ -338,6 +338,7 @@ fn real_device(setup: &Setup, folder: &Path) -> ExecutorConfig {
             epoch: Epoch(1),
             rank: Rank(0),
             parallel: Parallel::default(),
+            host_ranks: 1,
             meeting: None,
         },
     }

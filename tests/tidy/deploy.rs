@@ -1,7 +1,7 @@
 //! The files of `deploy/`: no flag, probe or time in them may differ from what the server does.
 
 use crate::tree::{read, root};
-use hadron::config::{Command as Parsed, Environment, ServeArgs, parse};
+use hadron::config::{ClusterVariables, Command as Parsed, Environment, ServeArgs, parse};
 use hadron::server::keys::Access;
 use hadron::server::routes::table;
 use serde_json::Value;
@@ -14,10 +14,25 @@ const MANIFESTS: &[&str] = &["deployment", "leader_worker_set"];
 /// Beyond preStop and the drain: what the server takes to flush and leave.
 const MARGIN_S: u64 = 5;
 
+/// Slurm's default time between SIGTERM and SIGKILL.
+const SLURM_KILL_WAIT_S: u64 = 30;
+
 /// The flags as the server would read them.
 fn serve(words: &[String], place: &str) -> ServeArgs {
+    serve_in(words, &[], place)
+}
+
+/// The same where these variables of a cluster are set.
+fn serve_in(words: &[String], variables: &[(&str, String)], place: &str) -> ServeArgs {
     let argv = std::iter::once("hadron".to_owned()).chain(words.iter().cloned());
-    let parsed = parse(argv.map(OsString::from).collect(), Environment::default());
+    let text = |name: &str| {
+        let found = variables.iter().find(|(known, _)| *known == name);
+        found.map(|(_, text)| text.clone())
+    };
+    let secret = text("HADRON_CLUSTER_SECRET").map(|text| hadron::config::Secret::new(&text));
+    let cluster = ClusterVariables::read(text);
+    let environment = Environment { cluster, cluster_secret: secret, ..Environment::default() };
+    let parsed = parse(argv.map(OsString::from).collect(), environment);
     match parsed.unwrap_or_else(|error| panic!("{place}: {error}")).command {
         Parsed::Serve(args) => *args,
         other => panic!("{place}: {other:?}"),
@@ -35,7 +50,7 @@ fn pod(document: &Value) -> &Value {
     match document["kind"].as_str() {
         Some("Deployment") => &document["spec"]["template"]["spec"],
         Some("LeaderWorkerSet") => {
-            &document["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
+            &document["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]
         }
         other => panic!("{other:?}"),
     }
@@ -104,17 +119,90 @@ fn check_mounts(name: &str, pod: &Value, container: &Value) {
     assert_eq!(pod["securityContext"]["runAsNonRoot"], true, "{name}");
 }
 
-/// A group of several pods needs one model over several machines: the manifest may not claim it
-/// before the command line takes it.
+/// All pods of a group run the same line; the controller's variables make one node of each.
 #[test]
-fn a_group_is_no_larger_than_the_server_can_be() {
-    let set = &documents("leader_worker_set")[0];
-    let group = &set["spec"]["leaderWorkerTemplate"];
-    assert_eq!(group["restartPolicy"], "RecreateGroupOnPodRestart");
+fn a_group_of_pods_is_one_server() {
+    let documents = documents("leader_worker_set");
+    let group = &documents[0]["spec"]["leaderWorkerTemplate"];
     let size = group["size"].as_u64().unwrap();
-    let asked = ["hadron", "serve", "M", "--nnodes", "2"].map(OsString::from);
-    let several = parse(asked.into(), Environment::default()).is_ok();
-    assert!(size == 1 || several, "groups of {size}, and --nnodes 2 is refused");
+    assert!(size > 1, "a group of one is a deployment");
+    let (leader, worker) = (&group["leaderTemplate"], &group["workerTemplate"]);
+    let container = |pod: &Value| pod["spec"]["containers"][0].clone();
+    for same in ["image", "args", "env", "volumeMounts", "securityContext"] {
+        assert_eq!(container(leader)[same], container(worker)[same], "{same}");
+    }
+    for same in ["volumes", "securityContext", "terminationGracePeriodSeconds"] {
+        assert_eq!(leader["spec"][same], worker["spec"][same], "{same}");
+    }
+    let asks = |pod: &Value| pod.to_string().contains("httpGet");
+    assert!(asks(leader) && !asks(worker), "only the leader answers");
+    check_mounts("workers", &worker["spec"], &container(worker));
+    let selector = &documents[1]["spec"]["selector"];
+    assert_eq!(selector, &leader["metadata"]["labels"], "clients go to the leader");
+    assert_ne!(selector, &worker["metadata"]["labels"]);
+    let taken = &documents[0]["metadata"]["name"];
+    assert_ne!(
+        &documents[1]["metadata"]["name"], taken,
+        "the controller makes a service of that name"
+    );
+
+    let args = words(&container(leader)["args"]);
+    let port = container(leader)["ports"][1]["containerPort"].as_u64().unwrap();
+    for index in 0..size {
+        let variables = [
+            ("LWS_GROUP_SIZE", size.to_string()),
+            ("LWS_WORKER_INDEX", index.to_string()),
+            ("LWS_LEADER_ADDRESS", "hadron-0.hadron.default".to_owned()),
+        ];
+        let args = serve_in(&args, &variables, "leader_worker_set");
+        let cluster = args.nodes.cluster().expect("several nodes");
+        let told = (u64::from(cluster.nodes), u64::from(cluster.node), u64::from(cluster.port));
+        assert_eq!(told, (size, index, port));
+        assert_eq!(cluster.host, "hadron-0.hadron.default");
+    }
+    let secret = args.iter().find_map(|arg| arg.strip_prefix("--cluster-secret-file="));
+    assert!(secret.is_some_and(|path| path.starts_with("/etc/hadron/")), "{secret:?}");
+}
+
+#[test]
+fn a_job_of_slurm_is_one_server() {
+    let text = read("deploy/slurm/hadron.sbatch");
+    let option = |name: &str| {
+        let found =
+            text.lines().find_map(|line| line.strip_prefix("#SBATCH --")?.strip_prefix(name));
+        found.unwrap_or_else(|| panic!("no {name}")).trim_start_matches('=').to_owned()
+    };
+    let nodes = option("nodes");
+    assert_eq!(option("ntasks-per-node"), "1");
+    let line = text.split_once("exec srun").unwrap().1.replace("\\\n", " ");
+    let (srun, line) = line.split_once("hadron serve").unwrap();
+    assert!(srun.contains("--ntasks-per-node=1"), "{srun}");
+    let line = line.replace("\"$SLURM_NNODES\"", &nodes).replace("\"$@\"", "MODEL");
+    assert_eq!(line.matches('"').count(), 2, "one path in quotes: {line}");
+    let words: Vec<String> =
+        std::iter::once("serve").chain(line.split_whitespace()).map(str::to_owned).collect();
+    for node in 0..nodes.parse::<u16>().unwrap() {
+        let variables = [
+            ("SLURM_NNODES", nodes.clone()),
+            ("SLURM_NTASKS", nodes.clone()),
+            ("SLURM_NODEID", node.to_string()),
+            ("SLURM_JOB_NODELIST", "n[7-8]".to_owned()),
+            ("HADRON_CLUSTER_SECRET", "0".repeat(64)),
+        ];
+        let args = serve_in(&words, &variables, "hadron.sbatch");
+        let cluster = args.nodes.cluster().expect("several nodes");
+        assert_eq!((cluster.nodes.to_string(), cluster.node), (nodes.clone(), node));
+        assert_eq!(cluster.host, "n7");
+        assert!(
+            args.http.host == "0.0.0.0" && args.access.api_key_file.is_some(),
+            "open without a key"
+        );
+        let drain = args.http.shutdown_timeout.0;
+        assert!(drain + Duration::from_secs(MARGIN_S) < Duration::from_secs(SLURM_KILL_WAIT_S));
+    }
+    let mut bash = Command::new("bash");
+    let read = bash.arg("-n").arg(root().join("deploy/slurm/hadron.sbatch")).status();
+    assert!(read.unwrap().success());
 }
 
 #[test]
@@ -180,7 +268,7 @@ fn verify(text: &str, binary: &str) {
 #[test]
 fn every_file_is_explained() {
     let page = read("deploy/README.md");
-    for folder in ["docker", "systemd", "kubernetes"] {
+    for folder in ["docker", "systemd", "kubernetes", "slurm"] {
         for entry in std::fs::read_dir(root().join("deploy").join(folder)).unwrap() {
             let name = entry.unwrap().file_name().into_string().unwrap();
             assert!(

@@ -77,6 +77,7 @@ fn settings(dtype: Dtype, threads: u32) -> Settings {
         epoch: Epoch(1),
         rank: Rank(0),
         parallel: Parallel::default(),
+        host_ranks: 1,
         meeting: None,
     }
 }

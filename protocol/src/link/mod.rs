@@ -2,10 +2,12 @@
 
 mod in_process;
 mod outbox;
+mod socket;
 mod stream;
 
 pub use in_process::{InProcess, pair};
 pub use outbox::{Beat, drain};
+pub use socket::Socket;
 pub use stream::{FrameReader, FrameWriter, Timed, UnixLink, unix};
 
 use crate::frame::FrameError;

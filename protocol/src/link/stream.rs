@@ -6,7 +6,7 @@
 use super::{Halves, LinkError, Receiving, Sending};
 use crate::Epoch;
 use crate::codec::Message;
-use crate::frame::{self, FrameError, HEADER_BYTES, Header};
+use crate::frame::{self, BODY_BYTES_MAX, FrameError, HEADER_BYTES, Header};
 use std::io::{ErrorKind, Read, Write};
 use std::marker::PhantomData;
 use std::net::TcpStream;
@@ -103,12 +103,18 @@ pub struct FrameReader<R, M> {
     end: usize,
     timeout: Option<Duration>,
     stale: u64,
+    body_bytes_max: usize,
     messages: PhantomData<fn() -> M>,
 }
 
 impl<R, M> FrameReader<R, M> {
     /// Receives messages of generation `epoch`; those of former ones are dropped and counted.
     pub fn new(stream: R, epoch: Epoch) -> Self {
+        Self::limited(stream, epoch, BODY_BYTES_MAX)
+    }
+
+    /// The same for a peer that nobody knows yet: longer bodies are refused before they have arrived.
+    pub fn limited(stream: R, epoch: Epoch, body_bytes_max: usize) -> Self {
         let messages = PhantomData;
         Self {
             stream,
@@ -118,14 +124,22 @@ impl<R, M> FrameReader<R, M> {
             end: 0,
             timeout: None,
             stale: 0,
+            body_bytes_max,
             messages,
         }
     }
 
     /// The same stream, with all that has arrived, for messages of another type from now on.
     pub fn retyped<N>(self) -> FrameReader<R, N> {
-        let Self { stream, epoch, buffer, start, end, timeout, stale, messages: _ } = self;
-        FrameReader { stream, epoch, buffer, start, end, timeout, stale, messages: PhantomData }
+        let Self { stream, epoch, buffer, start, end, timeout, stale, body_bytes_max, .. } = self;
+        let messages = PhantomData;
+        FrameReader { stream, epoch, buffer, start, end, timeout, stale, body_bytes_max, messages }
+    }
+
+    /// The same stream, with another bound from now on.
+    #[must_use]
+    pub fn with_limit(self, body_bytes_max: usize) -> Self {
+        Self { body_bytes_max, ..self }
     }
 
     /// Frames of former generations dropped so far.
@@ -145,7 +159,13 @@ impl<R, M> FrameReader<R, M> {
             (self.start, self.end) = (0, self.end - self.start);
         }
         let missing = match self.buffer[..self.end].first_chunk::<HEADER_BYTES>() {
-            Some(header) => HEADER_BYTES + Header::parse(header)?.body_bytes - self.end,
+            Some(header) => {
+                let (bytes, limit) = (Header::parse(header)?.body_bytes, self.body_bytes_max);
+                if bytes > limit {
+                    return Err(FrameError::TooLong { bytes, limit });
+                }
+                HEADER_BYTES + bytes - self.end
+            }
             None => 0,
         };
         // Doubling keeps the copies of a long body few; half of what is held has arrived by then.

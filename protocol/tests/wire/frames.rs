@@ -1,10 +1,12 @@
 //! Every message survives its frame; no bytes survive as something they are not, and none panics.
 
-use crate::messages::{from_executor, settings, to_executor};
+use crate::messages::{from_executor, from_node, handshake, settings, to_executor, to_node};
 use proptest::prelude::*;
 use protocol::codec::{CodecError, Message};
 use protocol::frame::{BODY_BYTES_MAX, FrameError, HEADER_BYTES, decode, encode};
-use protocol::{Epoch, FromExecutor, PROTOCOL_VERSION, Settings, ToExecutor};
+use protocol::{
+    Epoch, FromExecutor, FromNode, Handshake, PROTOCOL_VERSION, Settings, ToExecutor, ToNode,
+};
 
 fn frame<M: Message>(message: &M, epoch: Epoch) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -28,14 +30,20 @@ fn read_as_all(bytes: &[u8]) {
     let _ = decode::<Settings>(bytes);
     let _ = decode::<ToExecutor>(bytes);
     let _ = decode::<FromExecutor>(bytes);
+    let _ = decode::<Handshake>(bytes);
+    let _ = decode::<ToNode>(bytes);
+    let _ = decode::<FromNode>(bytes);
 }
 
 /// Reads a body as every kind there is; only must not panic.
 fn read_body_as_all(body: &[u8]) {
-    for kind in 0..40 {
+    for kind in 0..50 {
         let _ = Settings::decode(kind, body);
         let _ = ToExecutor::decode(kind, body);
         let _ = FromExecutor::decode(kind, body);
+        let _ = Handshake::decode(kind, body);
+        let _ = ToNode::decode(kind, body);
+        let _ = FromNode::decode(kind, body);
     }
 }
 
@@ -55,6 +63,15 @@ proptest! {
     #[test]
     fn settings_survive(m in settings(), epoch: u64, cut: usize) {
         survives(&m, epoch, cut);
+    }
+
+    #[test]
+    fn the_nodes_messages_survive(
+        h in handshake(), t in to_node(), f in from_node(), epoch: u64, cut: usize,
+    ) {
+        survives(&h, epoch, cut);
+        survives(&t, epoch, cut);
+        survives(&f, epoch, cut);
     }
 
     #[test]
@@ -82,10 +99,11 @@ proptest! {
     fn broken_bodies_are_errors(
         m in from_executor(),
         b in to_executor(),
+        n in from_node(),
         changes in prop::collection::vec((any::<usize>(), any::<u8>()), 1..4),
         cut: usize,
     ) {
-        for mut body in [body_of(&m), body_of(&b)] {
+        for mut body in [body_of(&m), body_of(&b), body_of(&n)] {
             for (at, byte) in &changes {
                 let length = body.len().max(1);
                 if let Some(place) = body.get_mut(at % length) {

@@ -4,10 +4,10 @@ use expect_test::{Expect, expect};
 use protocol::codec::Message;
 use protocol::frame::{HEADER_BYTES, encode};
 use protocol::{
-    Batch, BlockId, Bucket, Epoch, ExpertTokens, FromExecutor, Hello, Input, KvGroup, KvKind,
-    KvSpec, Mask, MaskRow, Memory, Pace, Phase, Profiled, Rank, RequestId, Row, RowError,
-    RowOutput, Sampling, Seat, SeatInit, StepId, StepOutput, StepTiming, TableUpdate, ToExecutor,
-    TokenLogprobs,
+    Batch, BlockId, Bucket, Epoch, ExpertTokens, FromExecutor, FromNode, Handshake, Hello,
+    HostSettings, Input, KvGroup, KvKind, KvSpec, LinkOffer, Mask, MaskRow, Member, Memory, Pace,
+    Parallel, Phase, Profiled, Rank, Replica, RequestId, Row, RowError, RowOutput, Sampling, Seat,
+    SeatInit, StepId, StepOutput, StepTiming, TableUpdate, ToExecutor, ToNode, TokenLogprobs,
 };
 
 /// The header in one line, then the body, 32 bytes a line.
@@ -63,7 +63,7 @@ fn a_batch() {
     check(
         &ToExecutor::Batch(batch),
         &expect![[r#"
-            4844524e0500030002000000000000009c000000c667e8a2
+            4844524e0600030002000000000000009c0000006008cee8
             95070281a54561676572910200929ccd012c0104100100c3c281a6546f6b656e
             73c4045b50020091930001c4080900000070110100c0949eca0000000000ca3f
             800000ca00000000ca3f800000ca00000000ca000000000090c4080500000000
@@ -84,7 +84,7 @@ fn masks() {
     check(
         &ToExecutor::Mask(mask),
         &expect![[r#"
-            4844524e050006000200000000000000150000006dae6075
+            4844524e060006000200000000000000150000007a4a2371
             9207929300c4080100008002000000c29303c400c3"#]],
     );
 }
@@ -94,16 +94,16 @@ fn short_orders() {
     check(
         &ToExecutor::SizeKv { blocks: 65_536 },
         &expect![[r#"
-            4844524e05000200020000000000000006000000edef18f2
+            4844524e0600020002000000000000000600000031dc2616
             91ce00010000"#]],
     );
     check(
         &ToExecutor::Profile { on: true },
         &expect![[r#"
-            4844524e05000500020000000000000002000000e3fbb2eb
+            4844524e060005000200000000000000020000009efd09fa
             91c3"#]],
     );
-    check(&ToExecutor::Shutdown, &expect!["4844524e050004000200000000000000000000006d458671"]);
+    check(&ToExecutor::Shutdown, &expect!["4844524e060004000200000000000000000000009e257e62"]);
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn a_step_output() {
     check(
         &FromExecutor::StepOutput(output),
         &expect![[r#"
-            4844524e0500150002000000000000004e0000006a141d31
+            4844524e0600150002000000000000004e000000362e2d62
             9507029295c4040300000000c0919403cabf00000001c41003000000000000bf
             040000000000c0bf9095c40000a9416c6c4d61736b656490909401ce000f4240
             cd01f4c3c4080200010003000000"#]],
@@ -143,14 +143,14 @@ fn the_start() {
     check(
         &FromExecutor::Hello(hello),
         &expect![[r#"
-            4844524e05001100020000000000000017000000c78bb3ab
+            4844524e060011000200000000000000170000004588b1ca
             96010002a3637075a5302e312e30cfffffffffffffffff"#]],
     );
     let progress = FromExecutor::Progress { phase: Phase::Load, done: 1, total: 1 << 33 };
     check(
         &progress,
         &expect![[r#"
-            4844524e05001200020000000000000010000000c5947bc9
+            4844524e0600120002000000000000001000000098e5908f
             93a44c6f616401cf0000000200000000"#]],
     );
     let group = KvGroup { layers: vec![0, 1], kind: KvKind::Full, bytes_per_block: 8_192 };
@@ -159,29 +159,110 @@ fn the_start() {
     check(
         &FromExecutor::Memory(memory),
         &expect![[r#"
-            4844524e05001300020000000000000018000000842e42c3
+            4844524e060013000200000000000000180000000867eea0
             9392109193920001a446756c6ccd2000cd01f492cd012c0c"#]],
     );
     let fault = FromExecutor::Fault { step: Some(StepId(7)), text: "gone".to_owned() };
     check(
         &fault,
         &expect![[r#"
-            4844524e05001600020000000000000007000000870d2e3f
+            4844524e06001600020000000000000007000000cf1d5aa1
             9207a4676f6e65"#]],
     );
     let profiled = Profiled::Started("/t/rank0-1.json".to_owned());
     check(
         &FromExecutor::Profiled(profiled),
         &expect![[r#"
-            4844524e05001800020000000000000019000000408573fe
+            4844524e06001800020000000000000019000000a1dda531
             81a753746172746564af2f742f72616e6b302d312e6a736f6e"#]],
     );
     let done = FromExecutor::StepDone { step: StepId(7), ns: 1_000_000 };
     check(
         &done,
         &expect![[r#"
-            4844524e0500190002000000000000000700000093cb0d17
+            4844524e06001900020000000000000007000000dbdb7989
             9207ce000f4240"#]],
     );
-    check(&FromExecutor::Beat, &expect!["4844524e05001700020000000000000000000000f243a7df"]);
+    check(&FromExecutor::Beat, &expect!["4844524e0600170002000000000000000000000001235fcc"]);
+}
+
+#[test]
+fn the_nodes() {
+    let (nonce, proof) = ([1; 32], [255; 32]);
+    check(
+        &Handshake::Challenge { nonce },
+        &expect![[r#"
+            4844524e06002100020000000000000024000000d3e67ad2
+            91dc002001010101010101010101010101010101010101010101010101010101
+            01010101"#]],
+    );
+    check(
+        &Handshake::Answer { nonce, proof },
+        &expect![[r#"
+            4844524e0600220002000000000000006700000016827db0
+            92dc002001010101010101010101010101010101010101010101010101010101
+            01010101dc0020ccffccffccffccffccffccffccffccffccffccffccffccffcc
+            ffccffccffccffccffccffccffccffccffccffccffccffccffccffccffccffcc
+            ffccffccffccff"#]],
+    );
+    check(
+        &Handshake::Welcome { proof },
+        &expect![[r#"
+            4844524e06002300020000000000000044000000c70663bc
+            91dc0020ccffccffccffccffccffccffccffccffccffccffccffccffccffccff
+            ccffccffccffccffccffccffccffccffccffccffccffccffccffccffccffccff
+            ccffccff"#]],
+    );
+    let parallel = Parallel { tp_size: 1, dp_size: 2, experts: false };
+    let build = "0.1.0".to_owned();
+    let member = Member { node: 1, nodes: 2, parallel, build, manifest: 7 };
+    check(
+        &FromNode::Join(member),
+        &expect![[r#"
+            4844524e0600290002000000000000000e00000062ce229e
+            950102930102c2a5302e312e3007"#]],
+    );
+    let host = HostSettings {
+        dir: "/m".into(),
+        libraries: None,
+        kernel_cache: None,
+        threads: Some(1),
+        meeting: None,
+    };
+    check(
+        &FromNode::Link(LinkOffer { ticket: 9, rank: Rank(1), host }),
+        &expect![[r#"
+            4844524e06002a0002000000000000000b000000f4129f21
+            93090195a22f6dc0c001c0"#]],
+    );
+    let text = || "gone".to_owned();
+    check(
+        &FromNode::NotStarted { ticket: 9, text: text() },
+        &expect![[r#"
+            4844524e06002b00020000000000000007000000d4e2518d
+            9209a4676f6e65"#]],
+    );
+    check(
+        &FromNode::Ended { rank: Rank(1), epoch: Epoch(2), text: text() },
+        &expect![[r#"
+            4844524e06002c0002000000000000000800000041d49e87
+            930102a4676f6e65"#]],
+    );
+    check(&FromNode::Beat, &expect!["4844524e06002d00020000000000000000000000a0c5ca39"]);
+    check(&ToNode::Accepted, &expect!["4844524e0600240002000000000000000000000034d72fc6"]);
+    check(
+        &ToNode::Refused { text: text() },
+        &expect![[r#"
+            4844524e06002500020000000000000006000000ffa07475
+            91a4676f6e65"#]],
+    );
+    let start = ToNode::Start { replica: Replica(1), epoch: Epoch(2), ticket: 9 };
+    check(
+        &start,
+        &expect![[r#"
+            4844524e0600260002000000000000000400000074175524
+            93010209"#]],
+    );
+    check(&ToNode::Leave, &expect!["4844524e06002700020000000000000000000000fe28263a"]);
+    check(&ToNode::Beat, &expect!["4844524e060028000200000000000000000000000fb33c38"]);
 }

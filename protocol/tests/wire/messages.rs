@@ -5,9 +5,10 @@ use proptest::option::of;
 use proptest::prelude::*;
 use protocol::{
     Batch, BlockId, Bucket, Capture, Device, DeviceLibraries, Dtype, Epoch, ExpertTokens,
-    FromExecutor, Hello, Input, KvDtype, KvGroup, KvKind, KvSize, KvSpec, Memory, Pace, Parallel,
-    Phase, Profiled, Rank, Ready, RequestId, Row, RowError, RowOutput, Sampling, Seat, SeatInit,
-    Settings, StepId, StepOutput, StepTiming, TableUpdate, ToExecutor, Token, TokenLogprobs,
+    FromExecutor, FromNode, Handshake, Hello, HostSettings, Input, KvDtype, KvGroup, KvKind,
+    KvSize, KvSpec, LinkOffer, Member, Memory, Pace, Parallel, Phase, Profiled, Rank, Ready,
+    Replica, RequestId, Row, RowError, RowOutput, Sampling, Seat, SeatInit, Settings, StepId,
+    StepOutput, StepTiming, TableUpdate, ToExecutor, ToNode, Token, TokenLogprobs,
 };
 
 fn ids() -> impl Strategy<Value = Vec<Token>> {
@@ -241,8 +242,57 @@ pub(crate) fn settings() -> impl Strategy<Value = Settings> {
                     dp_size: numbers[3] as u16,
                     experts: eager,
                 },
+                host_ranks: numbers[4] as u16,
                 meeting: eager.then(|| "/proc/7/fd/9".into()),
             }
         },
     )
+}
+
+pub(crate) fn handshake() -> impl Strategy<Value = Handshake> {
+    let words = (any::<[u8; 32]>(), any::<[u8; 32]>());
+    prop_oneof![
+        words.prop_map(|(nonce, _)| Handshake::Challenge { nonce }),
+        words.prop_map(|(nonce, proof)| Handshake::Answer { nonce, proof }),
+        words.prop_map(|(_, proof)| Handshake::Welcome { proof }),
+    ]
+}
+
+pub(crate) fn to_node() -> impl Strategy<Value = ToNode> {
+    prop_oneof![
+        Just(ToNode::Accepted),
+        ".{0,40}".prop_map(|text| ToNode::Refused { text }),
+        any::<(u16, u64, u64)>().prop_map(|(replica, epoch, ticket)| ToNode::Start {
+            replica: Replica(replica),
+            epoch: Epoch(epoch),
+            ticket,
+        }),
+        Just(ToNode::Leave),
+        Just(ToNode::Beat),
+    ]
+}
+
+pub(crate) fn from_node() -> impl Strategy<Value = FromNode> {
+    let member = (any::<[u16; 4]>(), any::<bool>(), "[0-9.]{1,9}", any::<u64>()).prop_map(
+        |([node, nodes, tp_size, dp_size], experts, build, manifest)| {
+            let parallel = Parallel { tp_size, dp_size, experts };
+            FromNode::Join(Member { node, nodes, parallel, build, manifest })
+        },
+    );
+    let offer = (any::<u64>(), any::<u16>(), settings()).prop_map(|(ticket, rank, settings)| {
+        let Settings { dir, libraries, kernel_cache, threads, meeting, .. } = settings;
+        let host = HostSettings { dir, libraries, kernel_cache, threads, meeting };
+        FromNode::Link(LinkOffer { ticket, rank: Rank(rank), host })
+    });
+    prop_oneof![
+        member,
+        offer,
+        (any::<u64>(), ".{0,40}").prop_map(|(ticket, text)| FromNode::NotStarted { ticket, text }),
+        (any::<(u16, u64)>(), ".{0,40}").prop_map(|((rank, epoch), text)| FromNode::Ended {
+            rank: Rank(rank),
+            epoch: Epoch(epoch),
+            text,
+        }),
+        Just(FromNode::Beat),
+    ]
 }

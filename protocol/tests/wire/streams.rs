@@ -140,6 +140,18 @@ fn a_length_that_lies_allocates_nothing() {
 }
 
 #[test]
+fn a_stranger_is_refused_by_the_length_it_names() {
+    let mut head = Vec::new();
+    encode(&ToExecutor::Shutdown, Epoch(1), &mut head).unwrap();
+    let mut reader = FrameReader::<_, ToExecutor>::limited(Cursor::new(&head), Epoch(1), 8);
+    assert_eq!(reader.receive(), Ok(Some(ToExecutor::Shutdown)));
+    head[16..20].copy_from_slice(&9_u32.to_le_bytes());
+    let mut reader = FrameReader::<_, ToExecutor>::limited(Cursor::new(&head), Epoch(1), 8);
+    let too_long = FrameError::TooLong { bytes: 9, limit: 8 };
+    assert_eq!(reader.receive(), Err(LinkError::Frame(too_long)));
+}
+
+#[test]
 fn the_outbox_writes_in_order_and_gives_signs_of_life() {
     let (near, far) = sockets();
     let (_, mut inbox) = near.split();

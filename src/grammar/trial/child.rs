@@ -5,11 +5,10 @@ use crate::grammar::compile::Compiler;
 use crate::grammar::limits::{TRIAL_BYTES, TRIAL_STACK_BYTES};
 use crate::grammar::vocabulary::Vocabulary;
 use crate::grammar::yield_to_others;
-use protocol::link::{FrameReader, FrameWriter, LinkError, Sending};
+use protocol::link::{FrameReader, FrameWriter, LinkError, Sending, Socket};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::fs;
 use std::io;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread;
 
@@ -20,7 +19,7 @@ const OOM_SCORE: &str = "1000";
 /// Returns once the server is gone.
 ///
 /// Errors: the process cannot be confined, or the link fails.
-pub fn serve(stream: UnixStream) -> io::Result<()> {
+pub fn serve(stream: Socket) -> io::Result<()> {
     confine()?;
     let work = move || match answer(stream) {
         Ok(()) | Err(LinkError::Closed) => Ok(()),
@@ -53,7 +52,7 @@ fn address_space() -> io::Result<u64> {
     kib.map(|kib| kib << 10).ok_or_else(missing)
 }
 
-fn answer(stream: UnixStream) -> Result<(), LinkError> {
+fn answer(stream: Socket) -> Result<(), LinkError> {
     let failed = |error: io::Error| LinkError::Io(error.kind());
     let mut to = FrameWriter::new(stream.try_clone().map_err(failed)?, EPOCH);
     let mut from = FrameReader::<_, ToTrial>::new(stream, EPOCH);

@@ -1,6 +1,7 @@
 //! The server's end: a process that tries grammars, started, asked, killed.
 
 use super::message::{EPOCH, FromTrial, ToTrial};
+use crate::config::SECRET_VARIABLE;
 use crate::grammar::compile::{Findings, GrammarError};
 use crate::grammar::constraint::Constraint;
 use crate::grammar::limits::{COMPILE_TIME, TRIAL_CPU_LEAST, TRIAL_START_TIME, TRIAL_TIME_MAX};
@@ -48,6 +49,7 @@ impl TrialProcess {
         let child = Command::new(&program.path)
             .arg0("hadron")
             .args(&program.args)
+            .env_remove(SECRET_VARIABLE)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
             .spawn()?;

@@ -11,12 +11,11 @@ use anyhow::{Context, Result, bail};
 use executor::ExecutorConfig;
 use models::Config;
 use protocol::link::{
-    Beat, FrameReader, FrameWriter, Halves, LinkError, Receiving, Sending, drain,
+    Beat, FrameReader, FrameWriter, Halves, LinkError, Receiving, Sending, Socket, drain,
 };
 use protocol::{Epoch, FromExecutor, Settings, ToExecutor};
 use rustix::event::{PollFd, PollFlags, poll};
 use serde_json::{Map, Value};
-use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -63,7 +62,7 @@ pub fn run(args: &ExecutorArgs) -> Result<ExitCode> {
 ///
 /// `told` becomes true once the server has said `Shutdown`.
 fn start(
-    stream: UnixStream,
+    stream: Socket,
     epoch: Epoch,
     endings: UnboundedSender<Ending>,
     told: Arc<AtomicBool>,
@@ -109,7 +108,7 @@ fn config(settings: Settings) -> Result<ExecutorConfig> {
 }
 
 /// Returns once nobody is at the other end.
-fn wait_for_the_end(link: &UnixStream) {
+fn wait_for_the_end(link: &Socket) {
     loop {
         let mut watched = [PollFd::new(link, PollFlags::RDHUP)];
         match poll(&mut watched, None) {
@@ -168,7 +167,7 @@ impl Sending for Witness<SyncSender<FromExecutor>> {
     }
 }
 
-impl Receiving for Witness<FrameReader<UnixStream, ToExecutor>> {
+impl Receiving for Witness<FrameReader<Socket, ToExecutor>> {
     type Message = ToExecutor;
 
     fn recv(&mut self, timeout: Duration) -> Result<Option<ToExecutor>, LinkError> {

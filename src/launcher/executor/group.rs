@@ -1,39 +1,29 @@
 //! The ranks of one replica, or of several that step together: how they are started, and how often again.
 
 use super::process::Started;
-use super::{ExecutorLink, ExecutorProcess, Incoming, outbox};
+use super::{ExecutorLink, ExecutorProcess, Incoming, Process, Restarts, TooOften, outbox};
 use crate::config::LogFormat;
 use anyhow::{Context, Result};
 use executor::{ExecutorConfig, Meeting};
+use protocol::link::Socket;
 use protocol::{Epoch, Rank, Settings};
 use rustix::process::Signal;
-use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
+use std::net::TcpStream;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Restarts within `WINDOW` before the server gives up.
-const RESTARTS_MAX: usize = 3;
-const WINDOW: Duration = Duration::from_mins(10);
 /// Messages in flight on a link between threads.
 const LINK_MESSAGES: usize = 32;
 /// A killed process is gone at once, unless a driver holds it.
 const KILL_WAIT: Duration = Duration::from_secs(5);
 /// Time between SIGTERM and SIGKILL.
 const TERM_WAIT: Duration = Duration::from_secs(2);
-
-/// There will be no executors any more: they were lost too often.
-#[derive(Debug, thiserror::Error)]
-#[error("lost {} times in {} minutes, the last time because {cause}", RESTARTS_MAX + 1,
-        WINDOW.as_secs() / 60)]
-pub struct TooOften {
-    /// The last loss.
-    pub cause: String,
-}
 
 /// Where executors live and what they write.
 #[derive(Debug, Clone, Copy)]
@@ -55,14 +45,15 @@ pub struct ExecutorGroup {
     meeting: Option<Meeting>,
     /// Yields its end once the executor, a thread of this process, is over.
     thread: Option<Receiver<Infallible>>,
-    restarts: VecDeque<Instant>,
+    restarts: Restarts,
 }
 
 impl ExecutorGroup {
     /// A group that has not started. `config` is told to each rank, with its own rank and meeting.
     pub fn new(config: ExecutorConfig, replicas: Range<u16>, lifetime: Lifetime) -> Self {
         let (current, meeting, thread) = (Vec::new(), None, None);
-        Self { config, replicas, lifetime, current, meeting, thread, restarts: VecDeque::new() }
+        let restarts = Restarts::default();
+        Self { config, replicas, lifetime, current, meeting, thread, restarts }
     }
 
     /// Numbers of the replicas that these are.
@@ -105,10 +96,16 @@ impl ExecutorGroup {
     }
 
     fn start_processes(&mut self, epoch: Epoch) -> Result<Vec<ExecutorLink>> {
+        self.meet()?;
+        self.replicas().map(|replica| self.start_replica(replica, epoch)).collect()
+    }
+
+    /// Makes the place where these ranks meet, if there are several.
+    fn meet(&mut self) -> Result<()> {
         let several = self.ranks_of(self.replicas()).len() > 1;
         let meeting = || Meeting::new(self.config.settings.parallel);
         self.meeting = several.then(meeting).transpose()?;
-        self.replicas().map(|replica| self.start_replica(replica, epoch)).collect()
+        Ok(())
     }
 
     fn start_replica(&mut self, replica: u16, epoch: Epoch) -> Result<ExecutorLink> {
@@ -125,10 +122,52 @@ impl ExecutorGroup {
                 messages: Box::new(messages),
                 epoch,
                 rank,
-                process: Some(process),
+                process: Some(process as Arc<dyn Process>),
             });
         }
         Ok(ExecutorLink { to: outbox::start(to, epoch)?, from })
+    }
+
+    /// Starts the executors of generation `epoch` for a scheduler elsewhere, at the ends of the links that `dial` makes
+    /// for each rank and the place where they meet. What is left of former ones is killed first. Call it on the main
+    /// thread.
+    ///
+    /// Errors: no link, process, thread or descriptor. Those that were started are killed.
+    pub fn start_linked(
+        &mut self,
+        epoch: Epoch,
+        dial: impl FnMut(Rank, Option<PathBuf>) -> Result<TcpStream>,
+    ) -> Result<Vec<(Rank, Arc<ExecutorProcess>)>> {
+        self.tell_calls();
+        self.kill();
+        let started = self.spawn_linked(epoch, dial);
+        if started.is_err() {
+            self.kill();
+        }
+        started
+    }
+
+    fn spawn_linked(
+        &mut self,
+        epoch: Epoch,
+        mut dial: impl FnMut(Rank, Option<PathBuf>) -> Result<TcpStream>,
+    ) -> Result<Vec<(Rank, Arc<ExecutorProcess>)>> {
+        self.meet()?;
+        for rank in self.ranks_of(self.replicas()) {
+            let meeting = self.meeting.as_ref().map(|meeting| meeting.path().to_owned());
+            let stream = dial(rank, meeting)?;
+            let link = Socket::from(stream.try_clone().context("no descriptor is left")?);
+            let log = self.lifetime.log;
+            let process = ExecutorProcess::spawn(rank, epoch, log, stream.into(), link)
+                .context("cannot start the executor")?;
+            self.current.push(Arc::new(process));
+        }
+        Ok(self.ranks_of(self.replicas()).zip(self.current.iter().cloned()).collect())
+    }
+
+    /// Whether one of its processes is over.
+    pub fn has_ended(&self) -> bool {
+        self.current.iter().any(|process| process.wait(Duration::ZERO).is_some())
     }
 
     /// Starts them again after a loss, as generation `epoch`. Whoever gets the link waits until they are ready.
@@ -143,15 +182,7 @@ impl ExecutorGroup {
         self.tell_calls();
         loop {
             self.kill();
-            let now = Instant::now();
-            while self.restarts.front().is_some_and(|then| now.duration_since(*then) > WINDOW) {
-                self.restarts.pop_front();
-            }
-            if self.restarts.len() >= RESTARTS_MAX {
-                return Err(TooOften { cause });
-            }
-            self.restarts.push_back(now);
-            let (replica, attempt) = (self.replicas.start, self.restarts.len());
+            let (replica, attempt) = (self.replicas.start, self.restarts.count(&cause)?);
             tracing::warn!(replica, epoch = epoch.0, attempt, cause, "restarting");
             match self.start(epoch) {
                 Ok(links) => return Ok(links),

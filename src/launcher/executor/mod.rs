@@ -1,4 +1,4 @@
-//! Executors as the server sees them: a thread of its own, or a process for each rank.
+//! Executors as the server sees them: a thread of its own, or a process for each rank, here or on another node.
 //!
 //! A thread serves the CPU where there is one rank; it cannot survive a fault. Processes can be lost and started
 //! again, which is why GPUs and ranks that work together get no other home. The ranks of one replica are a
@@ -6,18 +6,21 @@
 
 pub mod child;
 mod group;
-mod outbox;
+pub(super) mod outbox;
 mod process;
 mod reader;
+mod restarts;
 mod world;
 
-pub use group::{ExecutorGroup, Lifetime, TooOften};
+pub use group::{ExecutorGroup, Lifetime};
 pub use process::ExecutorProcess;
 pub(super) use reader::spawn_readers;
-pub use world::World;
+pub use restarts::{Restarts, TooOften};
+pub use world::{Others, World};
 
 use protocol::link::{LinkError, Receiving};
 use protocol::{Epoch, FromExecutor, Rank, ToExecutor};
+use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
@@ -38,7 +41,18 @@ pub struct Incoming {
     /// Its place in the world.
     pub rank: Rank,
     /// The process it is; `None` = a thread of this one.
-    pub process: Option<Arc<ExecutorProcess>>,
+    pub process: Option<Arc<dyn Process>>,
+}
+
+/// A process that is an executor, wherever it runs.
+pub trait Process: fmt::Display + Send + Sync {
+    /// What became of it, now that its link is closed.
+    fn ending(&self) -> String;
+
+    /// The node it runs on; `None` = this one.
+    fn node(&self) -> Option<u16> {
+        None
+    }
 }
 
 impl Incoming {

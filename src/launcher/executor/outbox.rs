@@ -1,10 +1,8 @@
 //! The one writer of a group's links: a message is encoded once, and every rank gets the same bytes.
 
-use protocol::link::{FrameWriter, drain};
+use protocol::link::{FrameWriter, Socket, drain};
 use protocol::{Epoch, ToExecutor};
 use std::io::{self, Write};
-use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
@@ -12,7 +10,7 @@ use std::thread;
 const OUTBOX_MESSAGES: usize = 32;
 
 /// The streams to all ranks of a group, as one.
-struct Ranks(Vec<UnixStream>);
+struct Ranks(Vec<Socket>);
 
 impl Write for Ranks {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -30,17 +28,18 @@ impl Write for Ranks {
 /// Starts the thread that writes to all ranks of generation `epoch`; returns the road to it.
 ///
 /// Errors: no thread or descriptor is left.
-pub(super) fn start(streams: Vec<UnixStream>, epoch: Epoch) -> io::Result<SyncSender<ToExecutor>> {
-    let links = streams.iter().map(UnixStream::try_clone).collect::<io::Result<Vec<_>>>()?;
+pub(in crate::launcher) fn start(
+    streams: Vec<Socket>,
+    epoch: Epoch,
+) -> io::Result<SyncSender<ToExecutor>> {
+    let links = streams.iter().map(Socket::try_clone).collect::<io::Result<Vec<_>>>()?;
     let (to, outbox) = sync_channel(OUTBOX_MESSAGES);
     let writer = FrameWriter::new(Ranks(streams), epoch);
     thread::Builder::new().name("executor-out".to_owned()).spawn(move || {
         if let Err(error) = drain(outbox, writer, None) {
             tracing::error!(%error, "cannot write to the executor");
             // The readers shall see that the links are of no more use.
-            for link in links {
-                let _ = link.shutdown(Shutdown::Both);
-            }
+            links.iter().for_each(Socket::close);
         }
     })?;
     Ok(to)
@@ -50,13 +49,14 @@ pub(super) fn start(streams: Vec<UnixStream>, epoch: Epoch) -> io::Result<SyncSe
 mod tests {
     use super::*;
     use protocol::link::{FrameReader, LinkError, Receiving};
+    use std::os::unix::net::UnixStream;
     use std::time::Duration;
 
     #[test]
     fn every_rank_hears_the_same_and_one_that_left_ends_it_for_all() {
         const WAIT: Duration = Duration::from_secs(5);
         let (ours, theirs): (Vec<_>, Vec<_>) = (0..3).map(|_| UnixStream::pair().unwrap()).unzip();
-        let to = start(ours, Epoch(4)).unwrap();
+        let to = start(ours.into_iter().map(Socket::from).collect(), Epoch(4)).unwrap();
         let reader = |stream| FrameReader::<_, ToExecutor>::new(stream, Epoch(4));
         let mut readers: Vec<_> = theirs.into_iter().map(reader).collect();
         to.send(ToExecutor::SizeKv { blocks: 7 }).unwrap();

@@ -1,13 +1,13 @@
 //! One executor process: started, watched, ended.
 
-use crate::config::LogFormat;
+use super::Process;
+use crate::config::{LogFormat, SECRET_VARIABLE};
 use crate::launcher::child_process::OWN_BINARY;
-use protocol::link::{FrameReader, FrameWriter, Sending};
-use protocol::{FromExecutor, Rank, Settings};
+use protocol::link::{FrameReader, FrameWriter, Sending, Socket};
+use protocol::{Epoch, FromExecutor, Rank, Settings};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -39,8 +39,8 @@ struct End {
 pub(super) struct Started {
     pub(super) process: ExecutorProcess,
     /// The settings have gone along.
-    pub(super) to: UnixStream,
-    pub(super) from: FrameReader<UnixStream, FromExecutor>,
+    pub(super) to: Socket,
+    pub(super) from: FrameReader<Socket, FromExecutor>,
 }
 
 impl ExecutorProcess {
@@ -51,11 +51,29 @@ impl ExecutorProcess {
     pub(super) fn start(settings: Settings, log: LogFormat) -> io::Result<Started> {
         let (rank, epoch) = (settings.rank, settings.epoch);
         let (ours, theirs) = UnixStream::pair()?;
+        let ours = Socket::from(ours);
+        let process = Self::spawn(rank, epoch, log, theirs.into(), ours.try_clone()?)?;
+        let mut writer = FrameWriter::new(ours.try_clone()?, epoch);
+        writer.send(settings).map_err(io::Error::other)?;
+        let to = writer.into_stream();
+        Ok(Started { process, to, from: FrameReader::new(ours, epoch) })
+    }
+
+    /// Starts a process whose link is `stdin`, as `start`. `link` is any handle of that connection: it closes with the
+    /// process.
+    pub(super) fn spawn(
+        rank: Rank,
+        epoch: Epoch,
+        log: LogFormat,
+        stdin: OwnedFd,
+        link: Socket,
+    ) -> io::Result<Self> {
         let mut child = Command::new(OWN_BINARY)
             .arg0("hadron")
             .args(["executor", "--rank", &rank.0.to_string(), "--epoch", &epoch.0.to_string()])
             .args(["--log-format", log.name()])
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .env_remove(SECRET_VARIABLE)
+            .stdin(Stdio::from(stdin))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()?;
@@ -64,15 +82,12 @@ impl ExecutorProcess {
         // Should anything below fail, the link closes and the child leaves.
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
         let end = Arc::new(End::default());
-        watch(child, Arc::clone(&end), ours.try_clone()?)?;
+        watch(child, Arc::clone(&end), link)?;
         let process = Self { rank, pid, pidfd, end };
         if let Some(stderr) = stderr {
             pass_on(stderr, rank)?;
         }
-        let mut writer = FrameWriter::new(ours.try_clone()?, epoch);
-        writer.send(settings).map_err(io::Error::other)?;
-        let to = writer.into_stream();
-        Ok(Started { process, to, from: FrameReader::new(ours, epoch) })
+        Ok(process)
     }
 
     /// Waits up to `timeout` for the end of the process.
@@ -87,9 +102,10 @@ impl ExecutorProcess {
         // It may have ended by now, which is what was wanted.
         let _ = pidfd_send_signal(&self.pidfd, signal);
     }
+}
 
-    /// What became of a process that closed its link.
-    pub fn ending(&self) -> String {
+impl Process for ExecutorProcess {
+    fn ending(&self) -> String {
         match self.wait(ENDING) {
             Some(status) => format!("{self} ended: {status}"),
             None => format!("{self} closed its link"),
@@ -110,14 +126,14 @@ impl Drop for ExecutorProcess {
 }
 
 /// Starts the thread that waits for the child, so that it leaves no zombie and its end is an event.
-fn watch(mut child: Child, end: Arc<End>, link: UnixStream) -> io::Result<()> {
+fn watch(mut child: Child, end: Arc<End>, link: Socket) -> io::Result<()> {
     let waiter = thread::Builder::new().name("executor-wait".to_owned());
     let started = waiter.spawn(move || {
         let status = child.wait();
         *end.status.lock().unwrap_or_else(PoisonError::into_inner) = status.ok();
         end.seen.notify_all();
         // Whoever still holds the other end, nobody is behind it: what has arrived is read, then the end.
-        let _ = link.shutdown(Shutdown::Both);
+        link.close();
     });
     started.map(drop)
 }

@@ -2,17 +2,12 @@
 
 use super::Incoming;
 use crate::engine_client::{Inbox, Sender, Signal};
+use crate::launcher::silence::{SILENCE, heard};
 use crate::metrics::Loss;
 use protocol::{FromExecutor, Replica};
 use scheduler::Event;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
-
-/// A process gives a sign of life every second.
-const SILENCE: Duration = Duration::from_secs(5);
-/// Had this process been paused, what arrived meanwhile is there at once.
-const SECOND_LOOK: Duration = Duration::from_secs(1);
 
 /// Starts a thread for each rank of a replica. It ends with its executor, after it has said so.
 pub(in crate::launcher) fn spawn_readers(
@@ -33,25 +28,19 @@ pub(in crate::launcher) fn spawn_readers(
 
 /// Passes messages on until there are no more. Returns why.
 fn read(from: &mut Incoming, sender: Sender, inbox: &Inbox<Signal>) -> (Loss, String) {
-    let mut wait = SILENCE;
     loop {
-        let message = match from.messages.recv(wait) {
+        let message = match heard(from.messages.as_mut()) {
             Ok(Some(message)) => message,
             Ok(None) => match &from.process {
                 None => continue,
-                Some(process) if wait == SECOND_LOOK => {
+                Some(process) => {
                     let seconds = SILENCE.as_secs();
                     let cause = format!("{process} gave no sign of life for {seconds} s");
                     return (Loss::Silent, cause);
                 }
-                Some(_) => {
-                    wait = SECOND_LOOK;
-                    continue;
-                }
             },
             Err(error) => return (Loss::Exited, from.cause(&error)),
         };
-        wait = SILENCE;
         match message {
             // The ranks of a replica compute the same; the first one's answer is taken.
             FromExecutor::StepOutput(output) if sender.rank == 0 => {

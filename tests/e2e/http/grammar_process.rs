@@ -192,7 +192,7 @@ fn the_broken_worker() {
             server.write_all(&byte).unwrap();
         }
     });
-    serve_trials(inner).unwrap();
+    serve_trials(inner.into()).unwrap();
 }
 
 #[test]

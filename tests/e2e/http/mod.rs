@@ -11,6 +11,7 @@ mod limits;
 mod malformed;
 mod messages;
 mod metrics;
+mod nodes;
 mod openapi;
 mod operators;
 mod process;

@@ -1,0 +1,145 @@
+//! A socket of either kind that a link runs over: of one machine, or between two.
+
+use super::Timed;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// One end of a connected stream socket.
+#[derive(Debug)]
+pub enum Socket {
+    /// To a process of this machine.
+    Unix(UnixStream),
+    /// To any process.
+    Tcp(TcpStream),
+}
+
+impl Socket {
+    /// A descriptor as what it is.
+    ///
+    /// Errors: it is no connected stream socket.
+    pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
+        let stream = TcpStream::from(fd);
+        // Only an address of the Internet's families can be read as one.
+        if stream.peer_addr().is_ok() {
+            return Ok(Self::Tcp(stream));
+        }
+        let stream = UnixStream::from(OwnedFd::from(stream));
+        stream.peer_addr()?; // Nothing but a socket has one.
+        Ok(Self::Unix(stream))
+    }
+
+    /// Another handle of the same socket.
+    ///
+    /// Errors: no descriptor is left.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(match self {
+            Self::Unix(stream) => Self::Unix(stream.try_clone()?),
+            Self::Tcp(stream) => Self::Tcp(stream.try_clone()?),
+        })
+    }
+
+    /// Ends both directions, for every handle: what has arrived can still be read.
+    pub fn close(&self) {
+        // It may be closed already, which is what was wanted.
+        let _ = match self {
+            Self::Unix(stream) => stream.shutdown(Shutdown::Both),
+            Self::Tcp(stream) => stream.shutdown(Shutdown::Both),
+        };
+    }
+}
+
+impl From<UnixStream> for Socket {
+    fn from(stream: UnixStream) -> Self {
+        Self::Unix(stream)
+    }
+}
+
+impl From<TcpStream> for Socket {
+    fn from(stream: TcpStream) -> Self {
+        Self::Tcp(stream)
+    }
+}
+
+impl From<Socket> for OwnedFd {
+    fn from(socket: Socket) -> Self {
+        match socket {
+            Socket::Unix(stream) => stream.into(),
+            Socket::Tcp(stream) => stream.into(),
+        }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(stream) => stream.as_fd(),
+            Self::Tcp(stream) => stream.as_fd(),
+        }
+    }
+}
+
+impl Read for Socket {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Unix(stream) => stream.read(buffer),
+            Self::Tcp(stream) => stream.read(buffer),
+        }
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Unix(stream) => stream.write(bytes),
+            Self::Tcp(stream) => stream.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(()) // A socket keeps nothing back.
+    }
+}
+
+impl Timed for Socket {
+    fn set_timeout(&mut self, timeout: Duration) -> io::Result<()> {
+        match self {
+            Self::Unix(stream) => stream.set_timeout(timeout),
+            Self::Tcp(stream) => stream.set_timeout(timeout),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::net::TcpListener;
+
+    #[test]
+    fn a_descriptor_is_known_for_what_it_is() {
+        let (unix, _other) = UnixStream::pair().unwrap();
+        assert!(matches!(Socket::from_fd(unix.into()), Ok(Socket::Unix(_))));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let tcp = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        assert!(matches!(Socket::from_fd(tcp.into()), Ok(Socket::Tcp(_))));
+        assert!(Socket::from_fd(File::open("/dev/null").unwrap().into()).is_err());
+        assert!(Socket::from_fd(listener.into()).is_err(), "nobody is at its other end");
+    }
+
+    #[test]
+    fn closing_one_handle_ends_all() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = Socket::from(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+        let mut far = Socket::from(listener.accept().unwrap().0);
+        let mut other = near.try_clone().unwrap();
+        other.write_all(b"last").unwrap();
+        near.close();
+        let mut read = Vec::new();
+        far.read_to_end(&mut read).unwrap();
+        assert_eq!(read, b"last", "what was sent still arrives");
+        assert!(other.write(b"more").is_err());
+    }
+}

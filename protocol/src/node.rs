@@ -1,0 +1,125 @@
+//! Messages between the nodes of a cluster: proof of the secret, what node 0 orders, what the others tell.
+
+use crate::{DeviceLibraries, Epoch, Parallel, Rank, Replica};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// A number that is used once.
+pub type Nonce = [u8; 32];
+/// An HMAC-SHA-256 under the cluster's secret.
+pub type Proof = [u8; 32];
+
+/// What both ends of a connection between nodes say first: each shows that it knows the secret, without telling it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Handshake {
+    /// Node 0 to whoever connects.
+    Challenge {
+        /// Of node 0.
+        nonce: Nonce,
+    },
+    /// The answer.
+    Answer {
+        /// Of the other node.
+        nonce: Nonce,
+        /// Over both nonces, as the other node makes it.
+        proof: Proof,
+    },
+    /// Node 0 lets the other one in.
+    Welcome {
+        /// Over both nonces, as node 0 makes it.
+        proof: Proof,
+    },
+}
+
+/// Node 0 to another node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToNode {
+    /// Answer to `Join`: orders will come.
+    Accepted,
+    /// Answer to `Join`: this node does not belong to the cluster.
+    Refused {
+        /// Why, with the numbers of both sides.
+        text: String,
+    },
+    /// Start the executors of a replica and link each to node 0; what is left of former ones is killed first.
+    Start {
+        /// Whose.
+        replica: Replica,
+        /// Their generation.
+        epoch: Epoch,
+        /// What each link must show.
+        ticket: u64,
+    },
+    /// The executors have been told to stop: wait for their end, and leave.
+    Leave,
+    /// Node 0 is alive.
+    Beat,
+}
+
+/// Another node to node 0.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromNode {
+    /// First on a connection over which orders come.
+    Join(Member),
+    /// First, and only one, on a connection that becomes an executor's link.
+    Link(LinkOffer),
+    /// The executors of an order cannot be started.
+    NotStarted {
+        /// Of the order.
+        ticket: u64,
+        /// Why.
+        text: String,
+    },
+    /// The process of an executor is over.
+    Ended {
+        /// Which.
+        rank: Rank,
+        /// Its generation.
+        epoch: Epoch,
+        /// Who it was, and how it ended.
+        text: String,
+    },
+    /// The node is alive.
+    Beat,
+}
+
+/// A node as it presents itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Which node it is.
+    pub node: u16,
+    /// Nodes of the cluster, as it was told.
+    pub nodes: u16,
+    /// How the ranks share the work, as it was told.
+    pub parallel: Parallel,
+    /// Release of the build.
+    pub build: String,
+    /// Digest of `config.json` and of the names and sizes of the weight files.
+    pub manifest: u64,
+}
+
+/// An executor that is about to run at the other end of a connection.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkOffer {
+    /// Of the order that asked for it.
+    pub ticket: u64,
+    /// Its rank in the world.
+    pub rank: Rank,
+    /// What its settings must say of its machine.
+    pub host: HostSettings,
+}
+
+/// The part of an executor's settings that depends on the machine it runs on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostSettings {
+    /// As in `Settings`.
+    pub dir: PathBuf,
+    /// As in `Settings`.
+    pub libraries: Option<DeviceLibraries>,
+    /// As in `Settings`.
+    pub kernel_cache: Option<PathBuf>,
+    /// As in `Settings`.
+    pub threads: Option<u32>,
+    /// As in `Settings`.
+    pub meeting: Option<PathBuf>,
+}

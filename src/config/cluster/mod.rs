@@ -1,0 +1,317 @@
+//! Flags of servers on several nodes: how many, which one this is, where they meet, what they all know.
+//!
+//! What no flag says, the variables of the cluster say (`variables.rs`).
+
+mod hostlist;
+mod secret;
+mod variables;
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+pub use secret::Secret;
+pub(crate) use secret::VARIABLE as SECRET_VARIABLE;
+pub use variables::ClusterVariables;
+use variables::Said;
+
+use super::{ConfigError, Environment, ParallelArgs, refused};
+
+/// Where node 0 is, and listens, if nobody says.
+const HOST: &str = "127.0.0.1";
+const PORT: u16 = 29_500;
+
+/// On how many nodes.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Nodes")]
+pub struct NodeArgs {
+    /// Nodes that serve together (short: -n) [default: what the cluster's variables say, else 1]
+    #[arg(long, value_name = "COUNT")]
+    nnodes: Option<u16>,
+    /// Which of them this is (short: -r); 0 schedules and answers [default: what the cluster's variables say, else 0]
+    #[arg(long, value_name = "INDEX")]
+    node_rank: Option<u16>,
+    /// Where node 0 listens for the others [default: what the cluster's variables say, else 127.0.0.1]
+    #[arg(long, value_name = "HOST")]
+    master_addr: Option<String>,
+    /// Its port for them [default: what the cluster's variables say, else 29500]
+    #[arg(long, value_name = "PORT")]
+    master_port: Option<u16>,
+    /// Both in one
+    #[arg(long, alias = "nccl-init-addr", value_name = "HOST:PORT")]
+    dist_init_addr: Option<String>,
+    /// Answer no HTTP: so does every node but 0, with or without it
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
+    headless: bool,
+    /// A file with the secret that all nodes know, and nobody else
+    #[arg(long, value_name = "FILE")]
+    cluster_secret_file: Option<PathBuf>,
+    /// What all of that comes to; `None` = this node alone.
+    #[arg(skip)]
+    cluster: Option<Cluster>,
+}
+
+/// A server of several nodes, as one of them sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cluster {
+    /// Nodes, at least 2.
+    pub nodes: u16,
+    /// Which of them this is; 0 schedules and answers.
+    pub node: u16,
+    /// Where node 0 is.
+    pub host: String,
+    /// Where it listens for the others.
+    pub port: u16,
+}
+
+impl Cluster {
+    /// Node of a replica: each has as many as the others, in order.
+    pub fn node_of(&self, replica: u16, replicas: u16) -> u16 {
+        replica / (replicas / self.nodes).max(1)
+    }
+}
+
+impl NodeArgs {
+    /// The cluster; `None` = this node serves alone.
+    pub fn cluster(&self) -> Option<&Cluster> {
+        self.cluster.as_ref()
+    }
+
+    /// What all nodes know.
+    ///
+    /// Errors: there is none, it cannot be read, or it is too short.
+    pub fn secret(&self, environment: &Environment) -> Result<Secret, ConfigError> {
+        match (&self.cluster_secret_file, &environment.cluster_secret) {
+            (Some(path), _) => Secret::read(path),
+            (None, Some(secret)) => secret.clone().checked(SECRET_VARIABLE),
+            (None, None) => refused("nodes need a common secret"), // `settle` has said so already.
+        }
+    }
+
+    /// Brings flags and variables together, and refuses what cannot be meant.
+    pub(super) fn settle(
+        &mut self,
+        parallel: &ParallelArgs,
+        environment: &Environment,
+    ) -> Result<(), ConfigError> {
+        // Whoever wants to serve alone may, wherever he is.
+        let place = match self.nnodes {
+            Some(1) => variables::Place::default(),
+            _ => environment.cluster.place()?,
+        };
+        let nodes = agree("--nnodes", self.nnodes, place.nodes)?.unwrap_or(1);
+        if nodes < 2 {
+            return self.check_alone(nodes);
+        }
+        let node = agree("--node-rank", self.node_rank, place.node)?.unwrap_or(0);
+        if node >= nodes {
+            return refused(format!(
+                "--node-rank {node}: of {nodes} nodes the last is {}",
+                nodes - 1
+            ));
+        }
+        if self.headless && node == 0 {
+            return refused("--headless: node 0 is the one that answers");
+        }
+        let (host, port) = self.address(place.host, place.port)?;
+        check_placement(nodes, parallel, place.nodes)?;
+        if self.cluster_secret_file.is_none() && environment.cluster_secret.is_none() {
+            let whence = place.nodes.map_or(String::new(), |(name, _)| {
+                format!(" ({name}; --nnodes 1 serves on this one alone)")
+            });
+            return refused(format!(
+                "{nodes} nodes{whence} need a common secret: --cluster-secret-file FILE or \
+                 {SECRET_VARIABLE}"
+            ));
+        }
+        self.cluster = Some(Cluster { nodes, node, host, port });
+        Ok(())
+    }
+
+    fn check_alone(&self, nodes: u16) -> Result<(), ConfigError> {
+        match self.node_rank {
+            _ if nodes == 0 => refused("--nnodes 0: at least 1"),
+            Some(node) if node > 0 => {
+                refused(format!("--node-rank {node}: with --nnodes 1 only rank 0 exists"))
+            }
+            _ if self.headless => refused("--headless: the only node is the one that answers"),
+            _ => Ok(()),
+        }
+    }
+
+    /// Where node 0 listens.
+    fn address(
+        &self,
+        host: Option<String>,
+        port: Option<u16>,
+    ) -> Result<(String, u16), ConfigError> {
+        let Some(both) = &self.dist_init_addr else {
+            let host = self.master_addr.clone().or(host).unwrap_or_else(|| HOST.to_owned());
+            return Ok((host, self.master_port.or(port).unwrap_or(PORT)));
+        };
+        if self.master_addr.is_some() || self.master_port.is_some() {
+            return refused("--dist-init-addr says what --master-addr and --master-port say");
+        }
+        let bare = both.strip_prefix("tcp://").unwrap_or(both);
+        let parts = bare.rsplit_once(':').and_then(|(host, port)| {
+            let host = host.trim_start_matches('[').trim_end_matches(']');
+            (!host.is_empty()).then_some((host.to_owned(), port.parse().ok()?))
+        });
+        parts.ok_or_else(|| ConfigError::Refused(format!("--dist-init-addr {both}: not HOST:PORT")))
+    }
+}
+
+/// What a flag and a variable say together.
+///
+/// Errors: each says something else.
+fn agree(flag: &str, given: Option<u16>, said: Option<Said>) -> Result<Option<u16>, ConfigError> {
+    match (given, said) {
+        (Some(given), Some((name, said))) if given != said => {
+            refused(format!("{flag} {given}, but {name} says {said}"))
+        }
+        (given, said) => Ok(given.or(said.map(|(_, said)| said))),
+    }
+}
+
+/// Refuses replicas that do not lie on one node each.
+fn check_placement(
+    nodes: u16,
+    parallel: &ParallelArgs,
+    whence: Option<Said>,
+) -> Result<(), ConfigError> {
+    let (tp, dp) = (parallel.tensor_parallel_size, parallel.data_parallel_size);
+    let source = whence.map_or("--nnodes", |(name, _)| name);
+    if parallel.enable_expert_parallel || parallel.enable_dp_attention {
+        return refused(format!(
+            "{source} {nodes} with --enable-expert-parallel or --enable-dp-attention: ranks on several nodes \
+             cannot step together yet. Without these flags each replica holds all experts; with them one \
+             node serves"
+        ));
+    }
+    if dp.is_multiple_of(nodes) {
+        return Ok(());
+    }
+    let more = dp.next_multiple_of(nodes);
+    refused(format!(
+        "{source} {nodes} with --data-parallel-size {dp} and --tensor-parallel-size {tp}: a replica lies on one \
+         node, and each node has as many as the others; tensor-parallel ranks on several nodes are not \
+         supported. --data-parallel-size {more} would do"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        parallel: ParallelArgs,
+    }
+
+    fn parallel(tp: u16, dp: u16) -> ParallelArgs {
+        let line = format!("x --tensor-parallel-size={tp} --data-parallel-size={dp}");
+        <Line as clap::Parser>::parse_from(line.split(' ')).parallel
+    }
+
+    fn environment(variables: &[(&str, &str)]) -> Environment {
+        let text = |name: &str| {
+            let found = variables.iter().find(|(known, _)| *known == name);
+            found.map(|(_, text)| (*text).to_owned())
+        };
+        let cluster_secret = Some(Secret::new("0123456789abcdef"));
+        Environment {
+            cluster: ClusterVariables::read(text),
+            cluster_secret,
+            ..Environment::default()
+        }
+    }
+
+    fn settle(
+        mut args: NodeArgs,
+        dp: u16,
+        variables: &[(&str, &str)],
+    ) -> Result<Option<Cluster>, String> {
+        let settled = args.settle(&parallel(2, dp), &environment(variables));
+        settled.map(|()| args.cluster).map_err(|error| error.to_string())
+    }
+
+    fn cluster(nodes: u16, node: u16, host: &str, port: u16) -> Cluster {
+        Cluster { nodes, node, host: host.to_owned(), port }
+    }
+
+    const SLURM: &[(&str, &str)] =
+        &[("SLURM_NNODES", "2"), ("SLURM_NODEID", "1"), ("SLURM_JOB_NODELIST", "n[1-2]")];
+
+    #[test]
+    fn flags_say_where_and_variables_what_they_leave_open() {
+        let none = NodeArgs::default;
+        assert_eq!(settle(none(), 2, &[]).unwrap(), None);
+        assert_eq!(settle(none(), 2, SLURM).unwrap(), Some(cluster(2, 1, "n1", PORT)));
+        let alone = NodeArgs { nnodes: Some(1), ..none() };
+        assert_eq!(settle(alone, 1, SLURM).unwrap(), None, "in the middle of a job");
+        let two = || NodeArgs { nnodes: Some(2), ..none() };
+        assert_eq!(settle(two(), 2, &[]).unwrap(), Some(cluster(2, 0, HOST, PORT)));
+        let told = NodeArgs { master_addr: Some("m".to_owned()), master_port: Some(7), ..two() };
+        assert_eq!(settle(told, 4, SLURM).unwrap(), Some(cluster(2, 1, "m", 7)));
+        for (text, host) in [("10.0.0.1:5000", "10.0.0.1"), ("tcp://[fe80::1]:5000", "fe80::1")] {
+            let args = NodeArgs { dist_init_addr: Some(text.to_owned()), ..two() };
+            assert_eq!(settle(args, 2, &[]).unwrap(), Some(cluster(2, 0, host, 5_000)));
+        }
+        let last = NodeArgs { node_rank: Some(1), headless: true, ..two() };
+        assert_eq!(settle(last, 2, &[]).unwrap(), Some(cluster(2, 1, HOST, PORT)));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_both_numbers() {
+        let two = || NodeArgs { nnodes: Some(2), ..NodeArgs::default() };
+        let addresses = NodeArgs {
+            dist_init_addr: Some("h:1".to_owned()),
+            master_addr: Some("h".to_owned()),
+            ..two()
+        };
+        let bare = |text: &str| NodeArgs { dist_init_addr: Some(text.to_owned()), ..two() };
+        for (args, dp, variables, reason) in [
+            (
+                NodeArgs { nnodes: Some(4), ..two() },
+                4,
+                SLURM,
+                "--nnodes 4, but SLURM_NNODES says 2",
+            ),
+            (
+                NodeArgs { node_rank: Some(0), ..two() },
+                2,
+                SLURM,
+                "--node-rank 0, but SLURM_NODEID says 1",
+            ),
+            (NodeArgs { node_rank: Some(2), ..two() }, 2, &[], "of 2 nodes the last is 1"),
+            (NodeArgs { headless: true, ..two() }, 2, &[], "node 0 is the one that answers"),
+            (NodeArgs { nnodes: Some(0), ..two() }, 2, &[], "--nnodes 0"),
+            (two(), 3, &[], "--data-parallel-size 4 would do"),
+            (two(), 1, &[], "--nnodes 2 with --data-parallel-size 1 and --tensor-parallel-size 2"),
+            (NodeArgs::default(), 1, SLURM, "SLURM_NNODES 2 with --data-parallel-size 1"),
+            (addresses, 2, &[], "says what --master-addr"),
+            (bare("nowhere"), 2, &[], "--dist-init-addr nowhere: not HOST:PORT"),
+            (bare(":1"), 2, &[], "not HOST:PORT"),
+        ] {
+            let error = settle(args, dp, variables).unwrap_err();
+            assert!(error.contains(reason), "{error}");
+        }
+        let mut args = two();
+        let bare = args.settle(&parallel(1, 2), &Environment::default()).unwrap_err().to_string();
+        assert!(bare.contains("--cluster-secret-file FILE or HADRON_CLUSTER_SECRET"), "{bare}");
+        let cluster_secret = Some(Secret::new("short"));
+        let environment = Environment { cluster_secret, ..Environment::default() };
+        let short = two().secret(&environment).unwrap_err().to_string();
+        assert!(short.starts_with("HADRON_CLUSTER_SECRET: 5 bytes"), "{short}");
+    }
+
+    #[test]
+    fn replicas_lie_on_nodes_in_order() {
+        let cluster = cluster(2, 0, "h", 1);
+        let of = |replicas| (0..replicas).map(|r| cluster.node_of(r, replicas)).collect::<Vec<_>>();
+        assert_eq!(of(2), [0, 1]);
+        assert_eq!(of(6), [0, 0, 0, 1, 1, 1]);
+    }
+}

@@ -1,0 +1,106 @@
+//! Node 0's socket for the others: who proves to know the secret is let in, everybody else is forgotten at once.
+
+use super::HANDSHAKE_TIME;
+use super::handshake::admit;
+use super::registry::Registry;
+use crate::config::{Cluster, Secret};
+use anyhow::{Context, Result};
+use protocol::FromNode;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+/// Connections that have proved nothing yet. Others wait in the system's own queue, or come again.
+const STRANGERS_MAX: usize = 32;
+/// Without descriptors nothing can be accepted; they come back.
+const EXHAUSTED_WAIT: Duration = Duration::from_millis(50);
+
+/// The open socket; nobody is let in yet.
+pub struct Door {
+    listener: TcpListener,
+    address: SocketAddr,
+    secret: Secret,
+}
+
+impl Door {
+    /// Opens the socket of node 0 for those who know the secret.
+    ///
+    /// Errors: the address is not of this machine, or taken.
+    pub fn open(cluster: &Cluster, secret: Secret) -> Result<Self> {
+        let Cluster { host, port, nodes, .. } = cluster;
+        let listener = TcpListener::bind((host.as_str(), *port)).with_context(|| {
+            format!("cannot listen for {} other nodes on {host}:{port}, which --master-addr says is here", nodes - 1)
+        })?;
+        let address = listener.local_addr().context("the socket has no address")?;
+        let named = host.parse::<IpAddr>().is_ok() || host == "localhost";
+        if address.ip().is_loopback() && !named {
+            tracing::warn!(
+                %address,
+                "{host} is this machine's loopback address here: other machines cannot connect. \
+                 --master-addr takes an address that they reach"
+            );
+        }
+        Ok(Self { listener, address, secret })
+    }
+
+    /// Lets nodes in from now on.
+    ///
+    /// Errors: the system gives no thread.
+    pub fn receive(self, registry: &Arc<Registry>) -> io::Result<()> {
+        tracing::info!(address = %self.address, nodes = registry.nodes(), "waiting for the other nodes");
+        let (secret, registry) = (self.secret, Arc::clone(registry));
+        let guests = Guests { secret, registry, strangers: Arc::new(()) };
+        let accept = move || {
+            for stream in self.listener.incoming() {
+                match stream {
+                    Ok(stream) => guests.greet(stream),
+                    Err(_) => thread::sleep(EXHAUSTED_WAIT),
+                }
+            }
+        };
+        thread::Builder::new().name("node-accept".to_owned()).spawn(accept).map(drop)
+    }
+}
+
+/// Who comes in.
+struct Guests {
+    secret: Secret,
+    registry: Arc<Registry>,
+    /// As many other handles of it as there are connections that have proved nothing yet.
+    strangers: Arc<()>,
+}
+
+impl Guests {
+    /// Gives a connection a thread of its own, unless there are too many.
+    fn greet(&self, stream: TcpStream) {
+        if Arc::strong_count(&self.strangers) > STRANGERS_MAX {
+            return;
+        }
+        let (stranger, secret) = (Arc::clone(&self.strangers), self.secret.clone());
+        let registry = Arc::clone(&self.registry);
+        let meet = move || {
+            let admitted = stream
+                .set_nodelay(true)
+                .map_err(Into::into)
+                .and_then(|()| admit(&stream, &secret, HANDSHAKE_TIME));
+            drop(stranger);
+            match admitted {
+                Ok(FromNode::Join(member)) => registry.join(&member, stream),
+                Ok(FromNode::Link(offer)) => registry.link(offer, stream),
+                Ok(_) => tracing::warn!("a node said nothing of what it wants"),
+                Err(error) => {
+                    let peer = stream.peer_addr().ok();
+                    if error.is_of_a_stranger() {
+                        tracing::debug!(?peer, %error, "no node");
+                    } else {
+                        tracing::warn!(?peer, %error, "a node was not let in");
+                    }
+                }
+            }
+        };
+        // Without a thread the connection closes, and whoever it was comes again.
+        let _ = thread::Builder::new().name("node-link".to_owned()).spawn(meet);
+    }
+}

@@ -1,0 +1,34 @@
+//! A server on several nodes: each is a `hadron serve`, node 0 schedules and answers, the others run executors.
+//!
+//! Node 0 listens (`listener.rs`) and knows who is there (`registry.rs`); every other node connects, shows that it
+//! knows the secret (`handshake.rs`), and does what it is ordered (`member.rs`). An order to start a replica is
+//! answered with one connection for each rank, which the executor inherits: it speaks to node 0 itself, as it would
+//! on node 0. Secrets never leave the processes that serve.
+
+mod dial;
+mod handshake;
+mod hurried;
+mod listener;
+pub mod member;
+mod proof;
+mod registry;
+mod remote_executor;
+mod remote_group;
+
+pub use listener::Door;
+pub use registry::{Expected, Registry};
+pub(super) use remote_group::{Awaited, RemoteGroup};
+
+use protocol::Epoch;
+use std::time::Duration;
+
+/// Frames between nodes belong to no generation of executors.
+const EPOCH: Epoch = Epoch(0);
+/// A connection must have shown that it knows the secret, and said what it is for.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
+/// Longest body of a message between nodes; an executor's link, once it is one, has its own bound.
+const BODY_BYTES_MAX: usize = 64 << 10;
+/// Longest silence of a node that is well.
+const BEAT_INTERVAL: Duration = Duration::from_secs(1);
+/// Messages that may wait to be written to a node.
+const OUTBOX_MESSAGES: usize = 64;

@@ -1,0 +1,151 @@
+//! The ranks of a replica on another node: ordered there, linked here.
+
+use super::registry::{Arrived, Progress, Registry};
+use crate::launcher::executor::{ExecutorLink, Incoming, Process, Restarts, TooOften, outbox};
+use crate::launcher::start_up::{StartError, Who};
+use executor::ExecutorConfig;
+use protocol::link::{FrameReader, FrameWriter, Sending, Socket};
+use protocol::{Epoch, HostSettings, Rank, Replica, Settings};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often a wait looks whether it is over.
+const POLL: Duration = Duration::from_millis(100);
+/// From an order to the links of all its executors.
+const LINK_WAIT: Duration = Duration::from_secs(30);
+
+/// What it takes to have the executors of one replica started on another node, again and again.
+pub(in crate::launcher) struct RemoteGroup {
+    config: ExecutorConfig,
+    replica: Replica,
+    node: u16,
+    registry: Arc<Registry>,
+    restarts: Restarts,
+}
+
+/// Executors that have been ordered.
+pub(in crate::launcher) struct Awaited {
+    registry: Arc<Registry>,
+    replica: Replica,
+    node: u16,
+    settings: Box<Settings>,
+}
+
+impl RemoteGroup {
+    /// A group that has not been ordered. `config` is told to each rank, with what its machine adds.
+    pub(in crate::launcher) fn new(
+        config: ExecutorConfig,
+        replica: Replica,
+        node: u16,
+        registry: Arc<Registry>,
+    ) -> Self {
+        Self { config, replica, node, registry, restarts: Restarts::default() }
+    }
+
+    /// Which one it is.
+    pub(in crate::launcher) fn replica(&self) -> Replica {
+        self.replica
+    }
+
+    /// What its executors are told, beside their rank and their machine.
+    pub(in crate::launcher) fn settings(&self) -> &Settings {
+        &self.config.settings
+    }
+
+    /// Digest of the model folder that its executors must confirm.
+    pub(in crate::launcher) fn manifest(&self) -> u64 {
+        self.config.manifest
+    }
+
+    /// Orders the executors of generation `epoch`; former ones lose their links.
+    pub(in crate::launcher) fn start(&mut self, epoch: Epoch) -> Awaited {
+        let settings = Settings { epoch, ..self.config.settings.clone() };
+        let first = self.replica.0 * settings.parallel.tp_size;
+        let ranks = (first..first + settings.parallel.tp_size).map(Rank).collect();
+        self.registry.order(self.replica, self.node, epoch, ranks);
+        let registry = Arc::clone(&self.registry);
+        let settings = Box::new(settings);
+        Awaited { registry, replica: self.replica, node: self.node, settings }
+    }
+
+    /// Orders them again after a loss.
+    ///
+    /// Errors: they were lost too often.
+    pub(in crate::launcher) fn restart(
+        &mut self,
+        epoch: Epoch,
+        cause: &str,
+    ) -> Result<Awaited, TooOften> {
+        let attempt = self.restarts.count(cause)?;
+        let (replica, node) = (self.replica.0, self.node);
+        tracing::warn!(replica, node, epoch = epoch.0, attempt, cause, "restarting");
+        Ok(self.start(epoch))
+    }
+
+    /// Takes the links away from its executors, which end with them.
+    pub(in crate::launcher) fn close(&self) {
+        self.registry.close(self.replica);
+    }
+}
+
+impl Awaited {
+    /// Waits until all have linked up; `None` = `cut` has said that there is no use in waiting. `limit` bounds how long
+    /// their node may be away.
+    pub(in crate::launcher) fn link(
+        self,
+        limit: Option<Duration>,
+        mut cut: impl FnMut() -> bool,
+    ) -> Result<Option<ExecutorLink>, StartError> {
+        let (began, node) = (Instant::now(), self.node);
+        let mut told = false;
+        while !cut() {
+            match self.registry.further(self.replica) {
+                Progress::Arrived(links) => return self.connect(links).map(Some),
+                Progress::Failed(text) => {
+                    return Err(StartError::Fault {
+                        who: Who::of_node(node),
+                        phase: "start",
+                        text,
+                    });
+                }
+                Progress::Ordered(at) if at.elapsed() > LINK_WAIT => {
+                    let (who, limit) = (Who::of_node(node), LINK_WAIT);
+                    return Err(StartError::Stalled { who, phase: "start", limit });
+                }
+                Progress::Ordered(_) => {}
+                Progress::Absent if !told => {
+                    told = true;
+                    tracing::info!(node, replica = self.replica.0, "waiting for the node");
+                }
+                Progress::Absent => {
+                    if let Some(limit) = limit.filter(|limit| began.elapsed() > *limit) {
+                        return Err(StartError::Absent { node, limit });
+                    }
+                }
+            }
+            self.registry.wait(POLL);
+        }
+        Ok(None)
+    }
+
+    /// Tells each executor its settings.
+    fn connect(&self, links: Vec<Arrived>) -> Result<ExecutorLink, StartError> {
+        let epoch = self.settings.epoch;
+        let (mut to, mut from) = (Vec::new(), Vec::new());
+        for Arrived { rank, stream, host, executor } in links {
+            let HostSettings { dir, libraries, kernel_cache, threads, meeting } = host;
+            let own = Settings::clone(&self.settings);
+            let settings = Settings { rank, dir, libraries, kernel_cache, threads, meeting, ..own };
+            let mut writer = FrameWriter::new(Socket::from(stream.try_clone()?), epoch);
+            if let Err(error) = writer.send(settings) {
+                let cause = format!("{executor}: {error}");
+                return Err(StartError::Gone { phase: "start", cause });
+            }
+            to.push(writer.into_stream());
+            let process: Arc<dyn Process> = executor;
+            let messages = Box::new(FrameReader::new(Socket::from(stream), epoch));
+            from.push(Incoming { messages, epoch, rank, process: Some(process) });
+        }
+        Ok(ExecutorLink { to: outbox::start(to, epoch)?, from })
+    }
+}
