@@ -17,12 +17,12 @@ pub use mailbox::EventStream;
 pub use resident::Resident;
 
 use crate::grammar::Guide;
-use crate::metrics::{Loss, Metrics, RequestTimes};
+use crate::metrics::{Metrics, RequestTimes};
 use dashmap::DashMap;
 use mailbox::Mailbox;
 use protocol::{Epoch, Profiled, Ready, Replica, RequestId, StepId, ToExecutor};
 use scheduler::{
-    AbortCause, ErrorCode, Event, Finish, PromptHasher, StepStats, Submit, TokenEvent,
+    AbortCause, ErrorCode, Event, Finish, Loss, PromptHasher, StepStats, Submit, TokenEvent,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;

@@ -51,11 +51,12 @@ impl Executor {
         let settings = &config.settings;
         check_world(settings.parallel, settings.device, &config.model)?;
         let ranks = ranks::ranks(settings.parallel, settings.rank)?;
-        let [tp, dp] = ranks::groups(settings)?;
         let (device, threads) = device::open(&config.settings)?;
+        let [tp, dp] = ranks::groups(settings, progress)?;
         let dtype = device::dtype(&config);
         let ops = Ops::new(device, dtype)?;
         let phase = Phase::Load;
+        progress(Progress { phase, done: 0, total: 0 }); // How much it is shows on the way.
         let options = LoadOptions {
             ops: &ops,
             ranks,

@@ -1,10 +1,10 @@
 //! Where an executor stands among the ranks of its world, and how they meet.
 
-use crate::ExecutorError;
+use crate::{ExecutorError, Progress};
 use collectives::{Call, CollectiveError, Group};
 use models::sharding::{Part, Ranks};
 use models::{Config, check_split};
-use protocol::{Device, Parallel, Rank, Settings};
+use protocol::{Device, Parallel, Phase, Rank, Settings};
 use std::fmt;
 use std::path::Path;
 
@@ -93,7 +93,10 @@ pub(crate) fn answers(settings: &Settings) -> bool {
 
 /// The groups of a rank: those who share its layers, and those in the same place of other replicas, with whom it
 /// shares experts.
-pub(crate) fn groups(settings: &Settings) -> Result<[Group; 2], ExecutorError> {
+pub(crate) fn groups(
+    settings: &Settings,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<[Group; 2], ExecutorError> {
     let (parallel, rank) = (settings.parallel, settings.rank);
     let Ranks { tp, .. } = ranks(parallel, rank)?;
     let replica = usize::from(rank.0 / parallel.tp_size);
@@ -102,6 +105,8 @@ pub(crate) fn groups(settings: &Settings) -> Result<[Group; 2], ExecutorError> {
     if tp.size == 1 && dp.size == 1 {
         return Ok([Group::single(), Group::single()]);
     }
+    let phase = Phase::Join;
+    progress(Progress { phase, done: 0, total: 1 });
     let no_meeting = WorldError::NoMeeting { ranks: (tp.size * dp.size) as u16 };
     let path = settings.meeting.as_deref().ok_or(no_meeting)?;
     let meeting = collectives::Meeting::open(path, &sizes(parallel))?;
@@ -112,7 +117,9 @@ pub(crate) fn groups(settings: &Settings) -> Result<[Group; 2], ExecutorError> {
         }
     };
     let across = usize::from(parallel.dp_size) + tp.rank;
-    Ok([join(replica, tp)?, join(across, dp)?])
+    let joined = [join(replica, tp)?, join(across, dp)?];
+    progress(Progress { phase, done: 1, total: 1 });
+    Ok(joined)
 }
 
 /// Sizes of the groups of a world: those of the replicas, then, if these share experts, those of the ranks in the same

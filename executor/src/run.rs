@@ -7,7 +7,7 @@ use crate::orders::Orders;
 use crate::{Executor, ExecutorConfig, ExecutorError, Progress, Submitted, Trace, ranks};
 use protocol::link::{Link, LinkError, Receiving, Sending};
 use protocol::{
-    Device, FromExecutor, Hello, PROTOCOL_VERSION, Profiled, StepId, StepOutput, ToExecutor,
+    Device, FromExecutor, Hello, PROTOCOL_VERSION, Phase, Profiled, StepId, StepOutput, ToExecutor,
 };
 use std::any::Any;
 use std::cell::Cell;
@@ -255,20 +255,21 @@ fn send(outbox: &SyncSender<Outgoing>, message: FromExecutor) -> Result<(), Stop
     outbox.send(Outgoing::Message(message)).map_err(|_| Stop::Closed)
 }
 
-/// Sends progress, not too often; a peer that left is noticed once the phase is over.
+/// Sends progress, not too often, but of every phase; a peer that left is noticed once the phase is over.
 struct Reports<'a> {
     outbox: &'a SyncSender<Outgoing>,
-    last: Option<Instant>,
+    last: Option<(Phase, Instant)>,
     closed: bool,
 }
 
 impl Reports<'_> {
     fn send(&mut self, Progress { phase, done, total }: Progress) {
-        let recent = self.last.is_some_and(|last| last.elapsed() < PROGRESS_INTERVAL);
+        let recent =
+            self.last.is_some_and(|(of, at)| of == phase && at.elapsed() < PROGRESS_INTERVAL);
         if self.closed || (recent && done < total) {
             return;
         }
-        self.last = Some(Instant::now());
+        self.last = Some((phase, Instant::now()));
         self.closed = send(self.outbox, FromExecutor::Progress { phase, done, total }).is_err();
     }
 }

@@ -129,6 +129,8 @@ pub enum Phase {
     WarmUp,
     /// Recording steps of the row counts to come; units are recordings.
     Capture,
+    /// Taking a place in the groups of ranks that share the model; units are meetings.
+    Join,
 }
 
 impl Phase {
@@ -141,6 +143,7 @@ impl Phase {
             Self::Load => "load weights",
             Self::WarmUp => "warm up",
             Self::Capture => "capture steps",
+            Self::Join => "join the other ranks",
         }
     }
 }

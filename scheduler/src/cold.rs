@@ -1,6 +1,7 @@
 //! What most steps leave alone of a request: its tokens, blocks and keys, and what the user asked.
 
 use crate::line::Key;
+use crate::stats::Requeue;
 use crate::{FirstRun, Submit};
 use kvcache::{BlockKey, Content, ExtraKeys, Table};
 use protocol::{Sampling, Token};
@@ -42,8 +43,8 @@ pub(crate) struct Asked {
     /// Tokens this request adds to its replica's outstanding load.
     pub(crate) charge: u64,
     pub(crate) submitted_ms: u64,
-    /// Positions that were computed when its blocks were last taken back.
-    pub(crate) lost_tokens: u32,
+    /// Why its blocks were last taken back, and the positions that were computed then.
+    pub(crate) setback: Option<(Requeue, u32)>,
     pub(crate) first_run: Option<FirstRun>,
 }
 
@@ -60,7 +61,7 @@ impl Cold {
             pinned: submit.replica.is_some(),
             charge: tokens.len() as u64,
             submitted_ms: now_ms,
-            lost_tokens: 0,
+            setback: None,
             first_run: None,
         };
         Self {

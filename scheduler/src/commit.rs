@@ -8,6 +8,7 @@ use crate::plan::{Admission, Plan, PlannedRow};
 use crate::publish::publish;
 use crate::request::{PREEMPTIONS_MAX, Request};
 use crate::state::{Flight, FlightRow, State};
+use crate::stats::Requeue;
 use kvcache::{Bug, KvCache, Planted};
 use protocol::{BlockId, Input, Row, SeatInit, StepId, TableUpdate, ThinVec, Tokens};
 
@@ -40,7 +41,7 @@ fn preempt(state: &mut State, kv: &mut KvCache, plan: &Plan) {
         let guarded = request.preemptions >= PREEMPTIONS_MAX;
         request.guarded = guarded && !state.planted.has(Bug::NeverGuarded);
         state.running.remove(request.cold.key);
-        state.requeue(slot, kv);
+        state.requeue(slot, kv, Requeue::Preemption);
         state.totals.preemptions += 1;
     }
 }
@@ -97,8 +98,9 @@ fn admit(state: &mut State, kv: &KvCache, plan: &Plan, now_ms: u64) {
             state.totals.prompt_tokens += u64::from(cold.prompt_len);
             state.totals.prompt_tokens_cached += u64::from(cached_tokens);
         }
-        let lost = std::mem::take(&mut cold.asked.lost_tokens);
-        state.totals.recomputed_tokens += u64::from(lost.saturating_sub(cached));
+        if let Some((why, computed)) = cold.asked.setback.take() {
+            state.totals.recomputed_tokens.add(why, computed.saturating_sub(cached));
+        }
         if kv.is_caching() {
             state.totals.prefix_queries += u64::from(request.len);
             state.totals.prefix_hits += u64::from(cached);

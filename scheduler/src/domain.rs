@@ -3,7 +3,8 @@
 use crate::place::{Candidate, Load};
 use crate::plan::Plan;
 use crate::state::State;
-use crate::{BlockStats, EngineConfig, EngineError, StepStats};
+use crate::stats::Requeue;
+use crate::{BlockStats, EngineConfig, EngineError, Loss, StepStats};
 use kvcache::{KvCache, KvConfig};
 use protocol::{Epoch, Replica, StepTiming};
 
@@ -61,9 +62,9 @@ impl Domain {
 
     /// Forgets what the executors held: every running request will be recomputed from its committed
     /// tokens, and nothing of the former generation will be applied.
-    pub(crate) fn lose(&mut self, now_ms: u64, keep_index: bool) {
-        self.state.totals.recovered += self.state.running.len() as u64;
-        self.requeue_running();
+    pub(crate) fn lose(&mut self, now_ms: u64, loss: Loss, keep_index: bool) {
+        self.state.totals.recovered.add(loss, self.state.running.len() as u64);
+        self.requeue_running(Requeue::Loss(loss));
         while let Some(flight) = self.state.flights.pop_front() {
             self.state.recycle_rows(flight.rows);
         }
@@ -76,12 +77,12 @@ impl Domain {
     }
 
     /// Sends every running request back to the queue, without a block.
-    pub(crate) fn requeue_running(&mut self) {
+    pub(crate) fn requeue_running(&mut self, why: Requeue) {
         let running: Vec<_> = self.state.running.slots().collect();
         self.state.running.retain(|_| false);
         // Last first, so that the lowest seats are on top again and blocks are freed in reverse order.
         for slot in running.into_iter().rev() {
-            self.state.requeue(slot, &mut self.kv);
+            self.state.requeue(slot, &mut self.kv, why);
         }
         self.state.blocked = None;
     }

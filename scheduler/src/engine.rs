@@ -10,9 +10,10 @@ use crate::plan::plan;
 use crate::queue::{Backlog, refusal};
 use crate::request::Request;
 use crate::slab::Slot;
+use crate::stats::Requeue;
 use crate::{
     AbortCause, Control, Effect, EngineConfig, EngineError, ErrorCode, Event, Finish, Laps, Limits,
-    Part, PromptHasher, Refusal, StopReason, Submit, TokenEvent,
+    Loss, Part, PromptHasher, Refusal, StopReason, Submit, TokenEvent,
 };
 use kvcache::{Bug, KvCache};
 use protocol::{Batch, Epoch, Replica, RequestId, StepOutput};
@@ -135,7 +136,7 @@ impl Engine {
                 effects.push(Effect::ControlDone { op_id, done });
             }
             Event::Output { replica, output } => self.output(replica, output),
-            Event::Lost { replica } => self.lost(replica),
+            Event::Lost { replica, loss } => self.lost(replica, loss),
             Event::Ready { replica, blocks, graph_rows } => {
                 self.ready(replica, blocks, graph_rows, effects);
             }
@@ -165,7 +166,7 @@ impl Engine {
             return false;
         }
         for domain in &mut self.domains {
-            domain.requeue_running();
+            domain.requeue_running(Requeue::Reset);
             domain.kv.clear();
             domain.changed = true;
         }
@@ -284,11 +285,11 @@ impl Engine {
 
     /// In lockstep one lost replica ends the whole group. Requests of independent replicas move to
     /// those that are left.
-    fn lost(&mut self, replica: Replica) {
+    fn lost(&mut self, replica: Replica, loss: Loss) {
         let replica = usize::from(replica.0);
         let keep_index = self.config.planted.has(Bug::LossKeepsIndex);
         for lost in self.group_of(replica) {
-            self.domains[lost].lose(self.now_ms, keep_index);
+            self.domains[lost].lose(self.now_ms, loss, keep_index);
         }
         self.move_queue(replica);
     }

@@ -28,6 +28,8 @@ pub enum Event {
     Lost {
         /// Which.
         replica: Replica,
+        /// Why they were given up; decides nothing, but is told with what the loss cost.
+        loss: Loss,
     },
     /// A lost replica is back, with an empty KV cache. Its executors expect the epoch of
     /// `Engine::epoch`.
@@ -55,6 +57,19 @@ pub enum Event {
     },
 }
 
+/// Why executors were given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loss {
+    /// Their process or thread ended, or their link closed.
+    Exited,
+    /// They gave no sign of life.
+    Silent,
+    /// They gave signs of life, but did not answer a step.
+    Late,
+    /// They said that they failed.
+    Fault,
+}
+
 /// An operation on the whole engine; answered by `Effect::ControlDone`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Control {
@@ -69,6 +84,7 @@ pub enum Control {
 
 /// Something to be done because of a tick, in this order.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "a box would be an allocation in every step")]
 pub enum Effect {
     /// Send a batch to every executor of the replica.
     Send {

@@ -31,10 +31,10 @@ mod token_event;
 
 pub use config::{EngineConfig, EngineError, Routing};
 pub use engine::Engine;
-pub use event::{Control, Effect, Event};
+pub use event::{Control, Effect, Event, Loss};
 pub use kvcache::{BlockKey, Bug, ExtraKeys, KvConfig, KvError, Planted, PromptHasher};
 pub use laps::{Laps, Part};
 pub use limits::Limits;
-pub use stats::{BlockStats, StepStats};
+pub use stats::{BlockStats, ByLoss, Recomputed, StepStats};
 pub use submit::{Refusal, Submit};
 pub use token_event::{AbortCause, ErrorCode, Finish, FirstRun, StopReason, TokenEvent};

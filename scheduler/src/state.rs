@@ -6,6 +6,7 @@
 use crate::line::Line;
 use crate::request::Request;
 use crate::slab::{Slab, Slot};
+use crate::stats::{ByLoss, Recomputed, Requeue};
 use kvcache::{Bug, Hasher, KvCache, Planted, Table};
 use protocol::{Replica, RequestId, Seat, StepId};
 use std::cmp::Reverse;
@@ -78,8 +79,8 @@ pub(crate) struct Totals {
     pub(crate) prompt_tokens_cached: u64,
     pub(crate) generated_tokens: u64,
     pub(crate) preemptions: u64,
-    pub(crate) recovered: u64,
-    pub(crate) recomputed_tokens: u64,
+    pub(crate) recovered: ByLoss,
+    pub(crate) recomputed_tokens: Recomputed,
     pub(crate) prefix_queries: u64,
     pub(crate) prefix_hits: u64,
     pub(crate) rows_dropped: u64,
@@ -135,10 +136,10 @@ impl State {
     }
 
     /// Sends a running request back to its place in the waiting line, to be recomputed.
-    pub(crate) fn requeue(&mut self, slot: Slot, kv: &mut KvCache) {
+    pub(crate) fn requeue(&mut self, slot: Slot, kv: &mut KvCache, why: Requeue) {
         self.release(slot, kv);
         let request = &mut self.requests[slot];
-        request.cold.asked.lost_tokens = request.computed;
+        request.cold.asked.setback = Some((why, request.computed));
         let (epoch, sent, promised) = (request.epoch, request.sent, request.promised);
         request.restart();
         if self.planted.has(Bug::EpochNotBumped) {

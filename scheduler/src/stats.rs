@@ -1,5 +1,6 @@
 //! Counters of one replica as data: what metrics, admission control and health read.
 
+use crate::Loss;
 use protocol::{Replica, StepId, StepTiming};
 
 /// Snapshot of a replica after a tick. Fields named `total` only grow.
@@ -40,9 +41,9 @@ pub struct StepStats {
     /// Preemptions.
     pub preemptions_total: u64,
     /// Requests that were running when their executors were lost, and were queued again.
-    pub requests_recovered_total: u64,
-    /// Tokens computed a second time, after a preemption or a loss: those that the prefix cache did not keep.
-    pub tokens_recomputed_total: u64,
+    pub requests_recovered_total: ByLoss,
+    /// Tokens computed a second time: those that the prefix cache did not keep.
+    pub tokens_recomputed_total: Recomputed,
     /// Tokens looked up in the prefix cache at admission.
     pub prefix_queries_total: u64,
     /// Tokens found there.
@@ -51,6 +52,64 @@ pub struct StepStats {
     pub rows_dropped_total: u64,
     /// Outputs dropped: of a former group epoch, repeated, or out of order.
     pub outputs_dropped_total: u64,
+}
+
+/// A count for each way of losing executors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ByLoss {
+    /// They ended.
+    pub exited: u64,
+    /// They gave no sign of life.
+    pub silent: u64,
+    /// They did not answer a step.
+    pub late: u64,
+    /// They said that they failed.
+    pub fault: u64,
+}
+
+impl ByLoss {
+    pub(crate) fn add(&mut self, loss: Loss, count: u64) {
+        let total = match loss {
+            Loss::Exited => &mut self.exited,
+            Loss::Silent => &mut self.silent,
+            Loss::Late => &mut self.late,
+            Loss::Fault => &mut self.fault,
+        };
+        *total += count;
+    }
+}
+
+/// Why a running request went back to the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Requeue {
+    /// Its blocks were needed.
+    Preemption,
+    /// The prefix cache was cleared, and it was to start again.
+    Reset,
+    /// Its executors were lost.
+    Loss(Loss),
+}
+
+/// Tokens by the reason for which they were computed again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Recomputed {
+    /// Blocks were needed.
+    pub preemption: u64,
+    /// The prefix cache was cleared.
+    pub reset: u64,
+    /// Executors were lost.
+    pub loss: ByLoss,
+}
+
+impl Recomputed {
+    pub(crate) fn add(&mut self, why: Requeue, tokens: u32) {
+        let tokens = u64::from(tokens);
+        match why {
+            Requeue::Preemption => self.preemption += tokens,
+            Requeue::Reset => self.reset += tokens,
+            Requeue::Loss(loss) => self.loss.add(loss, tokens),
+        }
+    }
 }
 
 /// KV blocks by state; vacant + cached + in use = pool.

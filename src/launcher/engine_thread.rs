@@ -10,9 +10,8 @@ use crate::launcher::executor::ExecutorLink;
 use crate::launcher::host::Observers;
 use crate::launcher::station::Station;
 use crate::launcher::step_watch::{BatchFacts, StepWatch};
-use crate::metrics::Loss;
 use protocol::{Batch, Epoch, Ready, Replica, ToExecutor};
-use scheduler::{Control, Effect, Engine, Event, StepStats, TokenEvent};
+use scheduler::{Control, Effect, Engine, Event, Loss, StepStats, TokenEvent};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -252,7 +251,7 @@ impl EngineThread {
                 desk.clocks.lost(peer);
                 self.observers.metrics.life.lost(peer, loss);
             }
-            desk.events.push(Event::Lost { replica });
+            desk.events.push(Event::Lost { replica, loss });
             gone.push((replica, cause));
         }
         if !gone.is_empty() {

@@ -325,7 +325,7 @@ fn wait_for(
 fn new_progress(phase: Phase, total: u64) -> Progress {
     match phase {
         Phase::Load => Progress::new(phase.name(), total, Unit::Bytes),
-        Phase::Device | Phase::Compile | Phase::WarmUp | Phase::Capture => {
+        Phase::Device | Phase::Join | Phase::Compile | Phase::WarmUp | Phase::Capture => {
             Progress::new(phase.name(), total, Unit::Items)
         }
     }

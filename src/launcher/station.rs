@@ -2,8 +2,8 @@
 
 use super::executor::ExecutorLink;
 use super::step_deadline::StepDeadline;
-use crate::metrics::Loss;
 use protocol::{Batch, Profiled, Rank, StepId, ToExecutor};
+use scheduler::Loss;
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::sync::mpsc::SyncSender;

@@ -13,6 +13,7 @@ type Total = fn(&Figures) -> &AtomicU64;
 pub(super) struct KvEventSeries {
     counters: Vec<(Vec<IntCounter>, Total)>,
     queue_depth: Vec<Gauge>,
+    seq: Vec<Gauge>,
 }
 
 impl KvEventSeries {
@@ -20,12 +21,15 @@ impl KvEventSeries {
     pub(super) fn new(f: &Families<'_>) -> Result<Self, Error> {
         let counters: Vec<(Vec<IntCounter>, Total)> = vec![
             (f.counter_of_replicas("hadron:kv_events_batches_total", "Batches of KV events published.", None)?, |figures| &figures.batches),
+            (f.counter_of_replicas("hadron:kv_events_published_total", "KV events published.", None)?, |figures| &figures.events),
             (f.counter_of_replicas("hadron:kv_events_dropped_total", "Batches of KV events that found the queue full.", None)?, |figures| &figures.dropped),
             (f.counter_of_replicas("hadron:kv_events_replays_total", "Replays of KV events served.", None)?, |figures| &figures.replays),
             (f.counter_of_replicas("hadron:kv_events_snapshots_total", "Snapshots of the prefix index published.", None)?, |figures| &figures.snapshots),
+            (f.counter_of_replicas("hadron:kv_events_replayed_total", "Batches of KV events and snapshots sent again.", None)?, |figures| &figures.replayed),
         ];
         let queue_depth = f.gauge_of_replicas("hadron:kv_events_queue_depth", "Batches of KV events that wait to be published.")?;
-        Ok(Self { counters, queue_depth })
+        let seq = f.gauge_of_replicas("hadron:kv_events_seq", "Number of the last batch of KV events published; of several replicas in one series, the greatest.")?;
+        Ok(Self { counters, queue_depth, seq })
     }
 
     /// Shows these figures, by replica; those without a series of their own add to the last one's.
@@ -41,6 +45,8 @@ impl KvEventSeries {
                 raise(&counters[engine], sum(*total));
             }
             self.queue_depth[engine].set(sum(|figures| &figures.queue_depth) as f64);
+            let last = own.iter().map(|figures| figures.seq.load(Ordering::Relaxed)).max();
+            self.seq[engine].set(last.unwrap_or(0) as f64);
         }
     }
 }

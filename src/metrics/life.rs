@@ -3,25 +3,13 @@
 use super::families::{Families, PerEngine};
 use prometheus::{Error, Gauge, IntCounter};
 use protocol::{Rank, Replica};
-use scheduler::StepStats;
+use scheduler::{Loss, StepStats};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Why an executor was given up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Loss {
-    /// Its process or thread ended, or its link closed.
-    Exited,
-    /// It gave no sign of life.
-    Silent,
-    /// It gave signs of life, but did not answer a step.
-    Late,
-    /// It said that it failed.
-    Fault,
-}
-
-const CAUSES: [&str; 4] = ["exited", "silent", "late", "fault"];
-const PHASES: [&str; 5] = ["config", "load", "kv", "graphs", "ready"];
+/// In the order of `Loss`.
+pub(super) const CAUSES: [&str; 4] = ["exited", "silent", "late", "fault"];
+const PHASES: [&str; 6] = ["config", "comm", "load", "kv", "graphs", "ready"];
 
 /// Series of the executor's life.
 pub struct LifeMetrics {
@@ -30,7 +18,7 @@ pub struct LifeMetrics {
     late: Vec<IntCounter>,
     up: Vec<Gauge>,
     heartbeat: Vec<Gauge>,
-    startup: [Gauge; 5],
+    startup: [Gauge; 6],
     start: Instant,
     /// Milliseconds from `start` to the last sign of life of each rank.
     alive_ms: Vec<AtomicU64>,
@@ -45,7 +33,7 @@ impl LifeMetrics {
             late: f.counter_of_ranks("hadron:late_rank_total", "Steps that a rank had not answered by their deadline.")?,
             up: f.gauge_of_ranks("hadron:executor_up", "1 while the executor of a rank is there.")?,
             heartbeat: f.gauge_of_ranks("hadron:heartbeat_age_seconds", "Time since the executor of a rank gave a sign of life; of one in this process, since the scheduler's thread did.")?,
-            startup: f.gauges("hadron:startup_seconds", "Time of each part of the start; ready is the whole of it.", "phase", PHASES)?,
+            startup: f.gauges("hadron:startup_seconds", "Time of each part of the start; ready is the whole of it. Only ranks that share a model join others (comm).", "phase", PHASES)?,
             start: Instant::now(),
             alive_ms: (0..f.replicas() * f.tp_size()).map(|_| AtomicU64::new(0)).collect(),
             tp_size: usize::from(f.tp_size()),
@@ -74,11 +62,12 @@ impl LifeMetrics {
     /// The server is up: the parts of its start as the executor named them, the time that reading the
     /// configuration took, and the whole time.
     pub fn started(&self, parts: &[(&'static str, Duration)], config: Duration, whole: Duration) {
-        let [of_config, load, kv, graphs, ready] = &self.startup;
+        let [of_config, comm, load, kv, graphs, ready] = &self.startup;
         of_config.set(config.as_secs_f64());
         ready.set(whole.as_secs_f64());
         for (name, took) in parts {
             let part = match *name {
+                "join the other ranks" => comm,
                 "allocate the KV cache" => kv,
                 "compile kernels" | "warm up" | "capture steps" => graphs,
                 _ => load,

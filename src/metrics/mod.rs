@@ -26,7 +26,7 @@ mod unused;
 pub use buckets::{BucketsError, CustomBuckets};
 pub use experts::ExpertMetrics;
 pub use http::{HttpMetrics, OpenStream};
-pub use life::{LifeMetrics, Loss};
+pub use life::LifeMetrics;
 pub use page::{page, page_path};
 pub use queue::QueueMetrics;
 pub use request_times::RequestTimes;

@@ -3,6 +3,7 @@
 use super::CacheFacts;
 use super::families::Families;
 use super::kv_events::raise;
+use super::life::CAUSES;
 use prometheus::{Error, Gauge, IntCounter};
 use scheduler::StepStats;
 
@@ -28,15 +29,13 @@ impl ReplicaMetrics {
         let [computed, hit, _external] = f.counters_of_replicas("vllm:prompt_tokens_by_source_total", "Prompt tokens of requests that got a seat, by where their KV came from.", "source", ["local_compute", "local_cache_hit", "external_kv_transfer"])?;
         let [cached_hit, _cached_external] = f.counters_of_replicas("vllm:prompt_tokens_cached_by_source_total", "Prompt tokens found in a cache, by which.", "source", ["local_cache_hit", "external_kv_transfer"])?;
         let [vacant, cached, used, reserved] = f.gauges_of_replicas("hadron:kv_blocks", "KV blocks by state; reserved ones are vacant or cached too.", "state", ["vacant", "cached", "used", "reserved"])?;
-        let counters: Vec<(PerReplica<IntCounter>, Total)> = vec![
+        let mut counters: Vec<(PerReplica<IntCounter>, Total)> = vec![
             (f.counter_of_replicas("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache.", None)?, |s| s.prefix_queries_total),
             (f.counter_of_replicas("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache.", None)?, |s| s.prefix_hits_total),
             (f.counter_of_replicas("vllm:num_preemptions_total", "Requests whose blocks were taken back.", None)?, |s| s.preemptions_total),
             (f.counter_of_replicas("vllm:prompt_tokens_total", "Prompt tokens of requests that got a seat.", None)?, |s| s.prompt_tokens_total),
             (f.counter_of_replicas("vllm:prompt_tokens_cached_total", "Of these, tokens found in the prefix cache.", None)?, |s| s.prompt_tokens_cached_total),
             (f.counter_of_replicas("vllm:generation_tokens_total", "Tokens produced.", None)?, |s| s.generated_tokens_total),
-            (f.counter_of_replicas("hadron:requests_recovered_total", "Running requests that outlived the loss of their executor.", None)?, |s| s.requests_recovered_total),
-            (f.counter_of_replicas("hadron:tokens_recomputed_total", "Tokens computed again after a preemption or a loss.", None)?, |s| s.tokens_recomputed_total),
             (computed, |s| s.prompt_tokens_total - s.prompt_tokens_cached_total),
             (hit, |s| s.prompt_tokens_cached_total),
             (cached_hit, |s| s.prompt_tokens_cached_total),
@@ -49,13 +48,14 @@ impl ReplicaMetrics {
             (used, |s| f64::from(s.blocks.in_use)),
             (reserved, |s| f64::from(s.blocks.reserved)),
         ];
+        counters.extend(setbacks(f)?);
         let usage = f.gauge_of_replicas("vllm:kv_cache_usage_perc", "Share of the KV blocks that requests hold, 0 to 1.")?;
-        let waiting = f.gauge_of_replicas("vllm:num_requests_waiting", "Requests without a seat.")?;
+        let waiting = f.gauge_of_replicas("vllm:num_requests_waiting", "Requests without a seat, for whatever reason.")?;
         Ok(Self { counters, gauges, usage, waiting, deferred })
     }
 
-    /// Shows these figures, and `deferred` requests that no replica has yet, with the first. Replicas without a series of their own add to the last one's: sums, and the
-    /// mean of a share.
+    /// Shows these figures, and `deferred` requests that no replica has yet, with the first. Replicas without a
+    /// series of their own add to the last one's: sums, and the mean of a share.
     pub(super) fn set(&self, stats: &[StepStats], deferred: u64) {
         if let Some(gauge) = self.deferred.first() {
             gauge.set(deferred as f64);
@@ -77,6 +77,29 @@ impl ReplicaMetrics {
             self.usage[engine].set(shares / own.len().max(1) as f64);
         }
     }
+}
+
+/// What losses, preemptions and resets cost, by the cause.
+#[rustfmt::skip] // A table.
+fn setbacks(f: &Families<'_>) -> Result<Vec<(PerReplica<IntCounter>, Total)>, Error> {
+    let [exited, silent, late, fault] = CAUSES;
+    let recovered = f.counters_of_replicas("hadron:requests_recovered_total", "Running requests that outlived the loss of their executors, by its cause.", "cause", CAUSES)?;
+    let recomputed = f.counters_of_replicas("hadron:tokens_recomputed_total", "Tokens computed again, after a loss by its cause, a preemption, or a reset of the prefix cache.", "cause", [exited, silent, late, fault, "preemption", "reset"])?;
+    let requests: [Total; 4] = [
+        |s| s.requests_recovered_total.exited,
+        |s| s.requests_recovered_total.silent,
+        |s| s.requests_recovered_total.late,
+        |s| s.requests_recovered_total.fault,
+    ];
+    let tokens: [Total; 6] = [
+        |s| s.tokens_recomputed_total.loss.exited,
+        |s| s.tokens_recomputed_total.loss.silent,
+        |s| s.tokens_recomputed_total.loss.late,
+        |s| s.tokens_recomputed_total.loss.fault,
+        |s| s.tokens_recomputed_total.preemption,
+        |s| s.tokens_recomputed_total.reset,
+    ];
+    Ok(recovered.into_iter().zip(requests).chain(recomputed.into_iter().zip(tokens)).collect())
 }
 
 /// Share of a pool that is held.

@@ -2,7 +2,10 @@
 
 use super::*;
 use protocol::{ExpertTokens, Rank, Replica, RequestId, RowError};
-use scheduler::{AbortCause, BlockStats, ErrorCode, Finish, FirstRun, StopReason, TokenEvent};
+use scheduler::{
+    AbortCause, BlockStats, ByLoss, ErrorCode, Finish, FirstRun, Loss, Recomputed, StopReason,
+    TokenEvent,
+};
 use std::time::{Duration, Instant};
 
 fn metrics() -> Arc<Metrics> {
@@ -129,6 +132,56 @@ fn replicas_have_series_of_their_own_or_one_for_all() {
     assert_eq!(value(&page, tokens), 12.0);
     assert_eq!(value(&together.render(&[stats(1, 5), stats(1, 9)]).unwrap(), tokens), 14.0);
     assert_eq!(value(&page, r#"vllm:num_requests_running{engine="0",model_name="m"}"#), 6.0);
+}
+
+#[test]
+fn causes_and_sequences_are_those_of_each_replica() {
+    let config = MetricsConfig { replicas: 2, ..MetricsConfig::new("m", 64) };
+    let lost = ByLoss { exited: 1, silent: 2, late: 3, fault: 4 };
+    let tokens = ByLoss { exited: 10, silent: 20, late: 30, fault: 40 };
+    let hit = StepStats {
+        requests_recovered_total: lost,
+        tokens_recomputed_total: Recomputed { preemption: 50, reset: 60, loss: tokens },
+        ..stats(1, 1)
+    };
+    let run = |metrics: &Metrics| {
+        for (figures, base) in metrics.kv_events.iter().zip([1_u64 << 50, 1 << 49]) {
+            figures.seq.store(base + 1, Ordering::Relaxed);
+            figures.events.store(base, Ordering::Relaxed);
+            figures.replayed.store(3, Ordering::Relaxed);
+        }
+        metrics.render(&[hit.clone(), stats(1, 1)]).unwrap()
+    };
+    let of = |page: &str, name: &str, engine: u32, cause: &str| {
+        value(page, &format!(r#"{name}{{cause="{cause}",engine="{engine}",model_name="m"}}"#))
+    };
+    let page = run(&Metrics::new(&config).unwrap());
+    let causes = ["exited", "silent", "late", "fault", "preemption", "reset"];
+    let recovered = "hadron:requests_recovered_total";
+    let recomputed = "hadron:tokens_recomputed_total";
+    for (cause, n) in causes.into_iter().zip(1..) {
+        let n = f64::from(n);
+        assert_eq!(of(&page, recomputed, 0, cause), 10.0 * n, "{cause}");
+        assert_eq!(of(&page, recomputed, 1, cause), 0.0, "{cause}");
+        if n <= 4.0 {
+            assert_eq!(of(&page, recovered, 0, cause), n, "{cause}");
+        }
+    }
+    let events = |page: &str, name: &str, engine: u32| {
+        value(page, &format!(r#"hadron:kv_events_{name}{{engine="{engine}",model_name="m"}}"#))
+    };
+    let (first, second) = ((1_u64 << 50) as f64, (1_u64 << 49) as f64);
+    assert_eq!([0, 1].map(|engine| events(&page, "seq", engine)), [first + 1.0, second + 1.0]);
+    assert!(page.contains(&format!(" {}\n", (1_u64 << 50) + 1)), "every digit of a number");
+    assert_eq!(events(&page, "published_total", 1), second);
+    assert_eq!(events(&page, "replayed_total", 1), 3.0);
+    let page = run(&Metrics::new(&MetricsConfig { aggregate: true, ..config }).unwrap());
+    assert_eq!(
+        events(&page, "seq", 0),
+        first + 1.0,
+        "the greatest: a sum would be no number of anything"
+    );
+    assert_eq!(events(&page, "published_total", 0), first + second);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use crate::mirror::Mirror;
 use crate::setup::{Faults, GROUPS, Setup};
 use crate::trace::Trace;
 use protocol::{BlockId, Replica};
-use scheduler::{Control, Effect, Engine, Event, Planted, StepStats};
+use scheduler::{Control, Effect, Engine, Event, Loss, Planted, StepStats};
 
 /// One replica, as the world knows it.
 #[derive(Debug, Default)]
@@ -169,7 +169,8 @@ impl World {
             Happening::Reply { replica, reply } => self.reply(replica, reply),
             Happening::Lost { replica } => {
                 self.trace.note(self.now_ms, "lost", &[replica as u64]);
-                self.inbox.push(Event::Lost { replica: Replica(replica as u16) });
+                let (replica, loss) = (Replica(replica as u16), Loss::Exited);
+                self.inbox.push(Event::Lost { replica, loss });
             }
             Happening::Ready { replica, incarnation } => {
                 if self.sites[replica].incarnation == incarnation {
@@ -329,7 +330,7 @@ fn aborted_live(inbox: &[Event], clients: &[Client]) -> Vec<usize> {
 /// Replicas whose loss and whose return are in the inbox.
 pub(crate) fn comings_and_goings(inbox: &[Event]) -> (Vec<usize>, Vec<usize>) {
     let lost = inbox.iter().filter_map(|event| match event {
-        Event::Lost { replica } => Some(usize::from(replica.0)),
+        Event::Lost { replica, .. } => Some(usize::from(replica.0)),
         _ => None,
     });
     let ready = inbox.iter().filter_map(|event| match event {

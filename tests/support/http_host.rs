@@ -27,7 +27,7 @@ use hadron::text::{CallSyntax, ChatTemplate, Parsers, Reasoning, Tokenizer};
 use protocol::link::{InProcess, pair};
 use protocol::{
     Dtype, Epoch, FromExecutor, Hello, KvDtype, KvGroup, KvKind, KvSize, KvSpec, Memory,
-    PROTOCOL_VERSION, Pace, Parallel, Profiled, Rank, Ready, Settings, ToExecutor,
+    PROTOCOL_VERSION, Pace, Parallel, Profiled, Rank, Ready, RowError, Settings, ToExecutor,
 };
 use scheduler::{Engine, EngineConfig, KvConfig, Limits, StepStats};
 use std::net::SocketAddr;
@@ -49,6 +49,10 @@ pub(crate) struct Setup {
     pub(crate) step_time: Duration,
     /// The step, counted from 1, in which the device fails.
     pub(crate) fails_at: Option<u64>,
+    /// The step in which it hangs for some seconds, though it gives signs of life.
+    pub(crate) hangs_at: Option<u64>,
+    /// What is wrong with every row that it computes.
+    pub(crate) row_error: Option<RowError>,
     /// When a step is late, instead of what steps took so far.
     pub(crate) step_deadline: Option<Duration>,
     pub(crate) reading: Reading,
@@ -83,6 +87,8 @@ impl Default for Setup {
             step_tokens: 512,
             step_time: Duration::ZERO,
             fails_at: None,
+            hangs_at: None,
+            row_error: None,
             step_deadline: None,
             reading: Reading::Slots,
             admission: AdmissionLimits {
@@ -344,6 +350,10 @@ fn real_device(setup: &Setup, folder: &Path) -> ExecutorConfig {
     }
 }
 
+/// Signs of life of a device that hangs, and the time between two.
+const BEATS: u32 = 100;
+const BEAT: Duration = Duration::from_millis(50);
+
 /// The hash model's thread: the start-up handshake, then one answer per batch.
 fn hash_device(setup: &Setup, rank: Rank, link: InProcess<FromExecutor, ToExecutor>) {
     let mut link = Orders::new(link);
@@ -378,8 +388,15 @@ fn hash_device(setup: &Setup, rank: Rank, link: InProcess<FromExecutor, ToExecut
                     step: Some(batch.step),
                     text: text.to_owned(),
                 };
+                let hangs = setup.hangs_at == Some(batch.step.0);
+                for _ in 0..if hangs { BEATS } else { 0 } {
+                    std::thread::sleep(BEAT);
+                    if link.send(FromExecutor::Beat).is_err() {
+                        return;
+                    }
+                }
                 let Ok(masks) = link.masks(&batch) else { return };
-                match model.run_with(&batch, &masks, |_| None) {
+                match model.run_with(&batch, &masks, |_| setup.row_error) {
                     _ if setup.fails_at == Some(batch.step.0) => fault("the device is gone"),
                     Ok(output) => FromExecutor::StepOutput(output),
                     Err(violation) => fault(&violation.0),

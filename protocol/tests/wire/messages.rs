@@ -152,7 +152,8 @@ pub(crate) fn to_executor() -> impl Strategy<Value = ToExecutor> {
 
 /// Anything an executor says.
 pub(crate) fn from_executor() -> impl Strategy<Value = FromExecutor> {
-    let phases = [Phase::Device, Phase::Compile, Phase::Load, Phase::WarmUp, Phase::Capture];
+    let phases =
+        [Phase::Device, Phase::Compile, Phase::Load, Phase::WarmUp, Phase::Capture, Phase::Join];
     let hello =
         (any::<u16>(), any::<u64>(), ".{0,20}").prop_map(|(rank, manifest, device)| Hello {
             version: rank ^ 5,

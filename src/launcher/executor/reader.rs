@@ -3,9 +3,8 @@
 use super::Incoming;
 use crate::engine_client::{Inbox, Sender, Signal};
 use crate::launcher::silence::{SILENCE, heard};
-use crate::metrics::Loss;
 use protocol::{FromExecutor, Replica};
-use scheduler::Event;
+use scheduler::{Event, Loss};
 use std::sync::Arc;
 use std::thread;
 

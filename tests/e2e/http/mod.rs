@@ -21,6 +21,7 @@ mod refusals;
 mod replicas;
 mod replies;
 mod responses;
+mod series;
 mod shared_experts;
 mod structured;
 mod thinking;

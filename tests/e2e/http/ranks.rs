@@ -52,6 +52,8 @@ fn ranks_that_share_a_model_answer_like_one_and_a_death_among_them_is_a_stall() 
     let at = process.address;
     let former = ranks(&process);
     assert_eq!(former.keys().collect::<Vec<_>>(), [&0, &1]);
+    let joining = r#"hadron:startup_seconds{engine="0",model_name="hadron-demo",phase="comm"}"#;
+    assert!(metric(at, joining) > 0.0);
     assert!(answer(at, TOKENS) == expected, "two ranks differ from one");
     let streams: Vec<_> = (0..2).map(|_| stream(at, TOKENS)).collect();
     send(former[&1], "-KILL");
@@ -108,7 +110,7 @@ fn a_replica_that_dies_leaves_the_other_alone() {
         metric(
             at,
             &format!(
-                r#"hadron:requests_recovered_total{{engine="{engine}",model_name="hadron-demo"}}"#
+                r#"hadron:requests_recovered_total{{cause="exited",engine="{engine}",model_name="hadron-demo"}}"#
             ),
         )
     };

@@ -1,0 +1,142 @@
+//! What losses, preemptions and resets cost is told by its cause, by the replica that pays.
+
+use protocol::{
+    Batch, KvGroup, KvKind, KvSpec, Replica, RequestId, RowOutput, Sampling, StepOutput,
+    StepTiming, Token,
+};
+use scheduler::{
+    ByLoss, Control, Effect, Engine, EngineConfig, Event, KvConfig, Limits, Loss, Recomputed,
+    StepStats, Submit,
+};
+
+const BLOCK_TOKENS: u32 = 4;
+
+/// An engine, what it sent last to each replica, and its counters.
+struct Bench {
+    engine: Engine,
+    sent: Vec<Option<Batch>>,
+    stats: Vec<StepStats>,
+}
+
+impl Bench {
+    fn new(replicas: u16, blocks: u32) -> Self {
+        let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
+        let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
+        let limits = Limits { steps_in_flight: 1, ..Limits::cpu(64, 100) };
+        let config = EngineConfig::new(limits, KvConfig::new(spec, blocks, [1, 2]));
+        let engine =
+            Engine::new(EngineConfig { replicas, ..config }).expect("a valid configuration");
+        let several = usize::from(replicas);
+        Self { engine, sent: vec![None; several], stats: vec![StepStats::default(); several] }
+    }
+
+    fn tick(&mut self, event: Event) {
+        let mut effects = Vec::new();
+        self.engine.tick(0, &mut vec![event], &mut effects);
+        for effect in effects {
+            match effect {
+                Effect::Send { replica, batch } => {
+                    self.sent[usize::from(replica.0)] = Some(batch);
+                }
+                Effect::Stats(stats) => {
+                    let replica = usize::from(stats.replica.0);
+                    self.stats[replica] = stats;
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// A request of so many tokens, none of which another has.
+    fn submit(&mut self, id: u64, tokens: u32) {
+        let tokens: Vec<Token> = (0..tokens).map(|i| id as u32 * 30 + i).collect();
+        let keys = self.engine.hasher().hash(&tokens, None);
+        self.tick(Event::Submit(Box::new(Submit {
+            id: RequestId(id),
+            tokens,
+            max_tokens: 30,
+            sampling: Sampling::greedy(),
+            masked_from: None,
+            key: id,
+            eos_ids: Vec::new(),
+            stop_ids: Vec::new(),
+            priority: 0,
+            extra: None,
+            replica: None,
+            keys,
+        })));
+    }
+
+    /// The replica answers what it was sent: a token for every row that samples.
+    fn answer(&mut self, replica: u16) {
+        let batch = self.sent[usize::from(replica)].take().expect("a step is under way");
+        let mut rows = vec![RowOutput::default(); batch.rows.len()];
+        for (output, row) in rows.iter_mut().zip(&batch.rows) {
+            if row.samples {
+                output.emitted.push(7);
+            }
+        }
+        let Batch { step, epoch, .. } = batch;
+        let timing = StepTiming::default();
+        let output = StepOutput { step, epoch, rows, timing, experts: Vec::new() };
+        self.tick(Event::Output { replica: Replica(replica), output });
+    }
+
+    fn lose(&mut self, replica: u16, loss: Loss) {
+        self.tick(Event::Lost { replica: Replica(replica), loss });
+    }
+
+    fn costs(&self, replica: usize) -> (ByLoss, Recomputed) {
+        let stats = &self.stats[replica];
+        (stats.requests_recovered_total, stats.tokens_recomputed_total)
+    }
+}
+
+#[test]
+fn a_loss_is_counted_where_it_was_and_what_it_cost_where_it_is_made_good() {
+    let mut bench = Bench::new(2, 16);
+    bench.submit(1, 6);
+    bench.answer(0); // Its prompt and a token of its answer are computed or under way.
+    bench.answer(0);
+    bench.lose(0, Loss::Silent);
+    let recovered = ByLoss { silent: 1, ..ByLoss::default() };
+    assert_eq!(bench.costs(0), (recovered, Recomputed::default()));
+    let lost = ByLoss { silent: 8, ..ByLoss::default() };
+    let recomputed = Recomputed { loss: lost, ..Recomputed::default() };
+    assert_eq!(bench.costs(1), (ByLoss::default(), recomputed), "the other replica does it");
+    // The next loss has another cause, and nobody else is left: it waits for the next executors.
+    bench.lose(1, Loss::Fault);
+    let recovered = ByLoss { fault: 1, ..ByLoss::default() };
+    assert_eq!(bench.costs(1), (recovered, recomputed));
+    let ready = Event::Ready { replica: Replica(1), blocks: 16, graph_rows: Vec::new() };
+    bench.tick(ready);
+    let lost = ByLoss { fault: 8, ..lost };
+    assert_eq!(bench.costs(1), (recovered, Recomputed { loss: lost, ..recomputed }));
+}
+
+#[test]
+fn preemptions_and_resets_are_no_losses() {
+    let mut bench = Bench::new(1, 16);
+    bench.submit(1, 6);
+    bench.answer(0);
+    bench.tick(Event::Control(Control::ClearPrefixCache { op_id: 1, restart: true }));
+    bench.answer(0); // Of the time before: there is room for a step again.
+    let (recovered, recomputed) = bench.costs(0);
+    assert_eq!(recovered, ByLoss::default());
+    assert_eq!(recomputed, Recomputed { reset: 7, ..Recomputed::default() });
+
+    // Two that outgrow the pool: one has to go, and its published blocks with it.
+    let mut bench = Bench::new(1, 16);
+    bench.submit(1, 30);
+    bench.submit(2, 30);
+    while bench.stats[0].preemptions_total == 0 {
+        bench.answer(0);
+    }
+    while bench.stats[0].tokens_recomputed_total == Recomputed::default() {
+        bench.answer(0);
+    }
+    let (recovered, recomputed) = bench.costs(0);
+    assert_eq!(recovered, ByLoss::default());
+    let Recomputed { preemption, reset, loss } = recomputed;
+    assert!(preemption > 0 && (reset, loss) == (0, ByLoss::default()), "{recomputed:?}");
+}

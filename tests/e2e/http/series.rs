@@ -1,0 +1,320 @@
+//! Every series of `/metrics` moves when what it counts happens, but for those that cannot here.
+
+use super::executor_process::{executor, send, stream};
+use super::process::Process;
+use crate::http_client::{Client, get, post};
+use crate::http_host::{Server, Setup};
+use crate::kv_feed;
+use hadron::engine_client::AdmissionLimits;
+use protocol::RowError;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Only what hangs takes as long: on a busy machine a process may need a minute to come up.
+const WAIT: Duration = Duration::from_mins(3);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// Series that stand still, and why.
+const STILL: &[(&str, &str)] = &[
+    ("hadron:executor_restarts_total{cause=\"fault\"}", "devices here end with their process"),
+    ("hadron:grammar_masks_failed_total", "a request that spends ten seconds on its masks"),
+    ("hadron:graph_replays_total", "only GPUs record steps"),
+    ("hadron:requests_recovered_total{cause=\"fault\"}", "devices here end with their process"),
+    ("hadron:startup_seconds{phase=\"comm\"}", "one executor joins nobody"),
+    ("hadron:tokens_recomputed_total{cause=\"fault\"}", "devices here end with their process"),
+    (
+        "hadron:tokens_recomputed_total{cause=\"late\"}",
+        "a late device here is in this process: it has no successor",
+    ),
+    ("process_max_fds", "a limit"),
+    ("process_start_time_seconds", "a fact"),
+    ("vllm:cache_config_info", "always 1; its labels are the news"),
+    ("vllm:engine_sleep_state{sleep_state=\"awake\"}", "the server never sleeps"),
+    ("vllm:engine_sleep_state{sleep_state=\"discard_all\"}", "the server never sleeps"),
+    ("vllm:engine_sleep_state{sleep_state=\"weights_offloaded\"}", "the server never sleeps"),
+    ("vllm:external_prefix_cache_hits_total", "no other cache is asked"),
+    ("vllm:external_prefix_cache_queries_total", "no other cache is asked"),
+    ("vllm:mm_cache_hits_total", "models read text only"),
+    ("vllm:mm_cache_queries_total", "models read text only"),
+    ("vllm:prompt_tokens_by_source_total{source=\"external_kv_transfer\"}", "no KV is received"),
+    (
+        "vllm:prompt_tokens_cached_by_source_total{source=\"external_kv_transfer\"}",
+        "no KV is received",
+    ),
+    ("vllm:request_success_total{finished_reason=\"repetition\"}", "repetition ends nothing"),
+    ("vllm:spec_decode_num_accepted_tokens_per_pos_total{position=\"0\"}", "nothing is drafted"),
+    ("vllm:spec_decode_num_accepted_tokens_total", "nothing is drafted"),
+    ("vllm:spec_decode_num_draft_tokens_total", "nothing is drafted"),
+    ("vllm:spec_decode_num_drafts_total", "nothing is drafted"),
+];
+
+/// Counts what only a busy machine is slow enough for; `src/grammar/tests.rs` has one.
+const AT_TIMES: &str = "hadron:grammar_masks_late_total";
+
+/// Every server of this process works it out anew, some microseconds apart.
+const STARTED: &str = "process_start_time_seconds";
+
+type Page = BTreeMap<String, f64>;
+
+/// What stands on the page: each series without model and engine, histograms as count and sum.
+fn page(address: SocketAddr) -> Page {
+    let reply = get(address, "/metrics");
+    assert_eq!(reply.status, 200);
+    let text = String::from_utf8(reply.body).unwrap();
+    let samples = text.lines().filter(|line| !line.starts_with('#') && !line.contains("_bucket{"));
+    samples.map(sample).collect()
+}
+
+fn sample(line: &str) -> (String, f64) {
+    let (series, value) = line.rsplit_once(' ').unwrap();
+    let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
+    let own = |label: &&str| !label.starts_with("engine=") && !label.starts_with("model_name=");
+    let labels: Vec<&str> = labels.trim_end_matches('}').split(',').filter(own).collect();
+    let of_setup = name == "vllm:cache_config_info" || labels.concat().is_empty();
+    let series = if of_setup { name.to_owned() } else { format!("{name}{{{}}}", labels.join(",")) };
+    (series, value.parse().unwrap())
+}
+
+/// Series that differ from those of a server that has done nothing.
+#[derive(Clone)]
+struct Moved {
+    idle: Page,
+    series: BTreeSet<String>,
+}
+
+impl Moved {
+    fn look(&mut self, address: SocketAddr) -> Page {
+        let page = page(address);
+        let moved = page.iter().filter(|(series, value)| self.idle.get(*series) != Some(*value));
+        let moved = moved.filter(|(series, _)| *series != STARTED);
+        self.series.extend(moved.map(|(series, _)| series.clone()));
+        page
+    }
+
+    /// Looks until all of these have moved.
+    fn wait_for(&mut self, address: SocketAddr, series: &[&str]) {
+        let start = Instant::now();
+        while let Some(still) = series.iter().find(|series| !self.series.contains(**series)) {
+            assert!(start.elapsed() < WAIT, "{still} stands still");
+            self.look(address);
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+fn body(extra: &Value) -> Value {
+    let mut body = json!({"prompt": vec![65; 40], "max_tokens": 20, "ignore_eos": true});
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
+
+fn ask(address: SocketAddr, extra: &Value) -> u16 {
+    post(address, "/v1/completions", &body(extra)).status
+}
+
+/// Asks again and again beside `watch`, `clients` at a time: `ask` gets another number each time.
+fn under_load(clients: u32, ask: impl Fn(u32) + Sync, watch: impl FnOnce()) {
+    let (done, ask) = (AtomicBool::new(false), &ask);
+    thread::scope(|scope| {
+        for client in 0..clients {
+            let (done, mut number) = (&done, client);
+            scope.spawn(move || {
+                while !done.load(Ordering::Relaxed) {
+                    ask(number);
+                    number += clients;
+                }
+            });
+        }
+        // A panic of the watcher must not leave the others running.
+        let watched = catch_unwind(AssertUnwindSafe(watch));
+        done.store(true, Ordering::Relaxed);
+        watched.unwrap_or_else(|panic| resume_unwind(panic));
+    });
+}
+
+/// A prompt of so many tokens for each number, other ones for the next 65,536.
+fn prompt(number: u32, tokens: usize) -> Vec<u32> {
+    let digits = [number % 256, number / 256 % 256];
+    digits.into_iter().cycle().take(tokens).collect()
+}
+
+/// Few blocks and fewer seats: requests wait, are preempted, and at last guarded.
+fn crowded(moved: &mut Moved) {
+    let setup = Setup { blocks: 40, seats: 6, max_model_len: 512, ..Setup::default() };
+    let server = Server::start(&setup);
+    let load = |number: u32| {
+        let asked =
+            json!({"prompt": prompt(number, 3), "max_tokens": 60 + number % 1_000 * 37 % 400});
+        assert_eq!(ask(server.address, &asked), 200);
+    };
+    under_load(12, load, || {
+        let gauges = [
+            "vllm:num_requests_running",
+            "vllm:num_requests_waiting",
+            "vllm:num_requests_waiting_by_reason{reason=\"capacity\"}",
+            "hadron:queue_age_seconds",
+            "vllm:num_preemptions_total",
+            "hadron:tokens_recomputed_total{cause=\"preemption\"}",
+            "hadron:kv_blocks{state=\"reserved\"}",
+        ];
+        moved.wait_for(server.address, &gauges);
+    });
+    server.wait_idle(WAIT);
+    moved.look(server.address);
+}
+
+/// Requests that end in every way, and some that never begin.
+fn ends(moved: &mut Moved) {
+    let setup = Setup { step_time: Duration::from_millis(5), ..Setup::default() };
+    let server = Server::start(&setup);
+    let at = server.address;
+    let chat = json!({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4});
+    assert_eq!(post(at, "/v1/chat/completions", &chat).status, 200);
+    assert_eq!(ask(at, &json!({"n": 2, "nobody_reads_this": 1})), 200);
+    assert_eq!(ask(at, &json!({"stop": ["a", "e", "i", "o"], "max_tokens": 2_000})), 200);
+    assert_eq!(ask(at, &json!({"prompt": 1.5})), 400);
+    let mut client = Client::connect(at);
+    let endless = body(&json!({"max_tokens": 4_000, "stream": true})).to_string();
+    client.send("POST", "/v1/completions", "", endless.as_bytes());
+    assert_eq!(client.read_head().unwrap().status, 200);
+    moved.wait_for(at, &["hadron:http_open_streams"]);
+    assert_eq!(server.client().reset_prefix_cache(true).blocking_recv(), Ok(true));
+    moved.wait_for(at, &["hadron:tokens_recomputed_total{cause=\"reset\"}"]);
+    drop(client);
+    server.wait_idle(WAIT);
+    moved.look(at);
+    let nan = Setup { row_error: Some(RowError::NonFiniteLogits), ..Setup::default() };
+    let server = Server::start(&nan);
+    assert_eq!(ask(server.address, &json!({})), 500);
+    moved.look(server.address);
+}
+
+/// A grammar that is used, and one that takes long to be refused.
+fn grammars(moved: &mut Moved) {
+    let server = Server::start(&Setup::default());
+    let at = server.address;
+    let of = |regex: &str| json!({"structured_outputs": {"regex": regex}, "ignore_eos": false});
+    assert_eq!(ask(at, &of("[a-z]{5,9}")), 200);
+    let hostile = |number: u32| {
+        let regex =
+            format!("{number}(((((a{{1,100}}){{1,100}}){{1,100}}){{1,100}}){{1,100}}){{1,100}}");
+        assert_ne!(ask(at, &of(&regex)), 200);
+    };
+    under_load(1, hostile, || {
+        let series = [
+            "vllm:num_requests_waiting_by_reason{reason=\"deferred\"}",
+            "hadron:grammar_compile_seconds_count{result=\"error\"}",
+        ];
+        moved.wait_for(at, &series);
+    });
+}
+
+/// Everything that is refused for load or for the server's state.
+fn refused(moved: &mut Moved) {
+    let none = AdmissionLimits { requests: 1, prefill_tokens: u64::MAX, bytes: 1 << 20 };
+    for (admission, prompt) in [
+        (none, json!(["a", "b"])),
+        (AdmissionLimits { prefill_tokens: 8, ..none }, json!(vec![65; 40])),
+        (AdmissionLimits { bytes: 8, ..none }, json!("a")),
+    ] {
+        let server = Server::start(&Setup { admission, ..Setup::default() });
+        assert_eq!(ask(server.address, &json!({"prompt": prompt})), 429);
+        moved.look(server.address);
+    }
+    let mut server = Server::listen(&Setup::default());
+    assert_eq!(ask(server.address, &json!({})), 503);
+    server.bring_up(&Setup::default());
+    server.app.health.set_draining();
+    assert_eq!(ask(server.address, &json!({})), 503);
+    moved.look(server.address);
+    let server = Server::start(&Setup { fails_at: Some(1), ..Setup::default() });
+    assert_eq!(ask(server.address, &json!({})), 503); // Its device fails, and there is no other.
+    assert_eq!(ask(server.address, &json!({})), 503);
+    moved.look(server.address);
+}
+
+/// A publisher that is kept busy by subscribers who ask for everything.
+fn publisher(moved: &mut Moved) {
+    let keys = json!({"max_queue_size": 1, "buffer_steps": 0});
+    let kv_events = Some(kv_feed::config(&keys));
+    let server = Server::start(&Setup { blocks: 4_096, kv_events, ..Setup::default() });
+    let at = server.address;
+    let sources = get(at, "/kv_event_sources").json();
+    let endpoint = sources["sources"][0]["replay_endpoint"].as_str().unwrap();
+    // Two clients ask for replays, the others make what is published.
+    let load = |number: u32| {
+        if number % 8 < 2 {
+            assert_eq!(kv_feed::replay(endpoint, 1, WAIT.as_millis() as i32).len(), 1);
+        } else {
+            let asked = json!({"prompt": prompt(number, 200), "max_tokens": 100});
+            assert_eq!(ask(at, &asked), 200);
+        }
+    };
+    under_load(8, load, || {
+        let overflow = ["hadron:kv_events_dropped_total", "hadron:kv_events_queue_depth"];
+        let again = ["hadron:kv_events_snapshots_total", "hadron:kv_events_replayed_total"];
+        moved.wait_for(at, &[overflow, again].concat());
+    });
+    server.wait_idle(WAIT);
+    moved.look(at);
+}
+
+/// A device in this process that lives and does not answer.
+fn late(moved: &mut Moved) {
+    let step_deadline = Some(Duration::from_millis(300));
+    let server = Server::start(&Setup { hangs_at: Some(3), step_deadline, ..Setup::default() });
+    let at = server.address;
+    let mut hung = Client::connect(at);
+    hung.send("POST", "/v1/completions", "", body(&json!({})).to_string().as_bytes());
+    let series = [
+        "hadron:late_rank_total{rank=\"0\"}",
+        "hadron:executor_restarts_total{cause=\"late\"}",
+        "hadron:requests_recovered_total{cause=\"late\"}",
+        "hadron:executor_up{rank=\"0\"}",
+    ];
+    moved.wait_for(at, &series);
+}
+
+/// A process that dies, and one that hangs.
+fn lost(moved: &mut Moved) {
+    let process = Process::start(&["--executor", "process", "--threads", "1"]);
+    let at = process.address;
+    for (signal, cause) in [("-KILL", "exited"), ("-STOP", "silent")] {
+        let running = stream(at, 1_900); // More than it can have done when the signal comes.
+        send(executor(&process), signal);
+        let series = ["executor_restarts", "requests_recovered", "tokens_recomputed"]
+            .map(|name| format!("hadron:{name}_total{{cause=\"{cause}\"}}"));
+        moved.wait_for(at, &series.each_ref().map(String::as_str));
+        drop(running);
+    }
+    moved.series.retain(|series| !series.starts_with("process_")); // Another process than the rest.
+}
+
+#[test]
+fn every_series_moves_that_can() {
+    let server = Server::start(&Setup::default());
+    let mut moved = Moved { idle: page(server.address), series: BTreeSet::new() };
+    drop(server);
+    let mut apart = moved.clone();
+    thread::scope(|scope| {
+        // Five seconds of silence.
+        scope.spawn(|| lost(&mut apart));
+        for part in [late, crowded, ends, grammars, refused, publisher] {
+            part(&mut moved);
+        }
+    });
+    let idle = moved.idle;
+    let mut moved = &moved.series | &apart.series;
+    moved.insert(AT_TIMES.to_owned());
+    let still: Vec<&str> =
+        idle.keys().map(String::as_str).filter(|series| !moved.contains(*series)).collect();
+    let known: Vec<&str> = STILL.iter().map(|(series, _)| *series).collect();
+    assert_eq!(still, known);
+    assert!(idle.len() > 100, "{} series", idle.len());
+}
