@@ -6,7 +6,8 @@
 
 use crate::index::Index;
 use crate::pool::{Pool, Taken};
-use crate::{BlockKey, Bug, ExtraKeys, KvConfig, KvError, Planted, Table};
+use crate::residency::Residency;
+use crate::{BlockKey, Bug, ExtraKeys, KvConfig, KvError, Planted, Stay, Table};
 use protocol::{BlockHash, BlockId, KvEvent, Token};
 use std::sync::Arc;
 
@@ -27,6 +28,7 @@ pub struct KvCache {
     record_events: bool,
     events: Vec<KvEvent>,
     published: u64,
+    residency: Option<Box<Residency>>,
     planted: Planted,
 }
 
@@ -89,6 +91,7 @@ impl KvCache {
     pub fn new(config: &KvConfig) -> Result<Self, KvError> {
         config.validate()?;
         let (blocks, block_tokens) = (config.blocks, config.spec.block_tokens);
+        let sampled = config.residency.filter(|_| config.caching);
         Ok(Self {
             pool: Pool::new(blocks, config.planted),
             index: Index::new(blocks, config.guard_key[0]),
@@ -99,6 +102,7 @@ impl KvCache {
             record_events: config.events,
             events: Vec::new(),
             published: 0,
+            residency: sampled.map(|share| Box::new(Residency::new(share, blocks))),
             planted: config.planted,
         })
     }
@@ -224,6 +228,11 @@ impl KvCache {
             self.pool.claim(block.0);
             table.blocks.push(block);
         }
+        if let Some(residency) = &mut self.residency {
+            for block in found {
+                residency.used(block.0);
+            }
+        }
     }
 
     /// Appends `count` blocks to a table, evicting the longest idle ones if none is vacant. The caller
@@ -234,6 +243,9 @@ impl KvCache {
             if evicted {
                 self.evict(block);
             }
+            if let Some(residency) = &mut self.residency {
+                residency.taken(block);
+            }
             table.blocks.push(BlockId(block));
         }
     }
@@ -241,6 +253,9 @@ impl KvCache {
     fn evict(&mut self, block: u32) {
         let label = self.labels[block as usize].take().expect("a cached block has a label");
         self.index.remove(label.key.hash, block);
+        if let Some(residency) = &mut self.residency {
+            residency.evicted(block);
+        }
         if !self.record_events || self.planted.has(Bug::EvictionWithoutEvent) {
             return;
         }
@@ -266,6 +281,9 @@ impl KvCache {
             Some(found) if self.holds(found, index, content) => {
                 self.pool.claim(found);
                 self.release(own);
+                if let Some(residency) = &mut self.residency {
+                    residency.used(found);
+                }
                 table.blocks[index as usize] = BlockId(found);
                 Published::Adopted
             }
@@ -323,6 +341,11 @@ impl KvCache {
     fn release(&mut self, block: u32) {
         let findable = self.labels[block as usize].is_some();
         self.pool.release(block, findable);
+        if let Some(residency) = self.residency.as_mut().filter(|_| !findable)
+            && self.pool.refs(block) == 0
+        {
+            residency.forget(block);
+        }
     }
 
     /// Gives a table's blocks back, tail first; published ones stay findable.
@@ -342,6 +365,9 @@ impl KvCache {
     pub fn clear(&mut self) {
         self.index.clear();
         self.labels.iter_mut().for_each(|label| *label = None);
+        if let Some(residency) = &mut self.residency {
+            self.pool.idle().for_each(|block| residency.forget(block));
+        }
         self.pool.forget_cached();
         if self.record_events {
             self.events.push(KvEvent::Cleared);
@@ -359,6 +385,25 @@ impl KvCache {
         std::mem::take(&mut self.events)
     }
 
+    /// Tells what time it is, in milliseconds since any moment; only stays are measured by it.
+    #[inline]
+    pub fn set_time(&mut self, now_ms: u64) {
+        if let Some(residency) = &mut self.residency {
+            residency.set_time(now_ms);
+        }
+    }
+
+    /// Whether `take_stays` would return something.
+    #[inline]
+    pub fn has_stays(&self) -> bool {
+        self.residency.as_ref().is_some_and(|residency| residency.has_stays())
+    }
+
+    /// Stays of sampled blocks that were evicted since the last call, in order.
+    pub fn take_stays(&mut self) -> Vec<Stay> {
+        self.residency.as_mut().map_or_else(Vec::new, |residency| residency.take_stays())
+    }
+
     /// Recomputes everything from `tables`, which must be all there are; panics on a difference.
     pub fn check<'a>(&self, tables: impl Iterator<Item = &'a Table>) {
         let mut refs = vec![0; self.pool.blocks() as usize];
@@ -372,6 +417,9 @@ impl KvCache {
             assert_eq!(label.key.hash, hash, "block {block} is indexed under another hash");
             let parent = label.parent;
             assert!(parent.is_none_or(|p| self.index.get(p).is_some()), "{block} has no parent");
+        }
+        if let Some(residency) = &self.residency {
+            residency.check(|block| refs[block as usize] == 0 && !self.is_indexed(BlockId(block)));
         }
         let labelled = self.labels.iter().flatten().count();
         assert_eq!(labelled, self.index.len(), "labels and index differ");

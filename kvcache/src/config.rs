@@ -1,6 +1,6 @@
 //! What a KV cache is built from.
 
-use crate::{Hasher, Planted};
+use crate::{Hasher, Planted, Share};
 use protocol::KvSpec;
 
 /// Size and behaviour of one replica's KV cache.
@@ -19,6 +19,8 @@ pub struct KvConfig {
     pub hash_bits: u8,
     /// Whether changes of the index are recorded for `KvCache::take_events`.
     pub events: bool,
+    /// Share of the blocks whose stays are measured for `KvCache::take_stays`; without caching there are none.
+    pub residency: Option<Share>,
     /// Bug in force, for simulations of a build with the feature `planted`.
     pub planted: Planted,
 }
@@ -33,6 +35,7 @@ impl KvConfig {
             guard_key,
             hash_bits: 64,
             events: true,
+            residency: None,
             planted: Planted::default(),
         }
     }

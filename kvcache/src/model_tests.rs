@@ -1,6 +1,6 @@
 //! The cache against a model that keeps whole prefixes instead of hashes, lists instead of links.
 
-use crate::{BlockKey, Content, ExtraKeys, KvCache, KvConfig, Published, Table};
+use crate::{BlockKey, Content, ExtraKeys, KvCache, KvConfig, Published, Share, Stay, Table};
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 use protocol::{BlockHash, BlockId, KvEvent, KvGroup, KvKind, KvSpec, Token};
@@ -13,7 +13,8 @@ const BLOCKS: u32 = 12;
 fn config(hash_bits: u8) -> KvConfig {
     let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
     let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
-    KvConfig { hash_bits, ..KvConfig::new(spec, BLOCKS, [7, 8]) }
+    let residency = Share::new(1.0);
+    KvConfig { hash_bits, residency, ..KvConfig::new(spec, BLOCKS, [7, 8]) }
 }
 
 /// Everything a block's KV depends on.
@@ -47,6 +48,11 @@ struct Model {
     cached: Vec<u32>,
     refs: BTreeMap<u32, u32>,
     findable: BTreeMap<Prefix, u32>,
+    now_ms: u64,
+    /// When each block was taken, and used again; vacant ones are not there.
+    lives: BTreeMap<u32, Vec<u64>>,
+    /// Lives that an eviction has ended.
+    stays: Vec<Stay>,
 }
 
 impl Model {
@@ -54,14 +60,18 @@ impl Model {
         let block = self.vacant.pop_first().unwrap_or_else(|| {
             let oldest = self.cached.remove(0);
             self.findable.retain(|_, &mut block| block != oldest);
+            let life = self.lives.remove(&oldest).expect("a cached block was taken once");
+            self.stays.push(stay(&life, self.now_ms));
             oldest
         });
+        self.lives.insert(block, vec![self.now_ms]);
         self.refs.insert(block, 1);
         block
     }
 
     fn claim(&mut self, block: u32) {
         self.cached.retain(|&other| other != block);
+        self.lives.get_mut(&block).expect("claimed while it is findable").push(self.now_ms);
         *self.refs.entry(block).or_default() += 1;
     }
 
@@ -74,8 +84,21 @@ impl Model {
         if self.findable.values().any(|&other| other == block) {
             self.cached.push(block);
         } else {
+            self.lives.remove(&block);
             self.vacant.insert(block);
         }
+    }
+}
+
+/// What a life comes to, from its moments in full.
+fn stay(life: &[u64], now_ms: u64) -> Stay {
+    let uses = &life[1..];
+    let gaps: Vec<u64> = uses.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let kept = gaps.len().saturating_sub(3);
+    Stay {
+        lifetime_ms: now_ms - life[0],
+        idle_ms: now_ms - life[life.len() - 1],
+        gaps_ms: gaps[kept..].to_vec(),
     }
 }
 
@@ -123,6 +146,8 @@ impl Run {
     }
 
     fn apply(&mut self, op: Op) {
+        self.model.now_ms += 1 << (self.model.lives.len() % 7);
+        self.kv.set_time(self.model.now_ms);
         match op {
             Op::Start(tokens, salted) => self.start(tokens, salted),
             Op::Publish(holder, blocks) if !self.holders.is_empty() => {
@@ -140,11 +165,13 @@ impl Run {
                 self.kv.clear();
                 self.model.findable.clear();
                 let cached = std::mem::take(&mut self.model.cached);
+                self.model.lives.retain(|block, _| !cached.contains(block));
                 self.model.vacant.extend(cached);
             }
             Op::Publish(..) | Op::Free(_) => {}
         }
         self.follow_events();
+        assert_eq!(self.kv.take_stays(), std::mem::take(&mut self.model.stays));
         self.compare();
     }
 
@@ -356,4 +383,32 @@ fn publishing_stops_where_the_parent_is_gone() {
     kv.clear();
     assert_eq!(kv.publish(&mut table, 1, content), Published::Refused, "a false root");
     kv.check([&table].into_iter());
+}
+
+#[test]
+fn blocks_are_followed_only_where_asked_for_and_findable() {
+    let run = |residency, caching| {
+        let config = KvConfig { caching, residency, ..config(64) };
+        let mut kv = KvCache::new(&config).expect("a valid configuration");
+        let mut stays = 0;
+        for n in 0..1_000 {
+            let tokens = vec![n; BLOCK_TOKENS as usize];
+            let mut keys = Vec::new();
+            config.hasher().extend(&mut keys, &tokens, None);
+            let content = Content { tokens: &tokens, keys: &keys, extra: None };
+            let mut table = Table::default();
+            kv.grow(&mut table, 1);
+            if caching {
+                assert_eq!(kv.publish(&mut table, 0, content), Published::Stored);
+            }
+            kv.free(&mut table);
+            stays += kv.take_stays().len();
+        }
+        stays
+    };
+    assert_eq!((run(None, true), run(Share::new(1.0), false)), (0, 0));
+    let evicted = 1_000 - BLOCKS as usize;
+    assert_eq!(run(Share::new(1.0), true), evicted);
+    let half = run(Share::new(0.5), true);
+    assert!((evicted * 4 / 10..evicted * 6 / 10).contains(&half), "{half} of {evicted}");
 }

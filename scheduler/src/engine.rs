@@ -97,7 +97,7 @@ impl Engine {
 
     /// Takes everything out of `inbox`, decides, and appends what is to be done to `effects`.
     ///
-    /// `now_ms` only measures queueing and losses; it decides no plan.
+    /// `now_ms` only measures queueing, losses and stays of blocks; it decides no plan.
     pub fn tick(&mut self, now_ms: u64, inbox: &mut Vec<Event>, effects: &mut Vec<Effect>) {
         self.tick_timed(now_ms, inbox, effects, &mut ());
     }
@@ -111,6 +111,7 @@ impl Engine {
         laps: &mut dyn Laps,
     ) {
         self.now_ms = self.now_ms.max(now_ms);
+        self.domains.iter_mut().for_each(|domain| domain.kv.set_time(self.now_ms));
         for event in inbox.drain(..) {
             self.take_in(event, effects);
         }
@@ -346,6 +347,7 @@ impl Engine {
         }
         flush_events(replica, domain, effects);
         domain.restore(&self.config.kv, blocks, graph_rows);
+        domain.kv.set_time(self.now_ms);
         let index = usize::from(replica.0);
         let state = &self.domains[index].state;
         let waiting = state.waiting.slots().map(|slot| (slot, &state.requests[slot]));
@@ -464,9 +466,12 @@ impl Engine {
     }
 }
 
-/// Hands out the changes of a replica's prefix index.
+/// Hands out the changes of a replica's prefix index, and what is known of blocks that left it.
 fn flush_events(replica: Replica, domain: &mut Domain, effects: &mut Vec<Effect>) {
     if domain.kv.has_events() {
         effects.push(Effect::Kv { replica, events: domain.kv.take_events() });
+    }
+    if domain.kv.has_stays() {
+        effects.push(Effect::Evicted { replica, stays: domain.kv.take_stays() });
     }
 }

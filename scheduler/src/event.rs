@@ -1,6 +1,7 @@
 //! What goes into a tick and what comes out.
 
 use crate::{AbortCause, StepStats, Submit, TokenEvent};
+use kvcache::Stay;
 use protocol::{Batch, KvEvent, Replica, RequestId, StepOutput};
 
 /// Something that happened since the last tick.
@@ -101,6 +102,13 @@ pub enum Effect {
         replica: Replica,
         /// In order.
         events: Vec<KvEvent>,
+    },
+    /// Sampled blocks of a replica were evicted.
+    Evicted {
+        /// Whose.
+        replica: Replica,
+        /// How long they had stayed, in order.
+        stays: Vec<Stay>,
     },
     /// Counters of a replica that changed in this tick.
     Stats(StepStats),

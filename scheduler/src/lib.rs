@@ -32,7 +32,9 @@ mod token_event;
 pub use config::{EngineConfig, EngineError, Routing};
 pub use engine::Engine;
 pub use event::{Control, Effect, Event, Loss};
-pub use kvcache::{BlockKey, Bug, ExtraKeys, KvConfig, KvError, Planted, PromptHasher};
+pub use kvcache::{
+    BlockKey, Bug, ExtraKeys, KvConfig, KvError, Planted, PromptHasher, Share, Stay,
+};
 pub use laps::{Laps, Part};
 pub use limits::Limits;
 pub use stats::{BlockStats, ByLoss, Recomputed, StepStats};

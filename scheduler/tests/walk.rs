@@ -198,7 +198,10 @@ impl World {
             match effect {
                 Effect::Send { replica, batch } => self.check_and_run(replica, &batch),
                 Effect::Tokens(events) => events.into_iter().for_each(|e| self.take_news(e)),
-                Effect::Kv { .. } | Effect::Stats(_) | Effect::ControlDone { .. } => {}
+                Effect::Kv { .. }
+                | Effect::Evicted { .. }
+                | Effect::Stats(_)
+                | Effect::ControlDone { .. } => {}
             }
         }
         self.engine.check();

@@ -247,10 +247,6 @@ pub(super) const REFUSED: &[Refused] = &[
          enable-logging-iteration-details",
     ),
     refused("metrics have vLLM's names", "metrics-sglang"),
-    refused(
-        "how long blocks stay in the cache is not sampled",
-        "kv-cache-metrics kv-cache-metrics-sample",
-    ),
     refused("no metric is hidden", "show-hidden-metrics-for-version"),
     refused("hadron:graph_replays counts them", "cudagraph-metrics"),
     refused("floating-point work per step is not estimated", "enable-mfu-metrics"),

@@ -2,6 +2,8 @@
 
 use clap::Args;
 
+use scheduler::Share;
+
 use crate::metrics::CustomBuckets;
 
 /// What is measured, and how finely.
@@ -15,4 +17,23 @@ pub struct MetricsArgs {
     /// Histogram bounds by family, such as {"request_latency": [0.1, 1, 10]}
     #[arg(long, value_name = "JSON")]
     pub custom_histogram_buckets: Option<CustomBuckets>,
+    /// Measure how long blocks stay in the KV cache: vllm:kv_block_*
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
+    pub kv_cache_metrics: bool,
+    /// Share of the blocks that are measured then, above 0 and at most 1
+    #[arg(long, default_value_t = 0.01, value_parser = fraction, value_name = "FRACTION")]
+    pub kv_cache_metrics_sample: f64,
+}
+
+impl MetricsArgs {
+    /// Share of the blocks whose stays are measured, if any are.
+    pub fn residency(&self) -> Option<Share> {
+        Share::new(self.kv_cache_metrics_sample).filter(|_| self.kv_cache_metrics)
+    }
+}
+
+fn fraction(text: &str) -> Result<f64, String> {
+    let fraction = text.parse().ok().filter(|&fraction| Share::new(fraction).is_some());
+    fraction.ok_or_else(|| "not a share above 0 and at most 1, such as 0.01".to_owned())
 }

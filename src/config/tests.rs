@@ -2,6 +2,8 @@
 
 use std::ffi::OsString;
 
+use scheduler::Share;
+
 use super::*;
 
 fn run(line: &str) -> Result<Invocation, ConfigError> {
@@ -145,7 +147,6 @@ fn an_unknown_flag_is_a_usage_error() {
 fn what_cannot_be_honoured_is_refused_with_the_reason() {
     for (line, reason) in [
         ("M --quantization fp8", "--quantization is not supported: weights"),
-        ("M --kv-cache-metrics", "not sampled"),
         ("M --kv-events-format array", "nothing is published"),
         ("M -pp 2", "--pipeline-parallel-size is not supported"),
         ("M --nnodes 2", "--nnodes 2 with --data-parallel-size 1 and --tensor-parallel-size 1"),
@@ -217,6 +218,21 @@ fn histogram_bounds_are_checked_before_anything_starts() {
     assert!(args.metrics.metrics_aggregate && args.metrics.custom_histogram_buckets.is_some());
     let (code, text) = error(r#"serve M --custom-histogram-buckets {"nope":[1]}"#);
     assert!(code == 2 && text.contains("unknown bucket family"), "{text}");
+}
+
+#[test]
+fn stays_of_blocks_are_measured_where_asked_for() {
+    let share = |line: &str| serve(line).metrics.residency();
+    assert_eq!(share("M"), None);
+    assert_eq!(share("M --kv-cache-metrics-sample 0.5"), None, "as in vLLM it only says how many");
+    assert_eq!(share("M --kv-cache-metrics"), Share::new(0.01));
+    let all = "M --kv_cache_metrics --kv-cache-metrics-sample=1 --custom-histogram-buckets";
+    assert_eq!(share(&format!(r#"{all} {{"kv_cache_residency":[1,60]}}"#)), Share::new(1.0));
+    assert_eq!(share("M --kv-cache-metrics --no-kv-cache-metrics"), None);
+    for wrong in ["0", "1.01", "-1", "nan", "half"] {
+        let (code, text) = error(&format!("serve M --kv-cache-metrics-sample={wrong}"));
+        assert!(code == 2 && text.contains("above 0 and at most 1"), "{wrong}: {text}");
+    }
 }
 
 #[test]

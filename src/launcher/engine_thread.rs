@@ -291,6 +291,11 @@ impl EngineThread {
                     feed.gather(events);
                 }
             }
+            Effect::Evicted { replica, stays } => {
+                if let Some(residency) = &self.observers.metrics.residency {
+                    residency.evicted(replica, &stays);
+                }
+            }
             // Whoever asked may have gone.
             Effect::ControlDone { done, .. } => {
                 desk.clearing.pop_front().map(|reply| reply.send(done));

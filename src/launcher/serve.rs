@@ -338,6 +338,7 @@ fn engine(args: &ServeArgs, files: &ModelFiles, up: &Up) -> Result<(Engine, u32)
     let mut kv = KvConfig::new(up.memory.spec.clone(), up.ready.blocks, keys);
     kv.caching = args.engine.enable_prefix_caching;
     kv.events = args.kv_events.enabled().is_some();
+    kv.residency = args.metrics.residency();
     let build = |max_model_len: u32| {
         let replicas = args.parallel.data_parallel_size;
         let limits =

@@ -117,6 +117,7 @@ pub fn metrics(args: &ServeArgs, model_name: String, max_model_len: u32) -> Metr
         replicas: args.parallel.data_parallel_size,
         tp_size: args.parallel.tensor_parallel_size,
         aggregate: args.metrics.metrics_aggregate,
+        residency: args.metrics.kv_cache_metrics,
         buckets: args.metrics.custom_histogram_buckets.clone().unwrap_or_default(),
         ..MetricsConfig::new(model_name, max_model_len)
     }

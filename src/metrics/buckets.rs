@@ -20,6 +20,8 @@ pub(super) enum Family {
     Preemptions,
     /// Tokens of a request, up to the longest.
     Tokens,
+    /// Seconds of a KV block in the cache.
+    Residency,
     /// Seconds of a part of a step: not vLLM's.
     StepSeconds,
     /// Rows of a step: not vLLM's.
@@ -45,6 +47,10 @@ const ITERATION_TOKENS: &[f64] =
     &[1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0];
 const PARAMS_N: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
 const PREEMPTIONS: &[f64] = &[1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0];
+const RESIDENCY: &[f64] = &[
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0,
+    120.0, 300.0, 600.0, 1200.0, 1800.0,
+];
 const STEP_SECONDS: &[f64] = &[
     1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1,
     0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
@@ -67,6 +73,7 @@ impl Family {
         ("request_params_n", Self::ParamsN),
         ("request_num_preemptions", Self::Preemptions),
         ("request_tokens", Self::Tokens),
+        ("kv_cache_residency", Self::Residency),
     ];
 
     fn name(self) -> Option<&'static str> {
@@ -92,11 +99,6 @@ pub enum BucketsError {
         /// What was named.
         family: String,
     },
-    /// vLLM's family of a metric that is not exported.
-    #[error(
-        "kv_cache_residency: how long blocks stay is not sampled, so there is nothing to bucket"
-    )]
-    Residency,
     /// An empty list.
     #[error("{family}: at least one bound")]
     Empty {
@@ -127,9 +129,6 @@ impl std::str::FromStr for CustomBuckets {
             serde_json::from_str(text).map_err(|e| BucketsError::Json(e.to_string()))?;
         let mut of = BTreeMap::new();
         for (family, bounds) in json {
-            if family == "kv_cache_residency" {
-                return Err(BucketsError::Residency);
-            }
             if !Family::NAMED.iter().any(|(name, _)| *name == family) {
                 return Err(BucketsError::Unknown { family });
             }
@@ -179,6 +178,7 @@ impl<'a> Buckets<'a> {
             Family::IterationTokens => ITERATION_TOKENS,
             Family::ParamsN => PARAMS_N,
             Family::Preemptions => PREEMPTIONS,
+            Family::Residency => RESIDENCY,
             Family::StepSeconds => STEP_SECONDS,
             Family::StepRows => STEP_ROWS,
             Family::WorkSeconds => WORK_SECONDS,
@@ -216,7 +216,7 @@ mod tests {
             ("[]", "not a JSON object"),
             (r#"{"request_latency": [true]}"#, "request_latency"),
             (r#"{"nope": [1]}"#, "unknown bucket family \"nope\""),
-            (r#"{"kv_cache_residency": [1]}"#, "not sampled"),
+            (r#"{"kv_cache_residency": [1, 1]}"#, "kv_cache_residency"),
             (r#"{"request_params_n": []}"#, "request_params_n: at least one"),
             (r#"{"request_params_n": [0]}"#, "0 is not"),
             (r#"{"request_params_n": [2, 2]}"#, "2 is not"),

@@ -17,6 +17,7 @@ mod queue;
 mod replicas;
 mod request_times;
 mod requests;
+mod residency;
 mod step_ring;
 mod steps;
 #[cfg(test)]
@@ -31,6 +32,7 @@ pub use page::{page, page_path};
 pub use queue::QueueMetrics;
 pub use request_times::RequestTimes;
 pub use requests::{RequestMetrics, Round};
+pub use residency::ResidencyMetrics;
 pub use step_ring::{STEPS_KEPT, StepRecord, StepRing};
 pub use steps::{StepMetrics, StepPhase};
 
@@ -62,6 +64,8 @@ pub struct MetricsConfig {
     pub experts: Vec<u16>,
     /// One series for all replicas (`--metrics-aggregate`).
     pub aggregate: bool,
+    /// Series of how long KV blocks stay (`--kv-cache-metrics`).
+    pub residency: bool,
     /// Buckets that replace the usual ones.
     pub buckets: CustomBuckets,
 }
@@ -76,6 +80,7 @@ impl MetricsConfig {
             tp_size: 1,
             experts: Vec::new(),
             aggregate: false,
+            residency: false,
             buckets: CustomBuckets::default(),
         }
     }
@@ -120,6 +125,8 @@ pub struct Metrics {
     /// Of constrained output; whoever compiles grammars and makes masks writes here.
     pub grammar: Arc<GrammarTimings>,
     grammar_series: GrammarSeries,
+    /// Of KV blocks that were evicted, if they are sampled.
+    pub residency: Option<ResidencyMetrics>,
     /// Requests that wait outside the scheduler for their grammar.
     pub deferred: AtomicU64,
     /// Of the KV-event publishers, by replica.
@@ -148,6 +155,7 @@ impl Metrics {
             queue: QueueMetrics::new(&families)?,
             grammar_series: GrammarSeries::new(&families, &grammar)?,
             grammar,
+            residency: config.residency.then(|| ResidencyMetrics::new(&families)).transpose()?,
             deferred: AtomicU64::new(0),
             kv_events: (0..families.replicas()).map(|_| Arc::default()).collect(),
             kv_event_series: kv_events::KvEventSeries::new(&families)?,

@@ -32,7 +32,7 @@ const OPEN_LABELS: &[&str] = &[
 /// Errors: those of `Metrics::new`.
 pub fn page() -> Result<String, prometheus::Error> {
     let config = MetricsConfig::new("MODEL", 1_000_000);
-    let metrics = Metrics::new(&MetricsConfig { experts: vec![1], ..config })?;
+    let metrics = Metrics::new(&MetricsConfig { residency: true, experts: vec![1], ..config })?;
     metrics.set_cache(CacheFacts {
         block_tokens: 16,
         blocks: 1,
@@ -47,7 +47,7 @@ pub fn page() -> Result<String, prometheus::Error> {
          series; a test keeps it so.\n\n\
          Every series exists from the start, except those of `hadron:http_requests_total`, which are born \
          with the first reply of a route and status. Those of `hadron:expert_tokens` are there for models with \
-         experts on CPUs. Counters never fall while the server lives. \
+         experts on CPUs, `vllm:kv_block_*` with `--kv-cache-metrics`. Counters never fall while the server lives. \
          Histograms have `_bucket`, `_sum` and `_count`; `request_*_tokens` end at the longest request.\n",
     );
     for prefix in ["vllm:", "hadron:", "process_"] {

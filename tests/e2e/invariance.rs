@@ -221,6 +221,7 @@ fn run(world: World, grammar: &Compiled) -> Ran {
                     finished += events.into_iter().map(|e| u64::from(ran.take(e))).sum::<u64>();
                 }
                 Effect::Kv { .. }
+                | Effect::Evicted { .. }
                 | Effect::Stats(StepStats { .. })
                 | Effect::ControlDone { .. } => {}
             }

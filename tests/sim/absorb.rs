@@ -9,7 +9,7 @@ use crate::requests::masked;
 use crate::show;
 use crate::world::World;
 use protocol::{Batch, Input, MaskRow, Replica};
-use scheduler::{Effect, Finish, StepStats, StopReason, TokenEvent};
+use scheduler::{Effect, Finish, Share, Stay, StepStats, StopReason, TokenEvent};
 
 impl World {
     /// Takes the effects of one tick, in order.
@@ -42,6 +42,7 @@ impl World {
                     news.iter().try_for_each(|event| self.hear(event))?;
                 }
                 Effect::Send { replica, batch } => self.send(replica, batch)?,
+                Effect::Evicted { replica, stays } => self.evicted(replica, &stays)?,
                 Effect::Stats(stats) => self.count(stats)?,
                 Effect::ControlDone { op_id, done } => {
                     self.trace.note(self.now_ms, "control", &[op_id, done.into()]);
@@ -49,7 +50,7 @@ impl World {
             }
         }
         self.sites.iter_mut().for_each(|site| site.mirror.end_tick());
-        Ok(())
+        self.check_stays()
     }
 
     fn hear(&mut self, event: &TokenEvent) -> Checked {
@@ -158,6 +159,38 @@ impl World {
             }
         }
         Ok(masks)
+    }
+
+    /// I22: what is told of a block that was evicted is possible.
+    fn evicted(&mut self, replica: Replica, stays: &[Stay]) -> Checked {
+        for stay in stays {
+            let Stay { lifetime_ms, idle_ms, gaps_ms } = stay;
+            let within = idle_ms + gaps_ms.iter().sum::<u64>();
+            ensure!("I22", within <= *lifetime_ms && gaps_ms.len() <= 3, "{stay:?}");
+            ensure!("I22", *lifetime_ms <= self.now_ms, "{stay:?} at {}", self.now_ms);
+        }
+        self.sites[usize::from(replica.0)].stays += stays.len() as u64;
+        self.trace.note(self.now_ms, "evicted", &[u64::from(replica.0), stays.len() as u64]);
+        Ok(())
+    }
+
+    /// I22: a stay is told of every eviction if all blocks are measured, of none if none is.
+    fn check_stays(&self) -> Checked {
+        let share = self.setup.engine.kv.residency;
+        for (replica, site) in self.sites.iter().enumerate() {
+            let (stays, removed) = (site.stays, site.mirror.removed);
+            let right = match share {
+                None => stays == 0,
+                all if all == Share::new(1.0) => stays == removed,
+                Some(_) => stays <= removed,
+            };
+            ensure!(
+                "I22",
+                right,
+                "replica {replica}: {stays} stays, {removed} evicted of {share:?}"
+            );
+        }
+        Ok(())
     }
 
     /// I1 and I8 by the engine's own counters.

@@ -3,7 +3,7 @@
 /// Which invariant broke and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Broken {
-    /// `I1` to `I21`, or the name of a promise.
+    /// `I1` to `I22`, or the name of a promise.
     pub(crate) invariant: &'static str,
     /// What was seen.
     pub(crate) text: String,

@@ -33,6 +33,7 @@ impl World {
             self.tally.preemptions += stats.preemptions_total;
             self.tally.stored += site.mirror.stored;
             self.tally.removed += site.mirror.removed;
+            self.tally.stays += site.stays;
         }
         let told: u64 = self.clients.iter().map(|c| u64::from(c.delivered)).sum();
         let made: u64 = self.sites.iter().map(|s| s.stats.generated_tokens_total).sum();

@@ -1,7 +1,7 @@
 //! What a seed decides before the first event: sizes, limits, and which faults happen how often.
 
 use crate::chance::Chance;
-use scheduler::{EngineConfig, KvConfig, Limits, Planted, Routing};
+use scheduler::{EngineConfig, KvConfig, Limits, Planted, Routing, Share};
 
 /// Seeds from here on draw worlds whose replicas are a group of 2 to 8 ranks that step together.
 pub(crate) const GROUPS: u64 = 1_000_000_000;
@@ -162,6 +162,8 @@ fn kv(chance: &mut Chance, block_tokens: u32, blocks: u32, planted: Planted) -> 
     kv.caching = !chance.hits(200);
     kv.hash_bits = chance.pick(&[64, 64, 64, 16, 16, 8, 4]);
     kv.events = true;
+    // Of the key, so that the draws of a seed stay what they are.
+    kv.residency = Share::new([1.0, 0.1, 0.0][(kv.guard_key[1] % 3) as usize]);
     kv.planted = planted;
     kv
 }

@@ -23,6 +23,7 @@ fn a_million_steps_break_nothing() {
         tally.preemptions,
         tally.hits,
         tally.removed,
+        tally.stays,
         tally.aborts,
         tally.crashes,
         tally.stale,

@@ -124,6 +124,7 @@ impl AddAssign for Tally {
         self.hits += other.hits;
         self.stored += other.stored;
         self.removed += other.removed;
+        self.stays += other.stays;
         self.aborts += other.aborts;
         self.crashes += other.crashes;
         self.stale += other.stale;

@@ -27,6 +27,8 @@ pub(crate) struct Site {
     pub(crate) lost_at_ms: Option<u64>,
     /// What its executors have been told.
     pub(crate) told: Told,
+    /// Stays of evicted blocks that were told so far.
+    pub(crate) stays: u64,
     /// What a subscriber of its KV events believes.
     pub(crate) mirror: Mirror,
     /// Its counters.
@@ -57,6 +59,7 @@ pub(crate) struct Tally {
     pub(crate) hits: u64,
     pub(crate) stored: u64,
     pub(crate) removed: u64,
+    pub(crate) stays: u64,
     pub(crate) aborts: u64,
     pub(crate) crashes: u64,
     pub(crate) stale: u64,

@@ -29,7 +29,7 @@ use protocol::{
     Dtype, Epoch, FromExecutor, Hello, KvDtype, KvGroup, KvKind, KvSize, KvSpec, Memory,
     PROTOCOL_VERSION, Pace, Parallel, Profiled, Rank, Ready, RowError, Settings, ToExecutor,
 };
-use scheduler::{Engine, EngineConfig, KvConfig, Limits, StepStats};
+use scheduler::{Engine, EngineConfig, KvConfig, Limits, Share, StepStats};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -66,6 +66,8 @@ pub(crate) struct Setup {
     /// A folder with a model that a real executor computes; `None` = the hash model.
     pub(crate) model: Option<PathBuf>,
     pub(crate) kv_events: Option<KvEventsConfig>,
+    /// Of the blocks, those whose stays are measured.
+    pub(crate) residency: Option<Share>,
     pub(crate) trials: TrialProgram,
     /// Whether requests may name a priority.
     pub(crate) priorities: bool,
@@ -104,6 +106,7 @@ impl Default for Setup {
             alphabet: Alphabet::Bytes,
             model: None,
             kv_events: None,
+            residency: None,
             trials: trials(),
             priorities: false,
             script: None,
@@ -177,6 +180,7 @@ impl Server {
         self.notices = notices_out;
 
         let kv = KvConfig::new(up.memory.spec.clone(), up.ready.blocks, [1, 2]);
+        let kv = KvConfig { residency: setup.residency, ..kv };
         let config = EngineConfig::new(limits(setup), kv);
         let engine = Engine::new(EngineConfig { replicas: setup.replicas, ..config }).unwrap();
         let deadline = StepDeadline::new(setup.step_deadline, up.memory.pace);
@@ -302,7 +306,8 @@ fn bounds(setup: &Setup) -> Bounds {
 /// The figures of a server of this setup.
 fn metrics(setup: &Setup) -> Arc<Metrics> {
     let config = MetricsConfig::new("tiny", setup.max_model_len);
-    let metrics = Metrics::new(&MetricsConfig { replicas: setup.replicas, ..config }).unwrap();
+    let (replicas, residency) = (setup.replicas, setup.residency.is_some());
+    let metrics = Metrics::new(&MetricsConfig { replicas, residency, ..config }).unwrap();
     let facts = CacheFacts {
         block_tokens: BLOCK_TOKENS,
         blocks: setup.blocks,

@@ -5,6 +5,7 @@ use crate::http_host::{BLOCK_TOKENS, Server, Setup};
 use hadron::engine_client::AdmissionLimits;
 use hadron::server::app::Options;
 use hadron::server::keys::Keys;
+use scheduler::Share;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -118,6 +119,37 @@ fn check_histograms(samples: &Samples) {
         let count = samples[&count.replace("{}", "")];
         assert_eq!(buckets.last(), Some(&(f64::INFINITY, count)), "{head}");
     }
+}
+
+#[test]
+fn stays_of_blocks_are_told_where_they_are_measured() {
+    let blocks = Setup { blocks: 40, max_model_len: 512, ..Setup::default() };
+    let series = ["lifetime", "idle_before_evict", "reuse_gap"];
+    let of = |page: &Samples, part: &str| {
+        series.map(|name| page[&format!("vllm:kv_block_{name}_seconds_{part}")])
+    };
+    let server = Server::start(&Setup { residency: Share::new(1.0), ..blocks.clone() });
+    let at = server.address;
+    assert_eq!(of(&scrape(at), "count"), [0.0; 3]);
+    // Seven blocks each, of which six are full; the first ones are found again twice.
+    const FULL: f64 = 6.0;
+    let prompts = [0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11];
+    for n in prompts {
+        ask(at, &json!({"prompt": vec![40 + n; 100], "max_tokens": 2, "ignore_eos": true}));
+    }
+    server.wait_idle(Duration::from_secs(10));
+    let page = scrape(at);
+    let evicted = 12.0 * FULL - page["hadron:kv_blocks{state=\"cached\"}"];
+    assert!(evicted >= 12.0 * FULL - 40.0);
+    assert_eq!(of(&page, "count"), [evicted, evicted, FULL]);
+    let [lifetime, idle, gaps] = of(&page, "sum");
+    const ROUNDED: f64 = 1e-6;
+    assert!(lifetime > 0.0 && idle + gaps <= lifetime + ROUNDED, "{lifetime} {idle} {gaps}");
+    assert_eq!(page["vllm:kv_block_lifetime_seconds_bucket{le=\"1800\"}"], evicted);
+    check_histograms(&page);
+
+    let server = Server::start(&blocks);
+    assert!(!scrape(server.address).keys().any(|series| series.contains("kv_block_")));
 }
 
 #[test]

@@ -128,8 +128,10 @@ fn a_replica_that_dies_leaves_the_other_alone() {
 
 #[test]
 fn two_replicas_of_two_ranks_serve() {
-    let process = start(&["-tp", "2", "-dp", "2"]);
+    let process = start(&["-tp", "2", "-dp", "2", "--kv-cache-metrics"]);
     let at = process.address;
+    let stays = r#"vllm:kv_block_lifetime_seconds_count{engine="1",model_name="hadron-demo"}"#;
+    assert_eq!(metric(at, stays), 0.0, "measured, but nothing was evicted");
     assert_eq!(ranks(&process).len(), 4);
     let ask = |rank| {
         let reply = post(at, "/v1/completions", &on_replica(rank, 50, false)).json();

@@ -7,6 +7,7 @@ use crate::http_host::{Server, Setup};
 use crate::kv_feed;
 use hadron::engine_client::AdmissionLimits;
 use protocol::RowError;
+use scheduler::Share;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -169,6 +170,19 @@ fn crowded(moved: &mut Moved) {
     moved.look(server.address);
 }
 
+/// A prompt that is found again twice before others take its blocks.
+fn evicted(moved: &mut Moved) {
+    let setup = Setup { blocks: 40, max_model_len: 512, ..measured() };
+    let server = Server::start(&setup);
+    for n in [0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11] {
+        assert_eq!(
+            ask(server.address, &json!({"prompt": vec![40 + n; 100], "max_tokens": 2})),
+            200
+        );
+    }
+    moved.look(server.address);
+}
+
 /// Requests that end in every way, and some that never begin.
 fn ends(moved: &mut Moved) {
     let setup = Setup { step_time: Duration::from_millis(5), ..Setup::default() };
@@ -296,16 +310,21 @@ fn lost(moved: &mut Moved) {
     moved.series.retain(|series| !series.starts_with("process_")); // Another process than the rest.
 }
 
+/// With the series that are there only where they are asked for.
+fn measured() -> Setup {
+    Setup { residency: Share::new(1.0), ..Setup::default() }
+}
+
 #[test]
 fn every_series_moves_that_can() {
-    let server = Server::start(&Setup::default());
+    let server = Server::start(&measured());
     let mut moved = Moved { idle: page(server.address), series: BTreeSet::new() };
     drop(server);
     let mut apart = moved.clone();
     thread::scope(|scope| {
         // Five seconds of silence.
         scope.spawn(|| lost(&mut apart));
-        for part in [late, crowded, ends, grammars, refused, publisher] {
+        for part in [late, crowded, evicted, ends, grammars, refused, publisher] {
             part(&mut moved);
         }
     });
