@@ -156,6 +156,7 @@ impl EngineThread {
                 if let Event::Output { replica, output } = &event {
                     desk.clocks.answered(*replica, output);
                     self.station(*replica).answered(output.step, now_ms);
+                    self.alive(Sender { replica: *replica, epoch: output.epoch, rank: 0 });
                 }
                 desk.events.push(event);
             }
@@ -177,6 +178,7 @@ impl EngineThread {
             }
             Signal::StepDone(sender, step) if self.is_news(sender) => {
                 self.station(sender.replica).done(sender.rank, step);
+                self.alive(sender);
             }
             Signal::Beat(sender) if self.is_news(sender) => self.executor_lives(sender, now_ms),
             // Of a former generation.
@@ -201,13 +203,10 @@ impl EngineThread {
 
     /// An executor gave a sign of life: is the oldest step of its replica late?
     fn executor_lives(&mut self, sender: Sender, now_ms: u64) {
+        self.alive(sender);
         let station = &mut self.stations[usize::from(sender.replica.0)];
-        let life = &self.observers.metrics.life;
-        if let Some(rank) = station.ranks().nth(usize::from(sender.rank)) {
-            life.alive(rank);
-        }
         let lateness = station.beat(sender.rank, now_ms);
-        lateness.ranks.into_iter().for_each(|rank| life.late(rank));
+        lateness.ranks.into_iter().for_each(|rank| self.observers.metrics.life.late(rank));
         if let Some(cause) = lateness.cause {
             let cause = cause + &self.others_behind(sender.replica);
             self.give_up(sender.replica, Loss::Late, cause);
@@ -231,6 +230,15 @@ impl EngineThread {
         let given_up = |peer: Replica| self.stations[usize::from(peer.0)].lost.is_some();
         if !self.engine.group(replica).any(given_up) {
             self.station(replica).lost = Some((loss, cause));
+        }
+    }
+
+    /// Whoever speaks lives: one that answers steps has no time to beat.
+    fn alive(&self, sender: Sender) {
+        let station = &self.stations[usize::from(sender.replica.0)];
+        let rank = station.ranks().nth(usize::from(sender.rank));
+        if let Some(rank) = rank.filter(|_| self.is_news(sender)) {
+            self.observers.metrics.life.alive(rank);
         }
     }
 

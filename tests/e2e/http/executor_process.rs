@@ -131,6 +131,22 @@ fn a_killed_executor_is_a_stall_and_no_token_is_lost_or_repeated() {
 }
 
 #[test]
+fn an_answer_is_a_sign_of_life() {
+    let process = Process::start(APART);
+    let at = process.address;
+    let began = Instant::now();
+    let stream = stream(at, 1_500);
+    let page = String::from_utf8(get(at, "/metrics").body).unwrap();
+    let asked = began.elapsed();
+    let age = page.lines().find(|line| line.starts_with("hadron:heartbeat_age_seconds{"));
+    let age: f64 = age.and_then(|line| line.rsplit(' ').next()).unwrap().parse().unwrap();
+    // It beats only while it has nothing to say. The moment of an answer is kept in whole milliseconds.
+    let most = asked.as_secs_f64() + 1e-3;
+    assert!(age <= most, "{age} s, though it has answered within {asked:?}");
+    drop(stream);
+}
+
+#[test]
 fn a_constrained_output_survives_its_executor() {
     let mut body = body(700, true);
     body["structured_outputs"] = json!({"regex": "[a-z]{1,8}((, |; |\\. )[a-z]{1,8})*"});
