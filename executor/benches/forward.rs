@@ -61,6 +61,7 @@ fn main() {
             rank: Rank(0),
             parallel: Parallel::default(),
             host_ranks: 1,
+            placement: None,
             meeting: None,
         },
     };

@@ -155,6 +155,7 @@ fn config(device: &str, shape: &Shape, cache: Option<&String>, eager: bool) -> E
             rank: Rank(0),
             parallel: Parallel::default(),
             host_ranks: 1,
+            placement: None,
             meeting: None,
         },
     }

@@ -49,7 +49,8 @@ impl Executor {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Self, ExecutorError> {
         let settings = &config.settings;
-        check_world(settings.parallel, settings.device, &config.model)?;
+        let placement = settings.placement.as_ref();
+        check_world(settings.parallel, settings.device, &config.model, placement)?;
         let ranks = ranks::ranks(settings.parallel, settings.rank)?;
         let (device, threads) = device::open(&config.settings)?;
         let [tp, dp] = ranks::groups(settings, progress)?;
@@ -60,6 +61,7 @@ impl Executor {
         let options = LoadOptions {
             ops: &ops,
             ranks,
+            placement,
             format: source(&config.settings),
             kv_dtype: device::kv_dtype(&config.settings, dtype),
             max_positions: config.settings.max_model_len as usize,

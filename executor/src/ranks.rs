@@ -4,7 +4,7 @@ use crate::{ExecutorError, Progress};
 use collectives::{Call, CollectiveError, Group};
 use models::sharding::{Part, Ranks};
 use models::{Config, check_split};
-use protocol::{Device, Parallel, Phase, Rank, Settings};
+use protocol::{Device, ExpertPlacement, Parallel, Phase, Rank, Settings};
 use std::fmt;
 use std::path::Path;
 
@@ -57,6 +57,7 @@ pub fn check_world(
     parallel: Parallel,
     device: Device,
     model: &Config,
+    placement: Option<&ExpertPlacement>,
 ) -> Result<(), ExecutorError> {
     let Parallel { tp_size, dp_size, experts } = parallel;
     let refused = |error: WorldError| Err(error.into());
@@ -72,7 +73,7 @@ pub fn check_world(
     if parallel.lockstep() && device != Device::Cpu {
         return refused(WorldError::SpreadOverReplicas { device, dp_size });
     }
-    Ok(check_split(model, &ranks(parallel, Rank(0))?)?)
+    Ok(check_split(model, &ranks(parallel, Rank(0))?, placement)?)
 }
 
 /// The part of the model that a rank holds.

@@ -324,6 +324,21 @@ pub trait Kernels: Driver {
         Ok(false)
     }
 
+    /// Chosen experts `i32 [T, k]` become the places where a copy of each lies. Row `e` of `places` holds the number of
+    /// expert `e`'s places, then these; a token takes one of them by its `positions` i32 `[1, T]`.
+    ///
+    /// Errors: [`DeviceError::NoPlaces`] on devices that cannot.
+    fn place_experts(
+        &self,
+        s: &Stream,
+        experts: MatMut<'_>,
+        positions: Mat<'_>,
+        places: Mat<'_>,
+    ) -> Result<(), DeviceError> {
+        let _ = (s, experts, positions, places);
+        Err(DeviceError::NoPlaces { device: self.name() })
+    }
+
     /// `y = Σ weight · down(silu(gate x) · up x)` over a token's experts in ascending order, in f32. A GPU may round
     /// the output of each expert to bf16 where tokens are many.
     fn moe_mlp(

@@ -69,6 +69,12 @@ pub enum DeviceError {
         /// Device, in words.
         device: String,
     },
+    /// This device cannot send tokens to one of several copies of an expert.
+    #[error("{device} takes experts where they are numbered")]
+    NoPlaces {
+        /// Device, in words.
+        device: String,
+    },
     /// The ranks that have the other parts of the vocabulary are gone.
     #[error("the ranks that share the vocabulary are gone")]
     Peers,

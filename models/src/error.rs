@@ -54,6 +54,9 @@ pub enum LoadError {
         /// Tensors that no weight consumes.
         left_over: Vec<String>,
     },
+    /// Experts cannot lie where they should.
+    #[error(transparent)]
+    Placement(#[from] crate::PlacementError),
     /// A weight that does not split evenly.
     #[error("tensor `{tensor}`: {error}")]
     Split {

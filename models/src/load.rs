@@ -11,6 +11,7 @@ use crate::table::tensors;
 use crate::weights::{Source, check_split};
 use crate::{Config, LoadError, Model, Weights};
 use ops::{DType, Ops};
+use protocol::ExpertPlacement;
 use std::path::Path;
 
 /// Where weights come from.
@@ -31,6 +32,8 @@ pub struct LoadOptions<'a> {
     pub ops: &'a Ops,
     /// Which part of the model this is: what its forward passes find in their groups.
     pub ranks: Ranks,
+    /// Where experts lie; `None` = each once, in order.
+    pub placement: Option<&'a ExpertPlacement>,
     /// Where weights come from.
     pub format: LoadFormat,
     /// Type of the KV cache: the model's, or fp8.
@@ -61,13 +64,15 @@ pub fn load_model(
     config: &Config,
     options: LoadOptions<'_>,
 ) -> Result<Box<dyn Model>, LoadError> {
-    let LoadOptions { ops, ranks, format, kv_dtype, max_positions, threads, progress } = options;
-    check_split(config, &ranks)?;
+    let LoadOptions { ops, ranks, placement, format, kv_dtype, max_positions, threads, progress } =
+        options;
+    check_split(config, &ranks, placement)?;
     let source = match format {
         LoadFormat::Safetensors => Source::open(dir, config, &tensors(config))?,
         LoadFormat::Synth { seed } => Source::Synth { seed, threads },
     };
-    let w = Weights::new(config, source, ops, ranks, kv_dtype, max_positions, progress)?;
+    let spread = (ranks, placement);
+    let w = Weights::new(config, source, ops, spread, kv_dtype, max_positions, progress)?;
     let model: Box<dyn Model> = match config.architecture {
         Architecture::Llama => Box::new(Llama::load(config, &w)?),
         Architecture::Mistral => Box::new(Mistral::load(config, &w)?),

@@ -108,6 +108,25 @@ impl Ops {
         self.moe_mlp(x, &self.moe_route_softmax(logits, k, normalise)?, experts)
     }
 
+    /// Where the copies of each expert lie: `places [E, 1 + most]` row by row, their number first.
+    pub fn expert_places(&self, places: &[i32], cols: usize) -> Result<Tensor, OpError> {
+        let mut tensor = self.zeros(DType::I32, &[places.len() / cols.max(1), cols])?;
+        let bytes: Vec<u8> = places.iter().flat_map(|place| place.to_le_bytes()).collect();
+        self.device.upload(tensor.buffer_mut()?, 0, &bytes)?;
+        Ok(tensor)
+    }
+
+    /// Sends each token, by its position `[T]`, to one of the copies of its experts: `routing` names places then.
+    pub fn place_experts(
+        &self,
+        routing: &mut Routing,
+        positions: &Tensor,
+        places: &Tensor,
+    ) -> Result<(), OpError> {
+        let (s, experts) = (&self.stream, routing.experts.mat_mut()?);
+        Ok(self.device.place_experts(s, experts, positions.mat()?, places.mat()?)?)
+    }
+
     /// Adds to `tokens [E]` how often each expert was chosen; waits for the device.
     pub fn count_experts(&self, routing: &Routing, tokens: &mut [u32]) -> Result<(), OpError> {
         let chosen = &routing.experts;

@@ -31,6 +31,8 @@ pub use kv_spec::{KvGroup, KvKind, KvSpec};
 pub use node::{FromNode, Handshake, HostSettings, LinkOffer, Member, Nonce, Proof, ToNode};
 pub use output::{ExpertTokens, RowError, RowOutput, StepOutput, StepTiming, TokenLogprobs};
 pub use sampling::Sampling;
-pub use settings::{Capture, Device, DeviceLibraries, Dtype, KvDtype, KvSize, Parallel, Settings};
+pub use settings::{
+    Capture, Device, DeviceLibraries, Dtype, ExpertPlacement, KvDtype, KvSize, Parallel, Settings,
+};
 pub use thin_vec::ThinVec;
 pub use tokens::{Tokens, TokensIter};

@@ -55,6 +55,8 @@ pub struct Settings {
     pub parallel: Parallel,
     /// Ranks of the world on this one's machine, itself among them: they share its cores and its memory.
     pub host_ranks: u16,
+    /// Where experts lie; `None` = each once, in order.
+    pub placement: Option<ExpertPlacement>,
     /// Shared memory in which the ranks of this one's groups meet on a CPU: a file that every rank maps; `None` = alone.
     pub meeting: Option<PathBuf>,
 }
@@ -110,6 +112,13 @@ impl Default for Capture {
     fn default() -> Self {
         Self::Usual { rows_max: None }
     }
+}
+
+/// The expert of each place of each layer. Of the `P` places of a layer, rank `r` of `n` has those from `r · P / n` on.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ExpertPlacement {
+    /// By layer and place; what stands for a dense layer means nothing.
+    pub layers: Vec<Vec<u16>>,
 }
 
 /// What an executor computes on.

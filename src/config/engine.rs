@@ -123,6 +123,10 @@ pub struct ParallelArgs {
     /// The same, with the number of executors, which must be that of all ranks
     #[arg(long, value_name = "SIZE")]
     pub ep_size: Option<u32>,
+    /// File of the expert at each place of each layer, hot ones at several: {"physical_to_logical_map": [[..], ..]}, places in
+    /// equal runs by rank; "trivial" = each once, in order
+    #[arg(long, alias = "init-expert-location", value_name = "FILE")]
+    pub expert_placement: Option<PathBuf>,
     /// Make each executor a replica, so that only experts are shared: --tensor-parallel-size counts as
     /// --data-parallel-size
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
@@ -372,6 +376,18 @@ impl ParallelArgs {
                 ));
             }
             (self.tensor_parallel_size, self.data_parallel_size) = (1, world as u16);
+        }
+        self.settle_placement(world)
+    }
+
+    fn settle_placement(&mut self, world: u32) -> Result<(), ConfigError> {
+        // SGLang's word for experts in their own order.
+        self.expert_placement.take_if(|file| file.as_os_str() == "trivial");
+        if self.expert_placement.is_some() && !(self.enable_expert_parallel && world > 1) {
+            return refused(
+                "--expert-placement: experts lie whole on one of several executors only with \
+                 --enable-expert-parallel and a size above 1",
+            );
         }
         Ok(())
     }

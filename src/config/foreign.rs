@@ -101,7 +101,7 @@ pub(super) const REFUSED: &[Refused] = &[
          enable-scale-out",
     ),
     refused(
-        "experts stay where they are loaded",
+        "experts stay where they are loaded; --expert-placement says where that is",
         "enable-eplb eplb-config expert-placement-strategy",
     ),
     refused(

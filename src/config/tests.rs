@@ -163,6 +163,11 @@ fn what_cannot_be_honoured_is_refused_with_the_reason() {
         ("M -tp 16 -dp 17", "272 executors, one machine runs at most 256"),
         ("M -tp 2 --enable-dp-attention", "--enable-dp-attention with 2 ranks"),
         ("M -tp 2 -dp 2 --ep --enable-dp-attention", "say --data-parallel-size alone"),
+        ("M -tp 2 --expert-placement f", "only with --enable-expert-parallel and a size above 1"),
+        (
+            "M --ep --init-expert-location f",
+            "--expert-placement: experts lie whole on one of several",
+        ),
         ("M -tp 2 --ep-size 3", "must equal the number of ranks, 2"),
         ("M -dpl 2", "--data-parallel-size-local is not supported: replicas are spread evenly"),
         ("M -q fp8", "--quantization is not supported"),

@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail};
 use axum::http::StatusCode;
 use executor::{ExecutorConfig, GPU_LOGPROBS_MAX, KvSize};
 use models::config::{CheckpointDType, GenerationConfig};
-use protocol::{Capture, Device, Epoch, Parallel, Rank, Settings};
+use protocol::{Capture, Device, Epoch, ExpertPlacement, Parallel, Rank, Settings};
 use scheduler::{Limits, Routing};
 use std::fs;
 use std::time::Duration;
@@ -246,14 +246,39 @@ pub fn check_world(args: &ServeArgs, model: &models::Config) -> Result<()> {
             args.engine.device
         );
     }
-    executor::check_world(parallel, device(args.engine.device), model).with_context(|| {
-        format!("--tensor-parallel-size {tp_size}, --data-parallel-size {dp_size}")
+    let placed = placement(args)?;
+    let checked =
+        executor::check_world(parallel, device(args.engine.device), model, placed.as_ref());
+    checked.with_context(|| {
+        let file = args.parallel.expert_placement.as_ref();
+        let placed =
+            file.map_or(String::new(), |file| format!(", --expert-placement {}", file.display()));
+        format!("--tensor-parallel-size {tp_size}, --data-parallel-size {dp_size}{placed}")
     })
 }
 
 /// Executors of each node.
 fn host_ranks(args: &ServeArgs) -> u16 {
     parallel(args).world_size() / args.nodes.cluster().map_or(1, |cluster| cluster.nodes)
+}
+
+/// The file of `--expert-placement`, in the words of SGLang's `--init-expert-location`.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PlacementFile {
+    physical_to_logical_map: Vec<Vec<u16>>,
+}
+
+/// Where experts lie, if a file says so.
+///
+/// Errors: it cannot be read.
+fn placement(args: &ServeArgs) -> Result<Option<ExpertPlacement>> {
+    let Some(file) = &args.parallel.expert_placement else { return Ok(None) };
+    let named = || format!("--expert-placement {}", file.display());
+    let text = fs::read_to_string(file).with_context(named)?;
+    let PlacementFile { physical_to_logical_map } =
+        serde_json::from_str(&text).with_context(named)?;
+    Ok(Some(ExpertPlacement { layers: physical_to_logical_map }))
 }
 
 /// Threads of each CPU rank, and of what a GPU rank prepares: ranks of one machine share its cores.
@@ -329,6 +354,7 @@ pub fn executor(
         rank: Rank(0),
         parallel: parallel(args),
         host_ranks: host_ranks(args),
+        placement: placement(args)?,
         meeting: None,
     };
     Ok(ExecutorConfig { settings, model: files.config.clone(), manifest: files.manifest })

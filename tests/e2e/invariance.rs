@@ -169,6 +169,7 @@ fn executor(world: World) -> Executor {
             rank: Rank(0),
             parallel: Parallel::default(),
             host_ranks: 1,
+            placement: None,
             meeting: None,
         },
     };

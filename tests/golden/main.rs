@@ -253,7 +253,7 @@ fn ranks_that_share_it_do_all_of_that(name: &str) {
         if sharing != Sharing::Parts && config.moe.is_none() {
             continue;
         }
-        let split = check_split(&config, &Place::ranks(0, size, sharing));
+        let split = check_split(&config, &Place::ranks(0, size, sharing), None);
         let refused = REFUSED.contains(&(name, size, sharing));
         assert_eq!(split.is_err(), refused, "{name}, {size} ranks, {sharing:?}: {split:?}");
         if refused {

@@ -169,6 +169,7 @@ impl<'a> Replay<'a> {
         let options = LoadOptions {
             ops: &ops,
             ranks: place.ranks,
+            placement: None,
             format,
             kv_dtype,
             max_positions: POSITIONS,

@@ -350,6 +350,7 @@ fn real_device(setup: &Setup, folder: &Path) -> ExecutorConfig {
             rank: Rank(0),
             parallel: Parallel::default(),
             host_ranks: 1,
+            placement: None,
             meeting: None,
         },
     }

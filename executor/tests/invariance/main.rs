@@ -9,7 +9,7 @@ mod ranks;
 mod replicas;
 
 use executor::{Dtype, Executor, ExecutorConfig, ExecutorError, KvSize, Meeting};
-use player::{BLOCK, Job, Player, VOCAB, config, experts, shared};
+use player::{BLOCK, Job, Player, VOCAB, config, experts, placed, shared};
 use protocol::{
     Batch, Bucket, Device, Epoch, Parallel, Rank, RowError, Sampling, StepId, Token, TokenLogprobs,
 };
@@ -21,7 +21,7 @@ const DTYPES: [Dtype; 2] = [Dtype::Float32, Dtype::Bfloat16];
 const LOGPROB_TOLERANCE: f32 = 2e-4;
 
 /// Whom the same must hold for: an executor alone; two ranks with a KV head each; four that hold the two KV heads
-/// twice; experts in parts, and spread.
+/// twice; experts in parts, spread, and placed.
 fn worlds() -> Vec<ExecutorConfig> {
     use Dtype::{Bfloat16, Float32};
     vec![
@@ -31,6 +31,7 @@ fn worlds() -> Vec<ExecutorConfig> {
         shared(config(Bfloat16, 1), 4, false),
         shared(experts(Bfloat16), 2, false),
         shared(experts(Float32), 2, true),
+        placed(shared(experts(Bfloat16), 2, true)),
     ]
 }
 
@@ -241,6 +242,12 @@ fn worlds_that_cannot_be_are_refused_with_the_numbers() {
     spread.settings.device = Device::Cuda;
     let text = refused(spread);
     assert!(text.contains("experts spread over 2 replicas on Cuda are not supported"), "{text}");
+    let mut wrong = placed(shared(experts(Dtype::Float32), 2, true));
+    wrong.settings.placement.as_mut().unwrap().layers[2][4] = 6;
+    let text = refused(wrong);
+    assert!(text.contains("layer 2: expert 4 has no place"), "{text}");
+    let text = refused(placed(experts(Dtype::Float32)));
+    assert!(text.contains("a placement of experts needs several ranks"), "{text}");
     let mut gpu = config(Dtype::Float32, 1);
     gpu.settings.parallel = parallel(2, 1, false);
     gpu.settings.device = Device::Cuda;

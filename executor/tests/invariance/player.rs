@@ -3,8 +3,8 @@
 use executor::{Dtype, Executor, ExecutorConfig, ExecutorError, KvSize, Masks, Meeting};
 use models::Config;
 use protocol::{
-    Batch, BlockId, Bucket, Epoch, Input, MaskRow, Parallel, Rank, RequestId, Row, RowError,
-    Sampling, Seat, SeatInit, Settings, StepId, StepOutput, TableUpdate, ThinVec, Token,
+    Batch, BlockId, Bucket, Epoch, ExpertPlacement, Input, MaskRow, Parallel, Rank, RequestId, Row,
+    RowError, Sampling, Seat, SeatInit, Settings, StepId, StepOutput, TableUpdate, ThinVec, Token,
     TokenLogprobs,
 };
 use std::path::{Path, PathBuf};
@@ -52,6 +52,17 @@ pub(crate) fn shared(mut config: ExecutorConfig, tp_size: u16, experts: bool) ->
     config
 }
 
+/// Its experts out of order, some of them on both ranks.
+pub(crate) fn placed(mut config: ExecutorConfig) -> ExecutorConfig {
+    let layers = vec![
+        Vec::new(), // Dense.
+        vec![3, 0, 1, 7, 2, 5, 4, 6, 3, 0, 1, 7],
+        vec![6, 0, 1, 7, 4, 5, 3, 2],
+    ];
+    config.settings.placement = Some(ExpertPlacement { layers });
+    config
+}
+
 fn settings(dtype: Dtype, threads: u32) -> Settings {
     Settings {
         dir: PathBuf::new(),
@@ -78,6 +89,7 @@ fn settings(dtype: Dtype, threads: u32) -> Settings {
         rank: Rank(0),
         parallel: Parallel::default(),
         host_ranks: 1,
+        placement: None,
         meeting: None,
     }
 }

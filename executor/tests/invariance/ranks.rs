@@ -1,13 +1,13 @@
 //! Ranks that share a vocabulary choose what one rank chooses, and tell each other little for it.
 
-use crate::player::{Job, Player, config, experts, shared};
+use crate::player::{Job, Player, config, experts, placed, shared};
 use crate::{LOGPROB_TOLERANCE, PROMPT};
 use collectives::Operation;
-use executor::{Dtype, ExecutorConfig};
+use executor::{Dtype, Executor, ExecutorConfig, Meeting};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
-use protocol::{ExpertTokens, Sampling, Token, TokenLogprobs};
+use protocol::{ExpertTokens, Phase, Rank, Sampling, Token, TokenLogprobs};
 
 /// Enough for rules to cut somewhere in the middle.
 const VOCAB: usize = 4000;
@@ -131,6 +131,54 @@ fn a_step_tells_what_its_rules_need() {
 }
 
 #[test]
+fn where_experts_lie_changes_no_token() {
+    let play = |config| {
+        let mut player = Player::with(config);
+        let mut job = Job::new(3, PROMPT, Sampling { logprobs: Some(3), ..Sampling::greedy() });
+        player.finish(&mut job, 16, PROMPT + 20);
+        job.output()
+    };
+    let one = play(experts(Dtype::Float32));
+    let spread = play(shared(experts(Dtype::Float32), 2, true));
+    let ranks = play(placed(shared(experts(Dtype::Float32), 2, true)));
+    for found in [&spread, &ranks] {
+        assert_eq!(found.0, one.0);
+        assert_close(&found.1, &one.1, "experts in places");
+    }
+    assert_eq!(
+        ranks.1, spread.1,
+        "a token has two experts: their sum is the same either way round"
+    );
+}
+
+/// Bytes of weights that a rank of this world reads.
+fn weight_bytes(mut config: ExecutorConfig, rank: u16) -> u64 {
+    let meeting = Meeting::new(config.settings.parallel).unwrap();
+    config.settings.meeting = Some(meeting.path().to_owned());
+    config.settings.rank = Rank(rank);
+    let mut bytes = 0;
+    let progress = &mut |progress: executor::Progress| {
+        if progress.phase == Phase::Load {
+            bytes = progress.total;
+        }
+    };
+    Executor::load(config, progress).unwrap();
+    bytes
+}
+
+#[test]
+fn each_rank_holds_the_experts_that_were_placed_there() {
+    let spread = shared(experts(Dtype::Float32), 2, true);
+    let moe = spread.model.moe.as_ref().unwrap();
+    let expert = (3 * spread.model.hidden * moe.intermediate * size_of::<u16>()) as u64; // Synthetic ones are bf16.
+    for rank in [0, 1] {
+        let (usual, placed) =
+            (weight_bytes(spread.clone(), rank), weight_bytes(placed(spread.clone()), rank));
+        assert_eq!(placed, usual + 2 * expert, "rank {rank}: 6 of layer 1 instead of 4");
+    }
+}
+
+#[test]
 fn experts_are_counted_once_however_many_ranks_hold_them() {
     let counted = |ranks: u16, spread: bool| {
         let config = experts(Dtype::Float32);
@@ -153,6 +201,7 @@ fn experts_are_counted_once_however_many_ranks_hold_them() {
     assert!(order.is_sorted() && prompt.iter().all(|c| c.layer > 0 && c.expert < 8));
     assert!(decode.iter().all(|c| c.tokens == 1), "a token goes to different experts: {decode:?}");
     for (ranks, spread) in [(2, false), (2, true), (4, true)] {
+        // By their own numbers, wherever they lie.
         assert_eq!(counted(ranks, spread), (prompt.clone(), decode.clone()), "{ranks} ranks");
     }
 }

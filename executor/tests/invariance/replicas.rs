@@ -1,6 +1,6 @@
 //! Replicas that share experts: each computes requests of its own, and finds what a model alone finds.
 
-use crate::player::{Job, Pact, Player, experts};
+use crate::player::{Job, Pact, Player, experts, placed};
 use crate::{close, rules};
 use executor::{Dtype, ExecutorConfig};
 use protocol::{Parallel, Token, TokenLogprobs};
@@ -66,8 +66,10 @@ fn together(config: &ExecutorConfig) -> Vec<Vec<Output>> {
 #[test]
 fn replicas_that_share_experts_find_the_tokens_of_one() {
     let alone = |replica| play(&mut Player::with(experts(Dtype::Float32)), replica);
-    for (tp_size, dp_size) in [(1, 2), (2, 2), (1, 4)] {
-        let found = together(&model(Dtype::Float32, tp_size, dp_size));
+    let of = |tp_size, dp_size| model(Dtype::Float32, tp_size, dp_size);
+    for config in [of(1, 2), of(2, 2), of(1, 4), placed(of(1, 2)), placed(of(2, 2))] {
+        let dp_size = config.settings.parallel.dp_size;
+        let found = together(&config);
         for (replica, found) in (0..dp_size).zip(&found) {
             for ((tokens, logprobs), (own, own_logprobs)) in alone(replica).iter().zip(found) {
                 assert_eq!(tokens, own, "replica {replica} of {dp_size}");

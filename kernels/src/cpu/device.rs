@@ -272,6 +272,16 @@ impl Kernels for CpuDevice {
         self.route_softmax(experts, weights, logits, normalise)
     }
 
+    fn place_experts(
+        &self,
+        _: &Stream,
+        experts: MatMut<'_>,
+        positions: Mat<'_>,
+        places: Mat<'_>,
+    ) -> Result<(), DeviceError> {
+        Self::place_chosen(experts, positions, places)
+    }
+
     fn moe_mlp(
         &self,
         _: &Stream,

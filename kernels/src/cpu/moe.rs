@@ -47,6 +47,35 @@ impl CpuDevice {
         Ok(())
     }
 
+    /// The copy at index `position mod copies` of each chosen expert.
+    pub(super) fn place_chosen(
+        mut experts: MatMut<'_>,
+        positions: Mat<'_>,
+        places: Mat<'_>,
+    ) -> Result<(), DeviceError> {
+        const KERNEL: &str = "place_experts";
+        check_dtype(KERNEL, "experts", experts.dtype(), DType::I32)?;
+        check_dtype(KERNEL, "positions", positions.dtype(), DType::I32)?;
+        check_dtype(KERNEL, "places", places.dtype(), DType::I32)?;
+        check_size(KERNEL, "positions", positions.cols(), experts.rows())?;
+        for (t, &position) in positions.row::<i32>(0).iter().enumerate() {
+            for expert in experts.row_mut::<i32>(t) {
+                let (index, limit) = (i64::from(*expert), places.rows());
+                if !(0..limit as i64).contains(&index) {
+                    return Err(DeviceError::Index {
+                        kernel: KERNEL,
+                        what: "expert",
+                        index,
+                        limit,
+                    });
+                }
+                let row = places.row::<i32>(index as usize);
+                *expert = row[1 + position.max(0) as usize % row[0].max(1) as usize];
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn expert_mlp(
         &self,
         mut y: MatMut<'_>,

@@ -153,6 +153,30 @@ fn routing_takes_the_lower_index_among_equals() {
     }
 }
 
+#[test]
+fn tokens_take_a_copy_of_their_expert_by_their_position() {
+    // Three places of expert 0, one of expert 1, two of expert 2.
+    let places = [3, 0, 4, 5, 1, 2, -1, -1, 2, 1, 3, -1];
+    let positions = [0, 1, 2, 3, 7];
+    for device in devices(2) {
+        let mut experts = [0, 2, 0, 2, 0, 1, 2, 0, 0, 2];
+        let (places, at) = (Mat::of(&places, 3, 4).unwrap(), Mat::of(&positions, 1, 5).unwrap());
+        let chosen = MatMut::of(&mut experts, 5, 2).unwrap();
+        device.place_experts(&S, chosen, at, places).unwrap();
+        assert_eq!(experts, [0, 1, 4, 3, 5, 2, 3, 0, 4, 3]);
+        for unknown in [3, -1] {
+            let mut experts = [0, unknown];
+            let chosen = MatMut::of(&mut experts, 1, 2).unwrap();
+            let at = Mat::of(&positions[..1], 1, 1).unwrap();
+            let error = device.place_experts(&S, chosen, at, places).unwrap_err().to_string();
+            assert!(
+                error.contains("place_experts") && error.contains(&unknown.to_string()),
+                "{error}"
+            );
+        }
+    }
+}
+
 /// Experts against the formula, and a token's result against the same token alone.
 fn experts<T: Real>() {
     let (tokens, hidden, inner, count, k) = (9usize, 34usize, 22usize, 5usize, 2usize);

@@ -16,6 +16,8 @@ pub(crate) struct MoeMlp {
     top_k: usize,
     normalise: bool,
     layer: usize,
+    /// Where copies of experts lie, if an operator has placed them.
+    places: Option<Tensor>,
 }
 
 impl MoeMlp {
@@ -26,7 +28,8 @@ impl MoeMlp {
     ) -> Result<Self, LoadError> {
         Ok(Self {
             router: w.linear(&["gate"], false)?,
-            experts: w.at("experts").experts(config.experts)?,
+            experts: w.at("experts").experts(layer, config.experts)?,
+            places: w.expert_places(layer, config.experts)?,
             top_k: config.top_k,
             normalise: config.normalise,
             layer,
@@ -41,12 +44,15 @@ impl MoeMlp {
     ) -> Result<(), ForwardError> {
         let h = x.normed(f, norm)?; // [T, H]
         let logits = f.ops.linear_f32(&h, &self.router)?; // [T, E]
-        let watched = f.probe.is_some() || f.load.is_some();
+        let watched = f.probe.is_some() || f.load.is_some() || self.places.is_some();
         let mut y = if !watched && f.dp.size() == 1 {
             f.ops.moe(&h, &logits, (self.top_k, self.normalise), &self.experts)?
         } else {
-            let routing = f.ops.moe_route_softmax(&logits, self.top_k, self.normalise)?;
+            let mut routing = f.ops.moe_route_softmax(&logits, self.top_k, self.normalise)?;
             self.show(f, &routing)?;
+            if let Some(places) = &self.places {
+                f.ops.place_experts(&mut routing, &f.batch.positions, places)?;
+            }
             match f.dp.size() {
                 1 => f.ops.moe_mlp(&h, &routing, &self.experts)?,
                 _ => self.of_all(f, &h, &routing)?,

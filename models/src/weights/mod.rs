@@ -14,10 +14,12 @@ mod tests;
 pub(crate) use checkpoint::weight_files;
 pub(crate) use source::Source;
 
+use crate::placement::{Places, check_placement};
 use crate::sharding::{Indivisible, Part, Ranks, Slice};
 use crate::table::{TensorSpec, tensors};
 use crate::{Config, LoadError};
 use ops::{DType, HostMat, OpError, Ops, PackedExperts, PackedLinear, Tensor};
+use protocol::ExpertPlacement;
 use source::HostPart;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -40,6 +42,7 @@ struct Store<'a> {
     source: Source,
     ops: &'a Ops,
     ranks: Ranks,
+    placement: Option<&'a ExpertPlacement>,
     kv_dtype: DType,
     positions: usize,
     left: RefCell<BTreeMap<String, TensorSpec>>,
@@ -69,7 +72,7 @@ impl<'a> Weights<'a> {
         config: &'a Config,
         source: Source,
         ops: &'a Ops,
-        ranks: Ranks,
+        (ranks, placement): (Ranks, Option<&'a ExpertPlacement>),
         kv_dtype: DType,
         positions: usize,
         progress: Progress<'a>,
@@ -78,7 +81,7 @@ impl<'a> Weights<'a> {
         let mut bytes_total = 0;
         for spec in tensors(config) {
             let slice = split(&spec, config, &ranks)?;
-            if !is_foreign(&spec, config, &ranks) {
+            if !is_foreign(&spec, config, &ranks, placement) {
                 bytes_total += source.bytes(&spec, &slice);
             }
             left.insert(spec.name.clone(), spec);
@@ -90,6 +93,7 @@ impl<'a> Weights<'a> {
             source,
             ops,
             ranks,
+            placement,
             kv_dtype,
             positions,
             left,
@@ -173,20 +177,20 @@ impl<'a> Weights<'a> {
         with_padding(&part, |rows| ops.pack_linear(rows, None)).map_err(|e| self.device(name, e))
     }
 
-    /// This rank's experts: `{e}.{gate,up}_proj` stacked, and `{e}.down_proj`.
-    pub fn experts(&self, count: usize) -> Result<PackedExperts, LoadError> {
-        let range = self.store.ranks.experts(count).map_err(|e| self.split("*", e))?;
-        let mut parts = Vec::with_capacity(range.len());
-        for e in 0..count {
-            let names = ["gate_proj", "up_proj", "down_proj"].map(|p| format!("{e}.{p}.weight"));
-            if range.contains(&e) {
-                let [gate, up, down] = &names;
-                parts.push([self.part(gate)?, self.part(up)?, self.part(down)?]);
-            } else {
-                for name in &names {
-                    self.skip(name);
-                }
+    /// This rank's experts of layer `layer`: `{e}.{gate,up}_proj` stacked, and `{e}.down_proj`.
+    pub fn experts(&self, layer: usize, count: usize) -> Result<PackedExperts, LoadError> {
+        let Store { ranks, placement, .. } = &*self.store;
+        let own = own_experts(ranks, *placement, layer, count).map_err(|e| self.split("*", e))?;
+        let names =
+            |e: usize| ["gate_proj", "up_proj", "down_proj"].map(|p| format!("{e}.{p}.weight"));
+        for e in (0..count).filter(|e| !own.experts.contains(e)) {
+            for name in names(e) {
+                self.skip(&name);
             }
+        }
+        let mut parts = Vec::with_capacity(own.experts.len());
+        for [gate, up, down] in own.experts.iter().map(|&e| names(e)) {
+            parts.push([self.part(gate)?, self.part(up)?, self.part(down)?]);
         }
         let pack = || -> Result<_, OpError> {
             let mut gate_up = Vec::with_capacity(parts.len());
@@ -195,7 +199,7 @@ impl<'a> Weights<'a> {
                 gate_up.push(vec![gate.matrix()?, up.matrix()?]);
                 downs.push(vec![down.matrix()?]);
             }
-            self.store.ops.pack_experts(range.start, &gate_up, &downs)
+            self.store.ops.pack_experts(own.first, &gate_up, &downs)
         };
         let packed = pack().map_err(|e| self.device("*", e))?;
         let fp8 = parts.iter().flatten().any(HostPart::is_fp8);
@@ -204,6 +208,14 @@ impl<'a> Weights<'a> {
             tracing::info!(layer, ?dtype, "fp8 experts are kept dequantised on this device");
         }
         Ok(packed)
+    }
+
+    /// Where the copies of each of `count` experts of a layer lie, if experts are placed.
+    pub fn expert_places(&self, layer: usize, count: usize) -> Result<Option<Tensor>, LoadError> {
+        let Some(placement) = self.store.placement else { return Ok(None) };
+        let (places, cols) = Places::of(placement, layer).table(count);
+        let places = self.store.ops.expert_places(&places, cols);
+        places.map(Some).map_err(|e| self.device("places", e))
     }
 
     /// The factor stored under the first of `names` that exists.
@@ -271,10 +283,16 @@ impl fmt::Debug for Weights<'_> {
 /// Checks that every weight of a model can be split over `ranks`, so far as its configuration tells.
 ///
 /// Errors: the first weight that cannot, with the number of ranks nearest to that asked for over which all can.
-pub fn check_split(config: &Config, ranks: &Ranks) -> Result<(), LoadError> {
+pub fn check_split(
+    config: &Config,
+    ranks: &Ranks,
+    placement: Option<&ExpertPlacement>,
+) -> Result<(), LoadError> {
     let specs = tensors(config);
     let refused = |ranks: &Ranks| specs.iter().find_map(|spec| split(spec, config, ranks).err());
-    if let Some(moe) = &config.moe {
+    if let Some(placement) = placement {
+        check_placement(placement, config, ranks.ep.size)?;
+    } else if let Some(moe) = &config.moe {
         let split = |error| LoadError::Split { tensor: "mlp.experts.*".to_owned(), error };
         ranks.experts(moe.experts).map_err(split)?;
     }
@@ -289,13 +307,43 @@ pub fn check_split(config: &Config, ranks: &Ranks) -> Result<(), LoadError> {
 }
 
 /// Whether it belongs to an expert that another rank holds.
-fn is_foreign(spec: &TensorSpec, config: &Config, ranks: &Ranks) -> bool {
-    let Some((moe, (_, name))) = config.moe.as_ref().zip(spec.name.split_once(".experts.")) else {
+fn is_foreign(
+    spec: &TensorSpec,
+    config: &Config,
+    ranks: &Ranks,
+    placement: Option<&ExpertPlacement>,
+) -> bool {
+    let Some((moe, (layer, name))) = config.moe.as_ref().zip(spec.name.split_once(".experts."))
+    else {
         return false;
     };
     let expert = name.split_once('.').and_then(|(expert, _)| expert.parse().ok());
-    let own = ranks.experts(moe.experts);
-    own.is_ok_and(|own| expert.is_some_and(|expert: usize| !own.contains(&expert)))
+    let layer = layer.split('.').find_map(|part| part.parse().ok());
+    let Some((expert, layer)) = expert.zip(layer) else { return false };
+    let own = own_experts(ranks, placement, layer, moe.experts);
+    own.is_ok_and(|own| !own.experts.contains(&expert))
+}
+
+/// The experts of a layer on this rank, in the order of their places.
+struct OwnExperts {
+    /// The first place.
+    first: usize,
+    experts: Vec<usize>,
+}
+
+fn own_experts(
+    ranks: &Ranks,
+    placement: Option<&ExpertPlacement>,
+    layer: usize,
+    count: usize,
+) -> Result<OwnExperts, Indivisible> {
+    let Some(placement) = placement else {
+        let own = ranks.experts(count)?;
+        return Ok(OwnExperts { first: own.start, experts: own.collect() });
+    };
+    let places = Places::of(placement, layer);
+    let own = places.of_rank(ranks.ep);
+    Ok(OwnExperts { first: own.start, experts: places.experts(own) })
 }
 
 fn split(spec: &TensorSpec, config: &Config, ranks: &Ranks) -> Result<Slice, LoadError> {

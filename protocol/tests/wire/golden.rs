@@ -4,10 +4,11 @@ use expect_test::{Expect, expect};
 use protocol::codec::Message;
 use protocol::frame::{HEADER_BYTES, encode};
 use protocol::{
-    Batch, BlockId, Bucket, Epoch, ExpertTokens, FromExecutor, FromNode, Handshake, Hello,
-    HostSettings, Input, KvGroup, KvKind, KvSpec, LinkOffer, Mask, MaskRow, Member, Memory, Pace,
-    Parallel, Phase, Profiled, Rank, Replica, RequestId, Row, RowError, RowOutput, Sampling, Seat,
-    SeatInit, StepId, StepOutput, StepTiming, TableUpdate, ToExecutor, ToNode, TokenLogprobs,
+    Batch, BlockId, Bucket, Capture, Device, Dtype, Epoch, ExpertPlacement, ExpertTokens,
+    FromExecutor, FromNode, Handshake, Hello, HostSettings, Input, KvDtype, KvGroup, KvKind,
+    KvSize, KvSpec, LinkOffer, Mask, MaskRow, Member, Memory, Pace, Parallel, Phase, Profiled,
+    Rank, Replica, RequestId, Row, RowError, RowOutput, Sampling, Seat, SeatInit, Settings, StepId,
+    StepOutput, StepTiming, TableUpdate, ToExecutor, ToNode, TokenLogprobs,
 };
 
 /// The header in one line, then the body, 32 bytes a line.
@@ -63,7 +64,7 @@ fn a_batch() {
     check(
         &ToExecutor::Batch(batch),
         &expect![[r#"
-            4844524e0600030002000000000000009c0000006008cee8
+            4844524e0700030002000000000000009c000000ad00882d
             95070281a54561676572910200929ccd012c0104100100c3c281a6546f6b656e
             73c4045b50020091930001c4080900000070110100c0949eca0000000000ca3f
             800000ca00000000ca3f800000ca00000000ca000000000090c4080500000000
@@ -84,7 +85,7 @@ fn masks() {
     check(
         &ToExecutor::Mask(mask),
         &expect![[r#"
-            4844524e060006000200000000000000150000007a4a2371
+            4844524e07000600020000000000000015000000d83b468e
             9207929300c4080100008002000000c29303c400c3"#]],
     );
 }
@@ -94,16 +95,16 @@ fn short_orders() {
     check(
         &ToExecutor::SizeKv { blocks: 65_536 },
         &expect![[r#"
-            4844524e0600020002000000000000000600000031dc2616
+            4844524e070002000200000000000000060000008532334a
             91ce00010000"#]],
     );
     check(
         &ToExecutor::Profile { on: true },
         &expect![[r#"
-            4844524e060005000200000000000000020000009efd09fa
+            4844524e07000500020000000000000002000000b5ff60f5
             91c3"#]],
     );
-    check(&ToExecutor::Shutdown, &expect!["4844524e060004000200000000000000000000009e257e62"]);
+    check(&ToExecutor::Shutdown, &expect!["4844524e0700040002000000000000000000000060287290"]);
 }
 
 #[test]
@@ -123,7 +124,7 @@ fn a_step_output() {
     check(
         &FromExecutor::StepOutput(output),
         &expect![[r#"
-            4844524e0600150002000000000000004e000000362e2d62
+            4844524e0700150002000000000000004e000000ad1599af
             9507029295c4040300000000c0919403cabf00000001c41003000000000000bf
             040000000000c0bf9095c40000a9416c6c4d61736b656490909401ce000f4240
             cd01f4c3c4080200010003000000"#]],
@@ -143,14 +144,14 @@ fn the_start() {
     check(
         &FromExecutor::Hello(hello),
         &expect![[r#"
-            4844524e060011000200000000000000170000004588b1ca
+            4844524e070011000200000000000000170000003b894fea
             96010002a3637075a5302e312e30cfffffffffffffffff"#]],
     );
     let progress = FromExecutor::Progress { phase: Phase::Load, done: 1, total: 1 << 33 };
     check(
         &progress,
         &expect![[r#"
-            4844524e0600120002000000000000001000000098e5908f
+            4844524e07001200020000000000000010000000533536b2
             93a44c6f616401cf0000000200000000"#]],
     );
     let group = KvGroup { layers: vec![0, 1], kind: KvKind::Full, bytes_per_block: 8_192 };
@@ -159,31 +160,71 @@ fn the_start() {
     check(
         &FromExecutor::Memory(memory),
         &expect![[r#"
-            4844524e060013000200000000000000180000000867eea0
+            4844524e0700130002000000000000001800000023722e7d
             9392109193920001a446756c6ccd2000cd01f492cd012c0c"#]],
     );
     let fault = FromExecutor::Fault { step: Some(StepId(7)), text: "gone".to_owned() };
     check(
         &fault,
         &expect![[r#"
-            4844524e06001600020000000000000007000000cf1d5aa1
+            4844524e07001600020000000000000007000000f7ed89d4
             9207a4676f6e65"#]],
     );
     let profiled = Profiled::Started("/t/rank0-1.json".to_owned());
     check(
         &FromExecutor::Profiled(profiled),
         &expect![[r#"
-            4844524e06001800020000000000000019000000a1dda531
+            4844524e0700180002000000000000001900000051384c88
             81a753746172746564af2f742f72616e6b302d312e6a736f6e"#]],
     );
     let done = FromExecutor::StepDone { step: StepId(7), ns: 1_000_000 };
     check(
         &done,
         &expect![[r#"
-            4844524e06001900020000000000000007000000dbdb7989
+            4844524e07001900020000000000000007000000e32baafc
             9207ce000f4240"#]],
     );
-    check(&FromExecutor::Beat, &expect!["4844524e0600170002000000000000000000000001235fcc"]);
+    check(&FromExecutor::Beat, &expect!["4844524e07001700020000000000000000000000ff2e533e"]);
+}
+
+#[test]
+fn the_settings() {
+    let settings = Settings {
+        dir: "/m".into(),
+        overrides: None,
+        synth_seed: Some(1),
+        device: Device::Cpu,
+        gpus: Vec::new(),
+        libraries: None,
+        kernel_cache: None,
+        dtype: Dtype::Float32,
+        kv_dtype: KvDtype::Auto,
+        threads: Some(2),
+        block_tokens: 16,
+        max_model_len: 256,
+        kv_tokens_min: 256,
+        max_num_seqs: 4,
+        tokens_per_step: 64,
+        kv: KvSize::Blocks(64),
+        memory_utilization: 0.9,
+        capture: Capture::Nothing,
+        logprobs_max: 20,
+        profile: None,
+        epoch: Epoch(2),
+        rank: Rank(1),
+        parallel: Parallel { tp_size: 2, dp_size: 1, experts: true },
+        host_ranks: 2,
+        placement: Some(ExpertPlacement { layers: vec![vec![], vec![300, 0]] }),
+        meeting: Some("/x".into()),
+    };
+    check(
+        &settings,
+        &expect![[r#"
+        4844524e0700010002000000000000005400000046b029ca
+        dc001aa22f6dc001a343707590c0c0a7466c6f61743332a44175746f0210cd01
+        00cd0100044081a6426c6f636b7340cb3feccccccccccccda74e6f7468696e67
+        14c00201930201c30291929092cd012c00a22f78"#]],
+    );
 }
 
 #[test]
@@ -192,14 +233,14 @@ fn the_nodes() {
     check(
         &Handshake::Challenge { nonce },
         &expect![[r#"
-            4844524e06002100020000000000000024000000d3e67ad2
+            4844524e0700210002000000000000002400000079121476
             91dc002001010101010101010101010101010101010101010101010101010101
             01010101"#]],
     );
     check(
         &Handshake::Answer { nonce, proof },
         &expect![[r#"
-            4844524e0600220002000000000000006700000016827db0
+            4844524e07002200020000000000000067000000ab0a23b6
             92dc002001010101010101010101010101010101010101010101010101010101
             01010101dc0020ccffccffccffccffccffccffccffccffccffccffccffccffcc
             ffccffccffccffccffccffccffccffccffccffccffccffccffccffccffccffcc
@@ -208,7 +249,7 @@ fn the_nodes() {
     check(
         &Handshake::Welcome { proof },
         &expect![[r#"
-            4844524e06002300020000000000000044000000c70663bc
+            4844524e0700230002000000000000004400000084dc21a0
             91dc0020ccffccffccffccffccffccffccffccffccffccffccffccffccffccff
             ccffccffccffccffccffccffccffccffccffccffccffccffccffccffccffccff
             ccffccff"#]],
@@ -219,7 +260,7 @@ fn the_nodes() {
     check(
         &FromNode::Join(member),
         &expect![[r#"
-            4844524e0600290002000000000000000e00000062ce229e
+            4844524e0700290002000000000000000e0000006b8f998b
             950102930102c2a5302e312e3007"#]],
     );
     let host = HostSettings {
@@ -232,37 +273,37 @@ fn the_nodes() {
     check(
         &FromNode::Link(LinkOffer { ticket: 9, rank: Rank(1), host }),
         &expect![[r#"
-            4844524e06002a0002000000000000000b000000f4129f21
+            4844524e07002a0002000000000000000b0000005480a17f
             93090195a22f6dc0c001c0"#]],
     );
     let text = || "gone".to_owned();
     check(
         &FromNode::NotStarted { ticket: 9, text: text() },
         &expect![[r#"
-            4844524e06002b00020000000000000007000000d4e2518d
+            4844524e07002b00020000000000000007000000ec1282f8
             9209a4676f6e65"#]],
     );
     check(
         &FromNode::Ended { rank: Rank(1), epoch: Epoch(2), text: text() },
         &expect![[r#"
-            4844524e06002c0002000000000000000800000041d49e87
+            4844524e07002c00020000000000000008000000cf16d13d
             930102a4676f6e65"#]],
     );
-    check(&FromNode::Beat, &expect!["4844524e06002d00020000000000000000000000a0c5ca39"]);
-    check(&ToNode::Accepted, &expect!["4844524e0600240002000000000000000000000034d72fc6"]);
+    check(&FromNode::Beat, &expect!["4844524e07002d000200000000000000000000005ec8c6cb"]);
+    check(&ToNode::Accepted, &expect!["4844524e07002400020000000000000000000000cada2334"]);
     check(
         &ToNode::Refused { text: text() },
         &expect![[r#"
-            4844524e06002500020000000000000006000000ffa07475
+            4844524e070025000200000000000000060000004b4e6129
             91a4676f6e65"#]],
     );
     let start = ToNode::Start { replica: Replica(1), epoch: Epoch(2), ticket: 9 };
     check(
         &start,
         &expect![[r#"
-            4844524e0600260002000000000000000400000074175524
+            4844524e07002600020000000000000004000000c9e01613
             93010209"#]],
     );
-    check(&ToNode::Leave, &expect!["4844524e06002700020000000000000000000000fe28263a"]);
-    check(&ToNode::Beat, &expect!["4844524e060028000200000000000000000000000fb33c38"]);
+    check(&ToNode::Leave, &expect!["4844524e0700270002000000000000000000000000252ac8"]);
+    check(&ToNode::Beat, &expect!["4844524e07002800020000000000000000000000f1be30ca"]);
 }

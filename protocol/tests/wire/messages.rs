@@ -4,11 +4,11 @@ use proptest::collection::vec;
 use proptest::option::of;
 use proptest::prelude::*;
 use protocol::{
-    Batch, BlockId, Bucket, Capture, Device, DeviceLibraries, Dtype, Epoch, ExpertTokens,
-    FromExecutor, FromNode, Handshake, Hello, HostSettings, Input, KvDtype, KvGroup, KvKind,
-    KvSize, KvSpec, LinkOffer, Member, Memory, Pace, Parallel, Phase, Profiled, Rank, Ready,
-    Replica, RequestId, Row, RowError, RowOutput, Sampling, Seat, SeatInit, Settings, StepId,
-    StepOutput, StepTiming, TableUpdate, ToExecutor, ToNode, Token, TokenLogprobs,
+    Batch, BlockId, Bucket, Capture, Device, DeviceLibraries, Dtype, Epoch, ExpertPlacement,
+    ExpertTokens, FromExecutor, FromNode, Handshake, Hello, HostSettings, Input, KvDtype, KvGroup,
+    KvKind, KvSize, KvSpec, LinkOffer, Member, Memory, Pace, Parallel, Phase, Profiled, Rank,
+    Ready, Replica, RequestId, Row, RowError, RowOutput, Sampling, Seat, SeatInit, Settings,
+    StepId, StepOutput, StepTiming, TableUpdate, ToExecutor, ToNode, Token, TokenLogprobs,
 };
 
 fn ids() -> impl Strategy<Value = Vec<Token>> {
@@ -244,6 +244,7 @@ pub(crate) fn settings() -> impl Strategy<Value = Settings> {
                     experts: eager,
                 },
                 host_ranks: numbers[4] as u16,
+                placement: eager.then(|| ExpertPlacement { layers: vec![vec![], vec![1, 0]] }),
                 meeting: eager.then(|| "/proc/7/fd/9".into()),
             }
         },

@@ -205,6 +205,35 @@ fn whole_experts_and_parts_of_them_answer_alike() {
     assert_eq!(expected.as_array().map(Vec::len), Some(100));
     assert_eq!(of(&["-tp", "2"]), expected);
     assert_eq!(of(&["-tp", "2", "--enable-expert-parallel"]), expected);
+    // Out of order, the hot ones of layer 0 on both ranks.
+    let layers = json!([[3, 0, 1, 7, 2, 5, 4, 6, 3, 0, 1, 7], [6, 0, 1, 7, 4, 5, 3, 2]]);
+    let file = folder.path().join("placement.json");
+    fs::write(&file, json!({"physical_to_logical_map": layers}).to_string()).unwrap();
+    let file = file.to_str().unwrap();
+    assert_eq!(of(&["-tp", "2", "--ep", "--expert-placement", file]), expected);
+}
+
+#[test]
+fn a_placement_that_does_not_fit_the_model_ends_the_start_with_the_layer() {
+    let folder = with_experts();
+    let [model, file] = ["model", "placement.json"].map(|name| folder.path().join(name));
+    let refused = |text: &str, cause: &str| {
+        fs::write(&file, text).unwrap();
+        let [model, file] = [&model, &file].map(|path| path.to_str().unwrap());
+        let flags = ["--port", "0", "-tp", "2", "--ep", "--expert-placement", file];
+        let output = command(&[&[model], &flags[..]].concat()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("--expert-placement") && said.contains(cause), "{said}");
+    };
+    let map = |layers: Value| json!({"physical_to_logical_map": layers}).to_string();
+    let order = [0, 1, 2, 3, 4, 5, 6, 7];
+    refused(&map(json!([order, [0, 1, 2, 3, 4, 5, 6, 0]])), "layer 1: expert 7 has no place");
+    refused(&map(json!([order])), "the placement has 1 layers, the model 2");
+    refused(&map(json!([order, [8]])), "layer 1: 1 places cannot be split over 2 ranks");
+    let known = "unknown field `logical_count`, expected `physical_to_logical_map`";
+    refused(r#"{"logical_count": [[1]]}"#, known);
+    refused("", "EOF");
 }
 
 #[test]
