@@ -81,12 +81,14 @@ pub(crate) struct Launch {
     pub(crate) shape: StepShape,
     /// Rows that each replica has room for where they bring their tokens together; of no meaning to one alone.
     pub(crate) dp_rows: usize,
+    /// Nobody asks for the hidden states of other tokens than the questions are about.
+    pub(crate) asked_only: bool,
 }
 
 impl Launch {
     /// A step of a rank that shares experts with no other replica.
     pub(crate) fn alone(shape: StepShape) -> Self {
-        Self { shape, dp_rows: 0 }
+        Self { shape, dp_rows: 0, asked_only: asks_few(&shape) }
     }
 }
 
@@ -203,7 +205,8 @@ impl State {
             let facts = StepFacts::new(batch, graph);
             pending.trace = tracer.step(&engine.ops, facts, can_mark, started)?;
         }
-        let hidden = self.run(engine, batch, first, graph, &mut pending)?;
+        let asked = (first, questions.len());
+        let hidden = self.run(engine, batch, asked, graph, &mut pending)?;
         pending.experts = engine.load.as_ref().map(loads).unwrap_or_default();
         let masks = StepMasks::wait(batch, masks)?;
         sampler::drop_late(&mut questions, &masks);
@@ -289,13 +292,13 @@ impl State {
         (fits && self.graphs.of(rows).is_some()).then_some(rows)
     }
 
-    /// Forward pass and the first slice of answers, by replay or launch by launch. Returns the hidden
-    /// states where more slices may follow.
+    /// Forward pass and the first slice of answers, `questions` of all, by replay or launch by launch. Returns the
+    /// hidden states where more slices may follow.
     fn run(
         &mut self,
         engine: &Engine,
         batch: &Batch,
-        questions: usize,
+        (questions, of_all): (usize, usize),
         graph: Option<u32>,
         pending: &mut Pending,
     ) -> Result<Option<Tensor>, ExecutorError> {
@@ -320,7 +323,8 @@ impl State {
         let bounds = bounds(batch);
         let shape = StepShape { tokens, rows, questions, bounds };
         let mut laps = marked.as_ref().map(|trace| trace.laps(ops));
-        let launch = Launch { shape, dp_rows: batch.moe_tokens as usize };
+        let asked_only = questions == of_all && asks_few(&shape);
+        let launch = Launch { shape, dp_rows: batch.moe_tokens as usize, asked_only };
         let hidden = self.device.launch(engine, launch, &mut pending.timing, &mut laps)?;
         if let (Some(trace), Some(laps)) = (marked, laps) {
             trace.set_laps(laps.finish());
@@ -382,19 +386,23 @@ impl DeviceState {
     ) -> Result<Tensor, ExecutorError> {
         let started = Instant::now();
         let Engine { ops, model, tp, dp, .. } = engine;
-        let Launch { shape, dp_rows } = launch;
+        let Launch { shape, dp_rows, asked_only } = launch;
         Laps::within(laps, Scope::Prepare, || {
             Ok(self.buffers.prepare(ops, &mut self.seats, shape)?)
         })?;
         let (batch, ids) = self.buffers.view(&self.seats, shape)?;
         let (kv, load) = (&self.kv, engine.load.as_ref());
-        let f = Forward { ops, tp, dp, dp_rows, kv, batch: &batch, load, probe: None };
-        let hidden = Laps::within(laps, Scope::Forward, || Ok(model.forward(&f, &ids)?))?; // [T, H]
+        let tokens = self.buffers.question_tokens(shape.questions)?;
+        let asked = asked_only.then_some(&tokens);
+        let f = Forward { ops, tp, dp, dp_rows, kv, batch: &batch, asked, load, probe: None };
+        let hidden = Laps::within(laps, Scope::Forward, || Ok(model.forward(&f, &ids)?))?; // [T or n, H]
         if shape.questions > 0 {
-            let asked = self.buffers.question_tokens(shape.questions)?;
-            let head = || Ok(model.own_logits(&f, &hidden, &asked)?);
+            let head = || match asked {
+                Some(_) => Ok(model.own_logits(&f, &hidden)?),
+                None => Ok(model.own_logits(&f, &ops.gather_rows(&hidden, &tokens)?)?),
+            };
             let logits = Laps::within(laps, Scope::Head, head)?; // [n, V of this rank]
-            drop((batch, ids, asked));
+            drop((batch, ids, tokens));
             timing.forward_ns += ns_since(started);
             Laps::within(laps, Scope::Sampling, || self.sample(engine, &logits, timing))?;
         } else {
@@ -417,9 +425,11 @@ impl DeviceState {
         self.buffers.prepare(ops, &mut self.seats, shape)?;
         let (batch, _) = self.buffers.view(&self.seats, shape)?;
         let (kv, load) = (&self.kv, engine.load.as_ref());
-        let f = Forward { ops, tp, dp, dp_rows: 0, kv, batch: &batch, load, probe: None };
+        let f =
+            Forward { ops, tp, dp, dp_rows: 0, kv, batch: &batch, asked: None, load, probe: None };
         let asked = self.buffers.question_tokens(n)?;
-        let logits = model.own_logits(&f, hidden, &asked)?; // [n, V of this rank]
+        let wanted = ops.gather_rows(hidden, &asked)?; // [n, H]
+        let logits = model.own_logits(&f, &wanted)?; // [n, V of this rank]
         drop((batch, asked));
         timing.forward_ns += ns_since(started);
         self.sample(engine, &logits, timing)
@@ -476,6 +486,11 @@ impl Pending {
         let Self { step, epoch, rows, experts, .. } = self;
         Ok(StepOutput { step, epoch, rows, timing, experts })
     }
+}
+
+/// Whether a step has tokens that none of its questions is about; a step without questions is left as it is.
+fn asks_few(shape: &StepShape) -> bool {
+    (1..shape.tokens).contains(&shape.questions)
 }
 
 /// What routers have chosen in the step that is over.

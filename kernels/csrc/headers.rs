@@ -32,6 +32,8 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("attention_prefill/groups.h", include_str!("attention_prefill/groups.h")),
     ("attention_prefill/items.h", include_str!("attention_prefill/items.h")),
     ("attention_prefill/load.h", include_str!("attention_prefill/load.h")),
+    ("attention_prefill/load_bf16.h", include_str!("attention_prefill/load_bf16.h")),
+    ("attention_prefill/load_fp8.h", include_str!("attention_prefill/load_fp8.h")),
     ("attention_prefill/waves.h", include_str!("attention_prefill/waves.h")),
     ("fp8_few/rows.h", include_str!("fp8_few/rows.h")),
     ("fp8_few/share.h", include_str!("fp8_few/share.h")),

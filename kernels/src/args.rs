@@ -2,7 +2,7 @@
 //!
 //! `T` tokens, `R` rows, `N` query heads, `K` KV heads, `D` head size, `E` experts, `W` table width.
 
-use crate::{Mat, MatMut, PackedGroup};
+use crate::{Mat, MatMut, Packed, PackedGroup};
 
 /// How the tokens of a step belong to rows, and where their keys lie.
 #[derive(Debug, Clone, Copy)]
@@ -105,6 +105,17 @@ pub struct Around<'a> {
     pub silu_mul: bool,
     /// `y += …` instead of `y = …`: the residual stream.
     pub add: bool,
+    /// The product that reads its weights next: a device may bring some of them nearer meanwhile.
+    pub ahead: Option<Ahead<'a>>,
+}
+
+/// A product to come: results never depend on it.
+#[derive(Debug, Clone, Copy)]
+pub struct Ahead<'a> {
+    /// Its weights.
+    pub weight: &'a Packed,
+    /// Whether it will be one of gate and up with `silu_mul`.
+    pub silu_mul: bool,
 }
 
 /// What makes the inputs of a product that `linear_after` computes. Results are those of the separate kernels.

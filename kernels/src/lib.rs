@@ -33,7 +33,7 @@ pub mod step;
 mod vocab_part;
 
 pub use args::{
-    Around, Attention, BatchRows, Before, Experts, QkRope, Rope, Routes, RowBounds, Scores,
+    Ahead, Around, Attention, BatchRows, Before, Experts, QkRope, Rope, Routes, RowBounds, Scores,
 };
 pub use buffer::{Buffer, Release};
 pub use driver::{Driver, Graph, Kernels, MemInfo, Replay, Stream};

@@ -23,6 +23,8 @@ pub struct Forward<'a> {
     pub kv: &'a KvPool,
     /// Positions, slots, lengths and block tables of the step.
     pub batch: &'a BatchView,
+    /// Tokens whose hidden states anyone asks for, i32 `[n]`: the last layer computes no others behind its attention. `None` = all.
+    pub asked: Option<&'a Tensor>,
     /// Where the choices of routers are counted, if they are.
     pub load: Option<&'a ExpertLoad>,
     /// Who watches, if anyone.
@@ -63,24 +65,14 @@ pub trait Model: Send {
     where
         Self: Sized;
 
-    /// Token ids `[T]` to the hidden states `[T, H]` after the final norm.
+    /// Token ids `[T]` to the hidden states `[n, H]` after the final norm: of the `n` tokens asked for, or of all.
     fn forward(&self, f: &Forward<'_>, ids: &Tensor) -> Result<Tensor, ForwardError>;
 
-    /// Logits, f32 `[n, V]`, of the rows of `hidden [T, H]` that `rows [n]` names: every rank gets those of all.
-    fn logits(
-        &self,
-        f: &Forward<'_>,
-        hidden: &Tensor,
-        rows: &Tensor,
-    ) -> Result<Tensor, ForwardError>;
+    /// Logits, f32 `[n, V]`, of `hidden [n, H]`: every rank gets those of all.
+    fn logits(&self, f: &Forward<'_>, hidden: &Tensor) -> Result<Tensor, ForwardError>;
 
     /// Of these logits those of this rank's part of the vocabulary, as `Ranks::vocab_part` describes it.
-    fn own_logits(
-        &self,
-        f: &Forward<'_>,
-        hidden: &Tensor,
-        rows: &Tensor,
-    ) -> Result<Tensor, ForwardError>;
+    fn own_logits(&self, f: &Forward<'_>, hidden: &Tensor) -> Result<Tensor, ForwardError>;
 }
 
 /// What the scheduler must know about this model's KV cache, of elements in `dtype`, on one of `ranks`.

@@ -5,6 +5,7 @@
 
 use crate::layers::{Attention, Decoder, DecoderLayer, GatedMlp, QkNorm, Residual, RmsNorm, Rope};
 use crate::{Config, Forward, ForwardError, LoadError, Weights};
+use ops::Tensor;
 
 /// The model.
 pub(crate) type Qwen3 = Decoder<Layer>;
@@ -20,17 +21,25 @@ pub(crate) struct Layer {
 
 impl DecoderLayer for Layer {
     /// `x += attn(norm(x)); x += mlp(norm(x))`
-    fn forward(&self, f: &Forward<'_>, x: &mut Residual) -> Result<(), ForwardError> {
-        self.attn.forward(f, x, &self.attn_norm)?;
+    fn forward(
+        &self,
+        f: &Forward<'_>,
+        x: &mut Residual,
+        asked: Option<&Tensor>,
+    ) -> Result<(), ForwardError> {
+        self.attn.forward(f, x, &self.attn_norm, asked)?;
         self.mlp.forward(f, x, &self.mlp_norm)
     }
 
     fn load(config: &Config, w: &Weights<'_>, rope: &Rope, i: usize) -> Result<Self, LoadError> {
+        let mut attn = attention(config, &w.at("self_attn"), rope, i)?;
+        let mlp = GatedMlp::load(&w.at("mlp"), false)?;
+        attn.precede(&mlp);
         Ok(Self {
             attn_norm: RmsNorm::load(&w.at("input_layernorm"), config.rms_eps)?,
-            attn: attention(config, &w.at("self_attn"), rope, i)?,
+            attn,
             mlp_norm: RmsNorm::load(&w.at("post_attention_layernorm"), config.rms_eps)?,
-            mlp: GatedMlp::load(&w.at("mlp"), false)?,
+            mlp,
         })
     }
 }

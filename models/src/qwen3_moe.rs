@@ -6,6 +6,7 @@
 
 use crate::layers::{Attention, Decoder, DecoderLayer, GatedMlp, MoeMlp, Residual, RmsNorm, Rope};
 use crate::{Config, Forward, ForwardError, LoadError, Weights, qwen3};
+use ops::Tensor;
 
 /// The model.
 pub(crate) type Qwen3Moe = Decoder<Layer>;
@@ -28,21 +29,30 @@ enum Mlp {
 
 impl DecoderLayer for Layer {
     /// `x += attn(norm(x)); x += mlp(norm(x))`
-    fn forward(&self, f: &Forward<'_>, x: &mut Residual) -> Result<(), ForwardError> {
-        self.attn.forward(f, x, &self.attn_norm)?;
+    fn forward(
+        &self,
+        f: &Forward<'_>,
+        x: &mut Residual,
+        asked: Option<&Tensor>,
+    ) -> Result<(), ForwardError> {
+        self.attn.forward(f, x, &self.attn_norm, asked)?;
         self.mlp.forward(f, x, &self.mlp_norm)
     }
 
     fn load(config: &Config, w: &Weights<'_>, rope: &Rope, i: usize) -> Result<Self, LoadError> {
-        let mlp = w.at("mlp");
+        let mut attn = qwen3::attention(config, &w.at("self_attn"), rope, i)?;
+        let mlp = match config.moe_at(i) {
+            Some(moe) => Mlp::Sparse(MoeMlp::load(moe, &w.at("mlp"), i)?),
+            None => Mlp::Dense(GatedMlp::load(&w.at("mlp"), false)?),
+        };
+        if let Mlp::Dense(mlp) = &mlp {
+            attn.precede(mlp);
+        }
         Ok(Self {
             attn_norm: RmsNorm::load(&w.at("input_layernorm"), config.rms_eps)?,
-            attn: qwen3::attention(config, &w.at("self_attn"), rope, i)?,
+            attn,
             mlp_norm: RmsNorm::load(&w.at("post_attention_layernorm"), config.rms_eps)?,
-            mlp: match config.moe_at(i) {
-                Some(moe) => Mlp::Sparse(MoeMlp::load(moe, &mlp, i)?),
-                None => Mlp::Dense(GatedMlp::load(&mlp, false)?),
-            },
+            mlp,
         })
     }
 }

@@ -151,7 +151,7 @@ impl Ops {
             }
             None => None,
         };
-        Ok(PackedLinear { weight, bias })
+        Ok(PackedLinear { weight, bias, ahead: None })
     }
 
     /// `y[t] = table[ids[t]]`; zeros for ids outside this rank's part. `ids` i32 `[T]`, `y [T, H]`.

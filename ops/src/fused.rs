@@ -58,7 +58,7 @@ impl Ops {
             return Ok(());
         }
         let bias = w.bias.as_ref().map(|b| b.mat()).transpose()?;
-        let around = Around { bias, add: true, ..Around::default() };
+        let around = Around { bias, add: true, ahead: w.ahead(), ..Around::default() };
         let (s, y) = (&self.stream, x.mat_mut()?);
         Ok(self.device.linear_around(s, y, h.mat()?, &w.weight, &around)?)
     }
@@ -108,7 +108,7 @@ impl Ops {
     ) -> Result<Tensor, OpError> {
         let mut y = self.scratch(x.dtype(), &[x.rows(), outputs])?;
         let bias = w.bias.as_ref().map(|b| b.mat()).transpose()?;
-        let around = Around { bias, ..around };
+        let around = Around { bias, ahead: w.ahead(), ..around };
         let (s, out) = (&self.stream, y.mat_mut()?);
         self.device.linear_around(s, out, x.mat()?, &w.weight, &around)?;
         Ok(y)

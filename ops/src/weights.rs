@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kernels::{DType, Packed};
+use kernels::{Ahead, DType, Packed};
 
 use crate::Tensor;
 
@@ -15,9 +15,22 @@ pub struct PackedLinear {
     pub(crate) weight: Arc<Packed>,
     /// f32 `[N]`.
     pub(crate) bias: Option<Arc<Tensor>>,
+    /// The weights of the product that comes next, and whether it is a gated one.
+    pub(crate) ahead: Option<(Arc<Packed>, bool)>,
 }
 
 impl PackedLinear {
+    /// Tells that `next` is the product behind this one, gate and up in one if `gated`: the device may bring some of its
+    /// weights nearer meanwhile.
+    pub fn precede(&mut self, next: &Self, gated: bool) {
+        self.ahead = Some((next.weight.clone(), gated));
+    }
+
+    pub(crate) fn ahead(&self) -> Option<Ahead<'_>> {
+        let (weight, silu_mul) = self.ahead.as_ref()?;
+        Some(Ahead { weight, silu_mul: *silu_mul })
+    }
+
     /// Outputs.
     #[must_use]
     pub fn outputs(&self) -> usize {

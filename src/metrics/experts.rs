@@ -23,8 +23,8 @@ struct Layer {
     series: Option<[PerEngine<IntCounter>; 2]>,
 }
 
-const TOKENS: &str =
-    "Tokens that the experts of a layer got; one token counts once for each of its experts.";
+const TOKENS: &str = "Tokens that the experts of a layer got; one token counts once for each of its experts. The last \
+     layer computes no tokens of a prompt but those whose results are asked for.";
 const HOTTEST: &str = "Of these those of the expert that got most, in each step anew.";
 
 impl ExpertMetrics {

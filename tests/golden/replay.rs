@@ -196,27 +196,37 @@ impl<'a> Replay<'a> {
 
     /// Logits of every token of every row, in order.
     pub(crate) fn run(&mut self, rows: &[&Row]) -> Vec<Vec<f32>> {
-        self.forward(rows, None)
+        self.forward(rows, None, None)
+    }
+
+    /// The same of the tokens `asked` alone, in this order.
+    pub(crate) fn run_asked(&mut self, rows: &[&Row], asked: &[i32]) -> Vec<Vec<f32>> {
+        self.forward(rows, Some(asked), None)
     }
 
     /// As [`Replay::run`] for one row, with everything a probe sees.
     pub(crate) fn watched(&mut self, row: &Row) -> Seen {
         let probe = Recorder::default();
-        let logits = self.forward(&[row], Some(&probe));
+        let logits = self.forward(&[row], None, Some(&probe));
         Seen { logits, hidden: probe.hidden.into_inner(), routes: probe.routes.into_inner() }
     }
 
-    fn forward(&self, rows: &[&Row], probe: Option<&dyn Probe>) -> Vec<Vec<f32>> {
+    fn forward(
+        &self,
+        rows: &[&Row],
+        asked: Option<&[i32]>,
+        probe: Option<&dyn Probe>,
+    ) -> Vec<Vec<f32>> {
         let (ids, inputs) = inputs(rows);
         let batch = BatchView::new(&self.ops, &inputs).unwrap();
         let Place { tp, dp, .. } = self.place;
         let (ops, kv, dp_rows) = (&self.ops, &self.kv, batch.tokens());
-        let f = Forward { ops, tp, dp, dp_rows, kv, batch: &batch, load: None, probe };
+        let asked = asked.map(|tokens| self.ops.ids(tokens).unwrap());
+        let asked = asked.as_ref();
+        let f = Forward { ops, tp, dp, dp_rows, kv, batch: &batch, asked, load: None, probe };
         let ids = self.ops.ids(&ids).unwrap();
         let hidden = self.model.forward(&f, &ids).unwrap();
-        let everywhere: Vec<i32> = (0..batch.tokens() as i32).collect();
-        let rows = self.ops.ids(&everywhere).unwrap();
-        let logits = self.model.logits(&f, &hidden, &rows).unwrap();
+        let logits = self.model.logits(&f, &hidden).unwrap();
         let logits = matrix(&self.ops, &logits).unwrap();
         self.place.see(&logits);
         logits

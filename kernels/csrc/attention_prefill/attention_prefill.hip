@@ -6,7 +6,7 @@
 // depends on the keys it sees and on nothing else. Tiles with the most keys come first.
 //
 //   pool, tables, table_rows   as in attention_decode
-//   pool_map                   with GROUPS: the layer's pool as a matrix of D columns, in boxes of 16 rows
+//   pool_map                   with GROUPS and a pool in bf16: the layer's pool as a matrix of D columns, in boxes of 16 rows
 //   first_row, rows            rows before it are somebody else's; how many there are from there on
 //   taken                      one counter that is zero, and is left so
 //
@@ -18,7 +18,7 @@
 //               Dynamic shared memory: STAGES * STEP * (K_STRIDE + V_STRIDE) elements of the pool.
 //   -DSTAGES=1|2 (waves) copies in shared memory; AMD copies through registers and has nothing to overlap
 //   -DHEAD_DIM=64|128  -DBLOCK_TOKENS=n (a multiple of 16)  -DHEAD_GROUP=n query heads per KV head
-//   -DKV_FP8=0|1 (1: waves only)
+//   -DKV_FP8=0|1
 //
 // Rounding: probabilities to bf16, the output once. Roofline: 4 D operations a pair and key it sees.
 #include "dev.h"

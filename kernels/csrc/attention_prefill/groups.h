@@ -5,13 +5,17 @@
 #include "dev/tensor_map.h"
 #include "dev/wgmma.h"
 #include "attention_prefill/items.h"
-#include "attention_prefill/load.h"
+#if KV_FP8
+#  include "attention_prefill/load_fp8.h"
+#else
+#  include "attention_prefill/load_bf16.h"
+#endif
 
 enum : u32 {
     GROUP_PAIRS = 64,
     SCORES = TILE / 2,    // of a lane: two pairs, half of a quarter of the keys each
     OUTPUTS = D / 2,         // outputs of a lane
-    GROUPS_SHARED = (1 + 3 * STAGES) * OPERAND_BYTES + 1024
+    GROUPS_SHARED = (1 + ITEM_STAGES + 2 * STAGES) * OPERAND_BYTES + 2 * STAGED_BYTES + 1024
 };
 
 // What a lane knows of its two pairs: the greatest score, and the sum of its own keys' probabilities.
@@ -147,7 +151,7 @@ DEV void work(const Shared& shared, Meeting* m, const Job& job) {
     Worker w{};
     w.group = wave() / 4 - 1;
     u8* outputs = shared.outputs + (wave() - 4) * 16 * D * 2;
-    for (;; advance(w.items)) {
+    for (;; advance<ITEM_STAGES>(w.items)) {
         barrier_wait(&m->items.there[w.items.stage], w.items.odd);
         const Item item = m->item[w.items.stage];
         if (item.pairs == 0) return;
@@ -169,8 +173,8 @@ DEV void open(Meeting* m) {
     for (u32 i = 0; i < STAGES; ++i) {
         barrier_init(&m->items.there[i], QUERY_WAVES);
         barrier_init(&m->items.free[i], WORKING);
-        barrier_init(&m->keys.there[i], 1);
-        barrier_init(&m->values.there[i], 1);
+        barrier_init(&m->keys.there[i], ROW_WAVES);
+        barrier_init(&m->values.there[i], ROW_WAVES);
         barrier_init(&m->keys.free[i], WORKING);
         barrier_init(&m->values.free[i], WORKING);
     }

@@ -1,14 +1,17 @@
-// attention_prefill/load.h - the warpgroup that fetches: one wave keys, one values, two queries, for item after item, into
-// panels that the other warpgroups multiply from. Each runs ahead as far as it has room.
+// attention_prefill/load.h - the warpgroup that fetches queries, keys and values, for item after item, into panels that the
+// other warpgroups multiply from, as far ahead as it has room. How keys and values come: load_bf16.h, load_fp8.h.
 #pragma once
 
 enum : u32 {
-    STAGES = 2,                      // of queries, of keys and of values
+    STAGES = 2,                      // of keys and of values
+    ITEM_STAGES = KV_FP8 ? 1 : 2,    // of queries
     PANELS = D / 64,                 // of a row
     PANEL_BYTES = TILE * 128,
     OPERAND_BYTES = PANELS * PANEL_BYTES,
+    STAGED_BYTES = KV_FP8 ? TILE * D : 0,  // keys, or values, that wait to be widened
     FETCHING = 4,                    // waves of this warpgroup
-    QUERY_WAVES = 2,                 // of them, the last
+    QUERY_WAVES = KV_FP8 ? 4 : 2,    // of them, the last
+    ROW_WAVES = KV_FP8 ? 4 : 1,      // that bring keys, or values
     WORKING = 8                      // waves of the others
 };
 
@@ -20,12 +23,13 @@ struct Meeting {
     Item item[STAGES];
     u32 next[2];                     // number of the next item
 };
-struct Shared { u8 *queries, *keys, *values, *outputs; };
+struct Shared { u8 *queries, *keys, *values, *outputs, *staged; };
 
 DEV Shared share(u8* dynamic) {
     u8* panels = on_1024(dynamic);
-    return Shared{panels, panels + STAGES * OPERAND_BYTES, panels + 2 * STAGES * OPERAND_BYTES,
-                  panels + 3 * STAGES * OPERAND_BYTES};
+    u8 *keys = panels + ITEM_STAGES * OPERAND_BYTES, *values = keys + STAGES * OPERAND_BYTES;
+    u8* outputs = values + STAGES * OPERAND_BYTES;
+    return Shared{panels, keys, values, outputs, outputs + OPERAND_BYTES};
 }
 
 // One arrival for a wave.
@@ -38,10 +42,10 @@ DEV void release_written(Barrier* b) {
     release(b);
 }
 
-// A stage and the parity of its use.
+// A stage of COUNT and the parity of its use.
 struct Turn { u32 stage, odd; };
-DEV void advance(Turn& t) {
-    t.stage = t.stage + 1 == STAGES ? 0 : t.stage + 1;
+template <u32 COUNT = STAGES> DEV void advance(Turn& t) {
+    t.stage = t.stage + 1 == COUNT ? 0 : t.stage + 1;
     t.odd ^= t.stage == 0;
 }
 
@@ -59,49 +63,13 @@ DEV void fetch_queries(u8* operand, const Job& job, const Item& item) {
     copy_wait<0>();
 }
 
-// The first row in the pool of keys [at + 16 lane, + 16); behind the context, of no meaning.
-DEV u32 pool_row(const Job& job, const Item& item, const i32* table, u32 at, u32 context) {
-    const u32 position = at + lane() * BOX_ROWS;
-    const u32 block = lane() < TILE / BOX_ROWS && position < context ? (u32)table[position / BLOCK_TOKENS] : 0;
-    return (block * job.kv_heads + item.head) * 2 * BLOCK_TOKENS + position % BLOCK_TOKENS;
-}
-
-// What an item's keys, or values, are fetched with.
-struct Way { u8* operands; Stages* stages; Barrier* last_there; u32 lasts; Turn turn; };
-
-// Values behind the context meet probabilities of zero, and must be numbers.
-DEV void clear_rows(u8* operand, u32 first) {
-    for (u32 i = first * 8 + lane(); i < TILE * 8; i += WAVE)
-        for (u32 panel = 0; panel < PANELS; ++panel)
-            *(u32x4*)(operand + panel * PANEL_BYTES + i * 16) = u32x4{{0, 0, 0, 0}};
-}
-
-template <bool VALUES> DEV void fetch_rows(Way& way, const Job& job, const Item& item) {
-    if (item.steps == 0) return;
-    const i32* table = table_of(job, item.row);
-    const u32 context = item.before + item.pairs / HEAD_GROUP;
-    u32 row = pool_row(job, item, table, 0, context);
-    for (u32 step = 0; step < item.steps; ++step, advance(way.turn)) {
-        const u32 at = step * TILE, stage = way.turn.stage, keys = context - at < TILE ? context - at : TILE;
-        const u32 next = pool_row(job, item, table, at + TILE, context);
-        const u32 boxes = (keys + BOX_ROWS - 1) / BOX_ROWS;
-        const bool last = VALUES && keys < TILE;
-        u8* operand = way.operands + stage * OPERAND_BYTES;
-        Barrier* there = last ? way.last_there : &way.stages->there[stage];
-        barrier_wait(&way.stages->free[stage], way.turn.odd ^ 1);
-        if (lane() == 0) barrier_expect(there, boxes * PANELS * BOX_BYTES);
-        wave_sync();
-        if (lane() < boxes)
-            UNROLL for (u32 panel = 0; panel < PANELS; ++panel)
-                box_copy(operand + panel * PANEL_BYTES + lane() * BOX_BYTES, job.pool_map, job.pool, D,
-                         row + VALUES * BLOCK_TOKENS, panel * 64, there);
-        if (last) {
-            barrier_wait(there, way.lasts++ & 1);
-            clear_rows(operand, keys);
-            release_written(&way.stages->there[stage]);
-        }
-        row = next;
-    }
+// Hands an item over, with its queries.
+DEV void hand_over(const Shared& shared, Meeting* m, Turn& turn, const Job& job, const Item& item) {
+    barrier_wait(&m->items.free[turn.stage], turn.odd ^ 1);
+    if (wave() == FETCHING - 1 && lane() == 0) m->item[turn.stage] = item;
+    if (item.pairs != 0) fetch_queries(shared.queries + turn.stage * OPERAND_BYTES, job, item);
+    release_written(&m->items.there[turn.stage]);
+    advance<ITEM_STAGES>(turn);
 }
 
 // Hands out items until there are no more; `fetch(item)` for each, and once for the one that is missing.
@@ -124,24 +92,5 @@ template <class Fetch> DEV void each_item(Meeting* m, const Job& job, const Fetc
         if (leader) m->next[odd] = gdim_x() + taken;
         some_sync<1>(FETCHING * WAVE);
         number = m->next[odd];
-    }
-}
-
-DEV void fetch_all(const Shared& shared, Meeting* m, const Job& job) {
-    if (wave() == 0) {
-        Way keys{shared.keys, &m->keys, nullptr, 0, {}};
-        each_item(m, job, [&](const Item& item) { fetch_rows<false>(keys, job, item); });
-    } else if (wave() == 1) {
-        Way values{shared.values, &m->values, &m->last_there, 0, {}};
-        each_item(m, job, [&](const Item& item) { fetch_rows<true>(values, job, item); });
-    } else {
-        Turn turn{};
-        each_item(m, job, [&](const Item& item) {
-            barrier_wait(&m->items.free[turn.stage], turn.odd ^ 1);
-            if (wave() == FETCHING - 1 && lane() == 0) m->item[turn.stage] = item;
-            if (item.pairs != 0) fetch_queries(shared.queries + turn.stage * OPERAND_BYTES, job, item);
-            release_written(&m->items.there[turn.stage]);
-            advance(turn);
-        });
     }
 }

@@ -9,6 +9,7 @@
 // Rounding: as skinny: x after the norm, x / rms and its product with the weight, each once to bf16; sums in f32, the
 // sum once to the type of y; GATED and RESIDUAL round what the separate kernels store.
 //
+//   ahead     STREAM: the weights of the next product, of which a little is brought near (stream.h)
 //   scales    f32: of `unit` outputs and 128 k each, `scale_stride` between rows; or CHANNELS: of one output [N]
 //   -DOUT_F32=1 -DNORM=1 -DGATED=1 -DRESIDUAL=1   as skinny     -DCHANNELS=1   scales of outputs
 //   -DTILES=1..8   strips at a time    -DSLAB=512|1024|2048  -DX_SLABS=1  -DPREPARED=1  -DMORE_ROWS=1 (than 8)   of STREAM
@@ -72,7 +73,8 @@ DEV float finished(const Finish& f, u32 out, float sum, float up) {
 #if STREAM
 KERNEL_ALONE(MULTIPLIERS + COPIERS * WAVE)
 fp8_few(OUT* y, const bf16* x, const float* factors, const fp8* w, const float* scales, const float* bias, const bf16* norm,
-        u32 m, u32 n, u32 k, u32 y_stride, u32 x_stride, u32 unit, u32 scale_stride, float eps) {
+        u32 m, u32 n, u32 k, u32 y_stride, u32 x_stride, u32 unit, u32 scale_stride, float eps, const fp8* ahead,
+        u32 ahead_outputs, u32 ahead_halves, u32 ahead_k, u32 ahead_strips, u32 ahead_blocks, u32 ahead_bytes) {
     DYN_SHARED(u8, shared);
     const Memory s = divide(shared, m, n, k);
     if (tid() == 0) {
@@ -86,7 +88,10 @@ fp8_few(OUT* y, const bf16* x, const float* factors, const fp8* w, const float* 
     }
     sync();
     const Work work = even_share(w, n, k, m);
-    if (wave() >= COMPUTE) return copy_all(work, s, x);
+    if (wave() >= COMPUTE) {
+        const Ahead next{ahead, ahead_outputs, ahead_halves, ahead_k, ahead_strips, ahead_blocks, ahead_bytes};
+        return copy_all(work, s, x, next);
+    }
 
     grid_release();
     if (!CHANNELS) keep_scales(work, s, scales, unit, scale_stride);

@@ -52,8 +52,24 @@ DEV void first_rows(const Work& work, const Memory& s, u32 ahead, const bf16* x)
 #endif
 }
 
+// What the product behind this one reads first: `bytes` of each line of its blocks' first passes. `blocks` is 0 without one.
+struct Ahead { const fp8* w; u32 outputs, halves, k, strips, blocks, bytes; };
+
+// Memory has little else to do from here to the first copies of that product, longest where attention runs in front.
+DEV void bring_near(const Ahead& a) {
+    if (bid_x() >= a.blocks) return;
+    const u32 width = STRIP_ROWS / a.halves, all = (a.outputs + width - 1) / width, each = all / a.blocks;
+    const u32 more = all - each * a.blocks, first = (bid_x() * each + (bid_x() < more ? bid_x() : more)) * width;
+    const u32 half = a.strips * width;
+#pragma unroll 1
+    for (u32 line = (wave() - COMPUTE) * WAVE + lane(); line < a.strips * STRIP_ROWS; line += COPIERS * WAVE) {
+        const u32 out = first + line % half;
+        if (out < a.outputs) bring_near(a.w + (u64)(out + (line < half ? 0 : a.outputs)) * a.k, a.bytes);
+    }
+}
+
 // A copying wave.
-DEV void copy_all(const Work& work, const Memory& s, const bf16* x) {
+DEV void copy_all(const Work& work, const Memory& s, const bf16* x, const Ahead& ahead) {
     const u32 per_pass = slabs(work), all = passes(work);
     const u64 policy = read_once();
     u32 i = 0;
@@ -73,6 +89,7 @@ DEV void copy_all(const Work& work, const Memory& s, const bf16* x) {
             next(turn, s.stages);
         }
     }
+    bring_near(ahead);
     if (!waited) first_rows(work, s, i, x);
 }
 

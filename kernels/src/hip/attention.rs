@@ -55,7 +55,8 @@ const PADDING_BYTES: usize = 64 + 16;
 const GROUPS_THREADS: u32 = 384;
 /// Queries, and keys, that such a block multiplies at a time.
 const GROUPS_TILE: usize = 128;
-/// Matrices of so many rows in its shared memory: outputs, and two each of queries, keys and values.
+/// Matrices of so many rows of bf16 in its shared memory: outputs, and two each of queries, keys and values; over fp8 one of
+/// queries, and as many bytes of keys and values that wait to be widened.
 const GROUPS_OPERANDS: usize = 7;
 /// What a matrix that warpgroups multiply begins on, in bytes.
 const PANEL_ALIGNMENT: usize = 1024;
@@ -203,13 +204,16 @@ impl HipDevice {
         }
         let taken = self.counters(1)?;
         let layout = shape.layout;
-        let in_groups = self.multiplies_in_groups() && layout.dtype == DType::BF16;
-        let (grid, map) = if in_groups {
-            let pool_rows = layout.blocks * layout.kv_heads * 2 * layout.block_tokens;
-            let map = self.tensor_map(shape.pool, pool_rows, layout.head_dim)?;
-            (self.groups_grid(o.rows(), rows, shape), map)
+        let grid = if self.multiplies_in_groups() {
+            self.groups_grid(o.rows(), rows, shape)
         } else {
-            (self.waves_grid(rows, shape), TensorMap::NONE)
+            self.waves_grid(rows, shape)
+        };
+        let map = if self.multiplies_in_groups() && layout.dtype == DType::BF16 {
+            let pool_rows = layout.blocks * layout.kv_heads * 2 * layout.block_tokens;
+            self.tensor_map(shape.pool, pool_rows, layout.head_dim)?
+        } else {
+            TensorMap::NONE
         };
         let [dim, block, group, fp8] = shape.defines();
         let defines = [dim, block, group, fp8, grid.define];

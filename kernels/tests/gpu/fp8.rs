@@ -1,7 +1,7 @@
 //! Weights in fp8: few rows with and without neighbours against the CPU, which multiplies the weights out; more
 //! rows against sums over what both are quantised to.
 
-use kernels::{Around, Before, DType, Driver, E4m3, HostMat, Kernels, Packed, bf16};
+use kernels::{Ahead, Around, Before, DType, Driver, E4m3, HostMat, Kernels, Packed, bf16};
 
 use crate::pair::{Pair, Twin, pairs, tolerance};
 use crate::support::{Numbers, S};
@@ -89,7 +89,9 @@ fn check_neighbours(pair: &Pair, m: usize, (n, k): (usize, usize), grid: Grid) {
 
     let mut gated = pair.poisoned(bf16, m, n / 2);
     pair.cpu.silu_mul(&S, gated.cpu_mut(), both.cpu()).unwrap();
-    let around = Around { silu_mul: true, ..around };
+    // What comes next may be brought near, and changes nothing.
+    let ahead = Some(Ahead { weight: &w, silu_mul: m % 2 == 0 });
+    let around = Around { silu_mul: true, ahead, ..around };
     pair.gpu.linear_around(&S, gated.gpu_mut(), x.gpu(), &w, &around).unwrap();
     pair.check(&what("silu_mul"), &gated, 2.0 * tolerance(bf16));
 
@@ -97,7 +99,7 @@ fn check_neighbours(pair: &Pair, m: usize, (n, k): (usize, usize), grid: Grid) {
     let mut sum = pair.poisoned(bf16, m, n);
     pair.cpu.linear(&S, both.cpu_mut(), x.cpu(), &w_cpu, None).unwrap();
     pair.cpu.add(&S, sum.cpu_mut(), stream.cpu(), both.cpu()).unwrap();
-    let around = Around { add: true, ..Around::default() };
+    let around = Around { add: true, ahead, ..Around::default() };
     pair.gpu.linear_around(&S, stream.gpu_mut(), x.gpu(), &w, &around).unwrap();
     std::mem::swap(&mut stream.gpu, &mut sum.gpu);
     pair.check(&what("add"), &sum, tolerance(bf16));

@@ -13,10 +13,11 @@ type Heads = (usize, usize, usize, usize);
 /// What keys and values are divided by.
 const SCALES: [f32; 2] = [0.25, 0.5];
 
-/// A row of `TOKENS`, of which the last are asked for at once; or rows of one query each, which see so many of its first.
-const TOKENS: usize = 230;
-const ASKED: usize = 21;
-const CONTEXTS: [usize; 4] = [TOKENS, 37, 192, 1];
+/// Tokens stored. Rows see so many of the first ones, and ask for the last of these.
+const TOKENS: usize = 390;
+/// Queries and contexts of rows.
+const PREFILLS: [(usize, usize); 5] = [(21, TOKENS), (3, 3), (200, 300), (1, 129), (128, 128)];
+const DECODES: [(usize, usize); 4] = [(1, TOKENS), (1, 37), (1, 192), (1, 1)];
 
 fn check(pair: &Pair, heads: Heads, dtype: DType, decode: bool) {
     let (query_heads, kv_heads, head_dim, block_tokens) = heads;
@@ -43,11 +44,15 @@ fn check(pair: &Pair, heads: Heads, dtype: DType, decode: bool) {
     let [cos, sin] = [0; 2].map(|_| pair.random(&mut numbers, DType::F32, TOKENS, half));
     let (slots, positions) = (pair.put(&slots, 1, TOKENS), pair.put(&positions, 1, TOKENS));
     let mut q = pair.poisoned(dtype, TOKENS, query_heads * head_dim);
-    let contexts: &[usize] = if decode { &CONTEXTS } else { &CONTEXTS[..1] };
-    let (each, count) = (if decode { 1 } else { ASKED }, contexts.len());
-    let asked = each * count;
-    let ends: Vec<i32> = (0..=count).map(|row| (row * each) as i32).collect();
-    let lens: Vec<i32> = contexts.iter().map(|context| *context as i32).collect();
+    let each: &[(usize, usize)] = if decode { &DECODES } else { &PREFILLS };
+    let count = each.len();
+    let mut ends = vec![0];
+    ends.extend(each.iter().scan(0, |end, row| {
+        *end += row.0 as i32;
+        Some(*end)
+    }));
+    let asked = ends[count] as usize;
+    let lens: Vec<i32> = each.iter().map(|row| row.1 as i32).collect();
     let rows = [
         pair.put(&ends, 1, count + 1),
         pair.put(&lens, 1, count),
@@ -78,7 +83,7 @@ fn check(pair: &Pair, heads: Heads, dtype: DType, decode: bool) {
             table_rows: None,
             bounds: RowBounds {
                 decode_rows: if decode { count } else { 0 },
-                longest_q: each,
+                longest_q: each.iter().map(|row| row.0).max().unwrap(),
                 longest_context: TOKENS,
             },
         };

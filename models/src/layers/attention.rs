@@ -1,6 +1,6 @@
 //! Causal attention over the paged KV cache.
 
-use super::{ColumnParallelLinear, Residual, RmsNorm, Rope, RowParallelLinear};
+use super::{ColumnParallelLinear, GatedMlp, Residual, RmsNorm, Rope, RowParallelLinear};
 use crate::{Config, Forward, ForwardError, LoadError, Weights};
 use ops::{AttentionShape, DType, QkRopeWeights, Tensor};
 
@@ -65,11 +65,18 @@ impl Attention {
         })
     }
 
+    /// Tells what reads its weights behind those of the output projection.
+    pub(crate) fn precede(&mut self, mlp: &GatedMlp) {
+        self.out.precede(mlp.first());
+    }
+
+    /// With `asked`, i32 `[n]`, the stream is of those tokens alone from here on.
     pub(crate) fn forward(
         &self,
         f: &Forward<'_>,
         x: &mut Residual,
         norm: &RmsNorm,
+        asked: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
         let qkv = self.qkv.forward(f, x, norm)?; // [T, (N + 2 K) D]
         let norm = self.norm.as_ref();
@@ -80,7 +87,11 @@ impl Attention {
             rope: &self.rope.table,
             kv_scales: self.kv_scales,
         };
-        let o = f.ops.rope_attention(&qkv, &weights, &self.shape, f.kv, f.batch)?; // [T, N D]
-        self.out.add_to(f, x, &o) // [T, H]; all-reduced over f.tp
+        let mut o = f.ops.rope_attention(&qkv, &weights, &self.shape, f.kv, f.batch)?; // [T, N D]
+        if let Some(rows) = asked {
+            x.keep(f, rows)?; // [n, H]
+            o = f.ops.gather_rows(&o, rows)?; // [n, N D]
+        }
+        self.out.add_to(f, x, &o) // [T or n, H]; all-reduced over f.tp
     }
 }

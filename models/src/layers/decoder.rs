@@ -18,8 +18,13 @@ pub(crate) trait DecoderLayer: Sized {
     /// Layer `i`, whose weights are under `w`.
     fn load(config: &Config, w: &Weights<'_>, rope: &Rope, i: usize) -> Result<Self, LoadError>;
 
-    /// Updates the residual stream `[T, H]`.
-    fn forward(&self, f: &Forward<'_>, x: &mut Residual) -> Result<(), ForwardError>;
+    /// Updates the residual stream `[T, H]`. With `asked`, i32 `[n]`, it is of those tokens alone behind the layer's attention.
+    fn forward(
+        &self,
+        f: &Forward<'_>,
+        x: &mut Residual,
+        asked: Option<&Tensor>,
+    ) -> Result<(), ForwardError>;
 }
 
 impl<L: DecoderLayer + Send> Model for Decoder<L> {
@@ -36,27 +41,18 @@ impl<L: DecoderLayer + Send> Model for Decoder<L> {
     fn forward(&self, f: &Forward<'_>, ids: &Tensor) -> Result<Tensor, ForwardError> {
         let mut x = Residual::new(self.embed.forward(f, ids)?); // [T, H]
         for (i, layer) in self.layers.iter().enumerate() {
-            layer.forward(f, &mut x)?;
+            let last = i + 1 == self.layers.len();
+            layer.forward(f, &mut x, f.asked.filter(|_| last))?;
             x.show(f, i)?;
         }
         x.normed(f, &self.norm)
     }
 
-    fn logits(
-        &self,
-        f: &Forward<'_>,
-        hidden: &Tensor,
-        rows: &Tensor,
-    ) -> Result<Tensor, ForwardError> {
-        self.lm_head.whole(f, hidden, rows)
+    fn logits(&self, f: &Forward<'_>, hidden: &Tensor) -> Result<Tensor, ForwardError> {
+        self.lm_head.whole(f, hidden)
     }
 
-    fn own_logits(
-        &self,
-        f: &Forward<'_>,
-        hidden: &Tensor,
-        rows: &Tensor,
-    ) -> Result<Tensor, ForwardError> {
-        self.lm_head.own(f, hidden, rows)
+    fn own_logits(&self, f: &Forward<'_>, hidden: &Tensor) -> Result<Tensor, ForwardError> {
+        self.lm_head.own(f, hidden)
     }
 }

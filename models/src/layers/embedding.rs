@@ -42,27 +42,16 @@ impl LmHead {
         Ok((VocabParallelEmbedding(table), Self { head, vocab: config.vocab }))
     }
 
-    /// `hidden [T, H]` to the logits f32 `[n, V of this rank]` of `rows [n]`. On the last ranks columns of padding follow, see
+    /// `hidden [n, H]` to the logits f32 `[n, V of this rank]`. On the last ranks columns of padding follow, see
     /// `Ranks::vocab_part`.
-    pub(crate) fn own(
-        &self,
-        f: &Forward<'_>,
-        hidden: &Tensor,
-        rows: &Tensor,
-    ) -> Result<Tensor, ForwardError> {
-        let wanted = f.ops.gather_rows(hidden, rows)?; // [n, H]
-        Ok(f.ops.linear_f32(&wanted, &self.head)?)
+    pub(crate) fn own(&self, f: &Forward<'_>, hidden: &Tensor) -> Result<Tensor, ForwardError> {
+        Ok(f.ops.linear_f32(hidden, &self.head)?)
     }
 
     /// The logits f32 `[n, V]`, the same on all ranks. Those of padding are left out, so no id without a meaning can
     /// win.
-    pub(crate) fn whole(
-        &self,
-        f: &Forward<'_>,
-        hidden: &Tensor,
-        rows: &Tensor,
-    ) -> Result<Tensor, ForwardError> {
-        let own = self.own(f, hidden, rows)?;
+    pub(crate) fn whole(&self, f: &Forward<'_>, hidden: &Tensor) -> Result<Tensor, ForwardError> {
+        let own = self.own(f, hidden)?;
         if f.tp.size() == 1 {
             return Ok(own);
         }

@@ -18,6 +18,11 @@ impl ColumnParallelLinear {
         Ok(Self(w.linear(names, bias)?))
     }
 
+    /// Tells that `next` reads its weights behind this one's.
+    pub(crate) fn precede(&mut self, next: &RowParallelLinear) {
+        self.0.precede(&next.0, false);
+    }
+
     /// `norm(x) Wᵀ + b`: the stream `[T, inputs]` to `[T, outputs of this rank]`.
     pub(crate) fn forward(
         &self,
@@ -52,6 +57,11 @@ impl RowParallelLinear {
         factor: f32,
     ) -> Result<Self, LoadError> {
         Ok(Self(w.linear_times(name, bias, factor)?))
+    }
+
+    /// Tells that `next`, gate and up in one, reads its weights behind this one's.
+    pub(crate) fn precede(&mut self, next: &ColumnParallelLinear) {
+        self.0.precede(&next.0, true);
     }
 
     /// `x += W h + b`: `h [T, inputs of this rank]`, the stream `[T, outputs]` is the same on all ranks.

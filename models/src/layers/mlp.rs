@@ -12,8 +12,15 @@ pub(crate) struct GatedMlp {
 
 impl GatedMlp {
     pub(crate) fn load(w: &Weights<'_>, bias: bool) -> Result<Self, LoadError> {
-        let gate_up = ColumnParallelLinear::load(w, &["gate_proj", "up_proj"], bias)?;
-        Ok(Self { gate_up, down: RowParallelLinear::load(w, "down_proj", bias)? })
+        let mut gate_up = ColumnParallelLinear::load(w, &["gate_proj", "up_proj"], bias)?;
+        let down = RowParallelLinear::load(w, "down_proj", bias)?;
+        gate_up.precede(&down);
+        Ok(Self { gate_up, down })
+    }
+
+    /// What reads its weights first.
+    pub(crate) fn first(&self) -> &ColumnParallelLinear {
+        &self.gate_up
     }
 
     pub(crate) fn forward(

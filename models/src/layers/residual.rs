@@ -96,6 +96,13 @@ impl Residual {
         Ok(())
     }
 
+    /// Forgets all rows but `rows`, i32 `[n]`: `[n, H]`.
+    pub(crate) fn keep(&mut self, f: &Forward<'_>, rows: &Tensor) -> Result<(), ForwardError> {
+        debug_assert!(self.pending.is_none(), "a sum is of all rows");
+        self.x = f.ops.gather_rows(&self.x, rows)?;
+        Ok(())
+    }
+
     /// T
     pub(crate) fn rows(&self) -> usize {
         self.x.rows()

@@ -4,7 +4,7 @@ use super::super::device::{HipDevice, act_f32};
 use super::super::launch::Launch;
 use super::shape::{COMPUTE, Product, SLAB};
 use super::{BLOCK, FEW, KERNEL, ROWS, THREADS, known};
-use crate::{Around, DType, DeviceError, Mat, MatMut, Packed, Scales, Stream};
+use crate::{Ahead, Around, DType, DeviceError, Mat, MatMut, Packed, Scales, Stream};
 
 /// Rows up to which weights are streamed once for all of them.
 const MOST_ROWS: usize = 16;
@@ -18,6 +18,10 @@ const NORMED_COLUMNS: usize = 4096;
 const STREAM_THREADS: u32 = 32 * (COMPUTE as u32 + 4);
 /// Strips of a block where weights come straight from memory.
 const MOST_STRIPS: usize = 8;
+/// Bytes of each of its first lines of the next product that a block brings near, and if memory would idle meanwhile. More
+/// take longer than they save.
+const AHEAD_BYTES: usize = 1024;
+const WHOLE_AHEAD_BYTES: usize = 2048;
 /// Bytes of rows that a block prepares for itself.
 const OWN_BYTES: usize = 96 << 10;
 
@@ -134,8 +138,29 @@ impl HipDevice {
         let kernel = self.kernel(&FEW, "fp8_few", &defines)?;
         let grid = (shape.blocks as u32, 1, 1);
         let launch = Launch::new(kernel, grid, STREAM_THREADS, shape.shared_bytes as u32);
+        let launch = arguments(launch, y, (count, rows), w, scales, around);
         // SAFETY: the caller compared all shapes; rows are aligned to 16 bytes.
-        unsafe { arguments(launch, y, (count, rows), w, scales, around).go(self, s) }
+        unsafe { self.ahead(launch, count, shape.whole, around).go(self, s) }
+    }
+
+    /// The arguments that tell what the next launch reads first, if it streams as well. `whole` = this one's weights are
+    /// on their way at once, and nothing else until its inputs are there.
+    fn ahead(&self, launch: Launch, rows: usize, whole: bool, around: &Around<'_>) -> Launch {
+        let next = around.ahead.filter(|next| self.streams(next.weight.k()));
+        let shape = next.and_then(|Ahead { weight, silu_mul: gated }| {
+            let channels = weight.scales()?.rows == 1;
+            let product = Product { rows, n: weight.n(), k: weight.k(), gated, channels };
+            let limits = (self.multiprocessors() as usize, self.shared_bytes() as usize);
+            product.shape(rows > OWN_ROWS, limits)
+        });
+        let Some((Ahead { weight, silu_mul }, shape)) = next.zip(shape) else {
+            return [0; 6].into_iter().fold(launch.arg_ptr(std::ptr::null()), Launch::u32);
+        };
+        let halves = if silu_mul { 2 } else { 1 };
+        let bytes = if whole { WHOLE_AHEAD_BYTES } else { AHEAD_BYTES }.min(weight.k());
+        let counts = [weight.n() / halves, halves, weight.k(), shape.strips, shape.blocks, bytes];
+        let launch = launch.arg_ptr(weight.as_ptr());
+        counts.into_iter().fold(launch, |launch, count| launch.u32(count as u32))
     }
 
     fn few_from_memory(

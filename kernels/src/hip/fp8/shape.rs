@@ -31,6 +31,8 @@ pub(super) struct Shape {
     pub(super) x_slabs: bool,
     pub(super) blocks: usize,
     pub(super) shared_bytes: usize,
+    /// All slabs of a block find room at once.
+    pub(super) whole: bool,
 }
 
 impl Product {
@@ -88,7 +90,8 @@ impl Product {
         let bytes = |stages: usize| self.bytes((strips, share), x_slabs, stages);
         let stages = (1..=items.min(16)).rev().find(|stages| bytes(*stages) <= limits.1)?;
         let blocks = self.strips().min(limits.0);
-        let shape = Shape { strips, x_slabs, blocks, shared_bytes: bytes(stages) };
+        let whole = stages == items;
+        let shape = Shape { strips, x_slabs, blocks, shared_bytes: bytes(stages), whole };
         (stages >= items.min(least)).then_some(shape)
     }
 }

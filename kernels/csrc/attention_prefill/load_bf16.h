@@ -1,0 +1,62 @@
+// attention_prefill/load_bf16.h - keys and values as they lie in the pool: one wave tells the copy engine of keys, one of
+// values, two bring queries.
+#pragma once
+#include "attention_prefill/load.h"
+
+// The first row in the pool of keys [at + 16 lane, + 16); behind the context, of no meaning.
+DEV u32 pool_row(const Job& job, const Item& item, const i32* table, u32 at, u32 context) {
+    const u32 position = at + lane() * BOX_ROWS;
+    const u32 block = lane() < TILE / BOX_ROWS && position < context ? (u32)table[position / BLOCK_TOKENS] : 0;
+    return (block * job.kv_heads + item.head) * 2 * BLOCK_TOKENS + position % BLOCK_TOKENS;
+}
+
+// What an item's keys, or values, are fetched with.
+struct Way { u8* operands; Stages* stages; Barrier* last_there; u32 lasts; Turn turn; };
+
+// Values behind the context meet probabilities of zero, and must be numbers.
+DEV void clear_rows(u8* operand, u32 first) {
+    for (u32 i = first * 8 + lane(); i < TILE * 8; i += WAVE)
+        for (u32 panel = 0; panel < PANELS; ++panel)
+            *(u32x4*)(operand + panel * PANEL_BYTES + i * 16) = u32x4{{0, 0, 0, 0}};
+}
+
+template <bool VALUES> DEV void fetch_rows(Way& way, const Job& job, const Item& item) {
+    if (item.steps == 0) return;
+    const i32* table = table_of(job, item.row);
+    const u32 context = item.before + item.pairs / HEAD_GROUP;
+    u32 row = pool_row(job, item, table, 0, context);
+    for (u32 step = 0; step < item.steps; ++step, advance(way.turn)) {
+        const u32 at = step * TILE, stage = way.turn.stage, keys = context - at < TILE ? context - at : TILE;
+        const u32 next = pool_row(job, item, table, at + TILE, context);
+        const u32 boxes = (keys + BOX_ROWS - 1) / BOX_ROWS;
+        const bool last = VALUES && keys < TILE;
+        u8* operand = way.operands + stage * OPERAND_BYTES;
+        Barrier* there = last ? way.last_there : &way.stages->there[stage];
+        barrier_wait(&way.stages->free[stage], way.turn.odd ^ 1);
+        if (lane() == 0) barrier_expect(there, boxes * PANELS * BOX_BYTES);
+        wave_sync();
+        if (lane() < boxes)
+            UNROLL for (u32 panel = 0; panel < PANELS; ++panel)
+                box_copy(operand + panel * PANEL_BYTES + lane() * BOX_BYTES, job.pool_map, job.pool, D,
+                         row + VALUES * BLOCK_TOKENS, panel * 64, there);
+        if (last) {
+            barrier_wait(there, way.lasts++ & 1);
+            clear_rows(operand, keys);
+            release_written(&way.stages->there[stage]);
+        }
+        row = next;
+    }
+}
+
+DEV void fetch_all(const Shared& shared, Meeting* m, const Job& job) {
+    if (wave() == 0) {
+        Way keys{shared.keys, &m->keys, nullptr, 0, {}};
+        each_item(m, job, [&](const Item& item) { fetch_rows<false>(keys, job, item); });
+    } else if (wave() == 1) {
+        Way values{shared.values, &m->values, &m->last_there, 0, {}};
+        each_item(m, job, [&](const Item& item) { fetch_rows<true>(values, job, item); });
+    } else {
+        Turn turn{};
+        each_item(m, job, [&](const Item& item) { hand_over(shared, m, turn, job, item); });
+    }
+}
