@@ -20,6 +20,10 @@ pub(crate) struct Layer {
 }
 
 impl DecoderLayer for Layer {
+    fn precede(&mut self, next: &Self) {
+        self.mlp.precede(&next.attn);
+    }
+
     /// `x += attn(norm(x)); x += mlp(norm(x))`
     fn forward(
         &self,

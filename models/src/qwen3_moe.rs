@@ -28,6 +28,12 @@ enum Mlp {
 }
 
 impl DecoderLayer for Layer {
+    fn precede(&mut self, next: &Self) {
+        if let Mlp::Dense(mlp) = &mut self.mlp {
+            mlp.precede(&next.attn);
+        }
+    }
+
     /// `x += attn(norm(x)); x += mlp(norm(x))`
     fn forward(
         &self,

@@ -90,7 +90,7 @@ fn check_neighbours(pair: &Pair, m: usize, (n, k): (usize, usize), grid: Grid) {
     let mut gated = pair.poisoned(bf16, m, n / 2);
     pair.cpu.silu_mul(&S, gated.cpu_mut(), both.cpu()).unwrap();
     // What comes next may be brought near, and changes nothing.
-    let ahead = Some(Ahead { weight: &w, silu_mul: m % 2 == 0 });
+    let ahead = Some(Ahead { weight: &w, silu_mul: m.is_multiple_of(2) });
     let around = Around { silu_mul: true, ahead, ..around };
     pair.gpu.linear_around(&S, gated.gpu_mut(), x.gpu(), &w, &around).unwrap();
     pair.check(&what("silu_mul"), &gated, 2.0 * tolerance(bf16));

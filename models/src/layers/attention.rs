@@ -65,9 +65,14 @@ impl Attention {
         })
     }
 
+    /// What reads its weights first.
+    pub(crate) fn first(&self) -> &ColumnParallelLinear {
+        &self.qkv
+    }
+
     /// Tells what reads its weights behind those of the output projection.
     pub(crate) fn precede(&mut self, mlp: &GatedMlp) {
-        self.out.precede(mlp.first());
+        self.out.precede(mlp.first(), true);
     }
 
     /// With `asked`, i32 `[n]`, the stream is of those tokens alone from here on.

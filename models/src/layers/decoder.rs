@@ -18,6 +18,9 @@ pub(crate) trait DecoderLayer: Sized {
     /// Layer `i`, whose weights are under `w`.
     fn load(config: &Config, w: &Weights<'_>, rope: &Rope, i: usize) -> Result<Self, LoadError>;
 
+    /// Tells that `next` is the layer behind this one: what reads its weights when.
+    fn precede(&mut self, next: &Self);
+
     /// Updates the residual stream `[T, H]`. With `asked`, i32 `[n]`, it is of those tokens alone behind the layer's attention.
     fn forward(
         &self,
@@ -33,7 +36,11 @@ impl<L: DecoderLayer + Send> Model for Decoder<L> {
         let body = w.at("model");
         let (embed, lm_head) = LmHead::load_with_embedding(config, w)?;
         let layer = |i| L::load(config, &body.at(format_args!("layers.{i}")), &rope, i);
-        let layers = (0..config.layers).map(layer).collect::<Result<_, _>>()?;
+        let mut layers = (0..config.layers).map(layer).collect::<Result<Vec<L>, _>>()?;
+        for i in 1..layers.len() {
+            let (before, behind) = layers.split_at_mut(i);
+            before[i - 1].precede(&behind[0]);
+        }
         let norm = RmsNorm::load(&body.at("norm"), config.rms_eps)?;
         Ok(Self { embed, layers, norm, lm_head })
     }

@@ -59,9 +59,9 @@ impl RowParallelLinear {
         Ok(Self(w.linear_times(name, bias, factor)?))
     }
 
-    /// Tells that `next`, gate and up in one, reads its weights behind this one's.
-    pub(crate) fn precede(&mut self, next: &ColumnParallelLinear) {
-        self.0.precede(&next.0, true);
+    /// Tells that `next`, gate and up in one if `gated`, reads its weights behind this one's.
+    pub(crate) fn precede(&mut self, next: &ColumnParallelLinear, gated: bool) {
+        self.0.precede(&next.0, gated);
     }
 
     /// `x += W h + b`: `h [T, inputs of this rank]`, the stream `[T, outputs]` is the same on all ranks.

@@ -1,6 +1,6 @@
 //! The dense MLP of every supported family.
 
-use super::{ColumnParallelLinear, Residual, RmsNorm, RowParallelLinear};
+use super::{Attention, ColumnParallelLinear, Residual, RmsNorm, RowParallelLinear};
 use crate::{Forward, ForwardError, LoadError, Weights};
 
 /// `x += down(silu(gate h) · up h)` with `h = norm(x)`.
@@ -16,6 +16,11 @@ impl GatedMlp {
         let down = RowParallelLinear::load(w, "down_proj", bias)?;
         gate_up.precede(&down);
         Ok(Self { gate_up, down })
+    }
+
+    /// Tells what reads its weights behind those of this one.
+    pub(crate) fn precede(&mut self, next: &Attention) {
+        self.down.precede(next.first(), false);
     }
 
     /// What reads its weights first.
