@@ -325,7 +325,8 @@ pub trait Kernels: Driver {
     }
 
     /// Chosen experts `i32 [T, k]` become the places where a copy of each lies. Row `e` of `places` holds the number of
-    /// expert `e`'s places, then these; a token takes one of them by its `positions` i32 `[1, T]`.
+    /// expert `e`'s places, then these; a token takes one of them by its position: `positions` i32 `[1, P]` has those of tokens `tokens`
+    /// i32 `[1, T]`, or of all in order.
     ///
     /// Errors: [`DeviceError::NoPlaces`] on devices that cannot.
     fn place_experts(
@@ -333,9 +334,10 @@ pub trait Kernels: Driver {
         s: &Stream,
         experts: MatMut<'_>,
         positions: Mat<'_>,
+        tokens: Option<Mat<'_>>,
         places: Mat<'_>,
     ) -> Result<(), DeviceError> {
-        let _ = (s, experts, positions, places);
+        let _ = (s, experts, positions, tokens, places);
         Err(DeviceError::NoPlaces { device: self.name() })
     }
 

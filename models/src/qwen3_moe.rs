@@ -42,7 +42,7 @@ impl DecoderLayer for Layer {
         asked: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
         self.attn.forward(f, x, &self.attn_norm, asked)?;
-        self.mlp.forward(f, x, &self.mlp_norm)
+        self.mlp.forward(f, x, &self.mlp_norm, asked)
     }
 
     fn load(config: &Config, w: &Weights<'_>, rope: &Rope, i: usize) -> Result<Self, LoadError> {
@@ -69,10 +69,11 @@ impl Mlp {
         f: &Forward<'_>,
         x: &mut Residual,
         norm: &RmsNorm,
+        asked: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
         match self {
             Self::Dense(mlp) => mlp.forward(f, x, norm),
-            Self::Sparse(mlp) => mlp.forward(f, x, norm),
+            Self::Sparse(mlp) => mlp.forward(f, x, norm, asked),
         }
     }
 }

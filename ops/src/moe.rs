@@ -116,15 +116,17 @@ impl Ops {
         Ok(tensor)
     }
 
-    /// Sends each token, by its position `[T]`, to one of the copies of its experts: `routing` names places then.
+    /// Sends each token to one of the copies of its experts: `routing` names places then. It goes by the token's position: `positions [P]` has
+    /// those of `tokens [T]`, or of all in order.
     pub fn place_experts(
         &self,
         routing: &mut Routing,
-        positions: &Tensor,
+        (positions, tokens): (&Tensor, Option<&Tensor>),
         places: &Tensor,
     ) -> Result<(), OpError> {
         let (s, experts) = (&self.stream, routing.experts.mat_mut()?);
-        Ok(self.device.place_experts(s, experts, positions.mat()?, places.mat()?)?)
+        let tokens = tokens.map(Tensor::mat).transpose()?;
+        Ok(self.device.place_experts(s, experts, positions.mat()?, tokens, places.mat()?)?)
     }
 
     /// Adds to `tokens [E]` how often each expert was chosen; waits for the device.

@@ -277,9 +277,10 @@ impl Kernels for CpuDevice {
         _: &Stream,
         experts: MatMut<'_>,
         positions: Mat<'_>,
+        tokens: Option<Mat<'_>>,
         places: Mat<'_>,
     ) -> Result<(), DeviceError> {
-        Self::place_chosen(experts, positions, places)
+        Self::place_chosen(experts, (positions, tokens), places)
     }
 
     fn moe_mlp(

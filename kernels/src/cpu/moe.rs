@@ -50,15 +50,25 @@ impl CpuDevice {
     /// The copy at index `position mod copies` of each chosen expert.
     pub(super) fn place_chosen(
         mut experts: MatMut<'_>,
-        positions: Mat<'_>,
+        (positions, tokens): (Mat<'_>, Option<Mat<'_>>),
         places: Mat<'_>,
     ) -> Result<(), DeviceError> {
         const KERNEL: &str = "place_experts";
         check_dtype(KERNEL, "experts", experts.dtype(), DType::I32)?;
         check_dtype(KERNEL, "positions", positions.dtype(), DType::I32)?;
         check_dtype(KERNEL, "places", places.dtype(), DType::I32)?;
-        check_size(KERNEL, "positions", positions.cols(), experts.rows())?;
-        for (t, &position) in positions.row::<i32>(0).iter().enumerate() {
+        if let Some(tokens) = tokens {
+            check_dtype(KERNEL, "tokens", tokens.dtype(), DType::I32)?;
+        }
+        let listed = tokens.map_or(positions.cols(), |tokens| tokens.cols());
+        check_size(KERNEL, "tokens", listed, experts.rows())?;
+        for t in 0..experts.rows() {
+            let token = tokens.map_or(t as i32, |tokens| tokens.row::<i32>(0)[t]);
+            let position = usize::try_from(token).ok().and_then(|t| positions.row::<i32>(0).get(t));
+            let Some(&position) = position else {
+                let (index, limit) = (i64::from(token), positions.cols());
+                return Err(DeviceError::Index { kernel: KERNEL, what: "token", index, limit });
+            };
             for expert in experts.row_mut::<i32>(t) {
                 let (index, limit) = (i64::from(*expert), places.rows());
                 if !(0..limit as i64).contains(&index) {

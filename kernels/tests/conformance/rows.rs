@@ -162,13 +162,24 @@ fn tokens_take_a_copy_of_their_expert_by_their_position() {
         let mut experts = [0, 2, 0, 2, 0, 1, 2, 0, 0, 2];
         let (places, at) = (Mat::of(&places, 3, 4).unwrap(), Mat::of(&positions, 1, 5).unwrap());
         let chosen = MatMut::of(&mut experts, 5, 2).unwrap();
-        device.place_experts(&S, chosen, at, places).unwrap();
+        device.place_experts(&S, chosen, at, None, places).unwrap();
         assert_eq!(experts, [0, 1, 4, 3, 5, 2, 3, 0, 4, 3]);
+        let mut experts = [0, 2, 0, 2];
+        let tokens = [4, 2];
+        let tokens = |n: usize| Some(Mat::of(&tokens[..n], 1, n).unwrap());
+        let chosen = MatMut::of(&mut experts, 2, 2).unwrap();
+        device.place_experts(&S, chosen, at, tokens(2), places).unwrap();
+        assert_eq!(experts, [4, 3, 5, 1], "of the fifth token and the third");
+        let one = Mat::of(&positions[..1], 1, 1).unwrap();
+        let mut experts = [0, 2];
+        let chosen = MatMut::of(&mut experts, 1, 2).unwrap();
+        let error = device.place_experts(&S, chosen, one, tokens(1), places).unwrap_err();
+        assert!(error.to_string().contains("token"), "{error}");
         for unknown in [3, -1] {
             let mut experts = [0, unknown];
             let chosen = MatMut::of(&mut experts, 1, 2).unwrap();
             let at = Mat::of(&positions[..1], 1, 1).unwrap();
-            let error = device.place_experts(&S, chosen, at, places).unwrap_err().to_string();
+            let error = device.place_experts(&S, chosen, at, None, places).unwrap_err().to_string();
             assert!(
                 error.contains("place_experts") && error.contains(&unknown.to_string()),
                 "{error}"

@@ -36,11 +36,13 @@ impl MoeMlp {
         })
     }
 
+    /// The stream is of the tokens `asked`, i32 `[T]`, or of all.
     pub(crate) fn forward(
         &self,
         f: &Forward<'_>,
         x: &mut Residual,
         norm: &RmsNorm,
+        asked: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
         let h = x.normed(f, norm)?; // [T, H]
         let logits = f.ops.linear_f32(&h, &self.router)?; // [T, E]
@@ -51,7 +53,7 @@ impl MoeMlp {
             let mut routing = f.ops.moe_route_softmax(&logits, self.top_k, self.normalise)?;
             self.show(f, &routing)?;
             if let Some(places) = &self.places {
-                f.ops.place_experts(&mut routing, &f.batch.positions, places)?;
+                f.ops.place_experts(&mut routing, (&f.batch.positions, asked), places)?;
             }
             match f.dp.size() {
                 1 => f.ops.moe_mlp(&h, &routing, &self.experts)?,
