@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// Connections that have proved nothing yet. Others wait in the system's own queue, or come again.
+/// Connections that have proved nothing yet. Others are closed, and come again.
 const STRANGERS_MAX: usize = 32;
 /// Without descriptors nothing can be accepted; they come back.
 const EXHAUSTED_WAIT: Duration = Duration::from_millis(50);

@@ -24,8 +24,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
-/// How long a link is tried for; node 0 waits longer, and nothing else is heard meanwhile.
-const LINK_TIME: Duration = Duration::from_secs(3);
+/// How long a link is tried for: longer than strangers may keep its place. Node 0 waits longer, and nothing else is heard meanwhile.
+const LINK_TIME: Duration = Duration::from_secs(6);
 /// How often a wait for node 0 is told of.
 const TOLD_EVERY: Duration = Duration::from_secs(15);
 /// Node 0 may wait for a predecessor of this node to be given up before it says a word.

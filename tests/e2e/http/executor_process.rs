@@ -134,7 +134,7 @@ fn a_killed_executor_is_a_stall_and_no_token_is_lost_or_repeated() {
 fn an_answer_is_a_sign_of_life() {
     let process = Process::start(APART);
     let at = process.address;
-    let stream = stream(at, 1_500);
+    let (mut busy, mut streams) = (stream(at, 1_500), 1);
     let (mut former, mut signs) = (f64::MAX, 0);
     while signs < 10 {
         let page = String::from_utf8(get(at, "/metrics").body).unwrap();
@@ -143,13 +143,17 @@ fn an_answer_is_a_sign_of_life() {
             line.and_then(|line| line.rsplit(' ').next()).unwrap().parse().unwrap()
         };
         // It beats only while it has nothing to say.
-        let running = value("vllm:num_requests_running{");
-        assert!(running == 1.0, "{signs} signs of life while it answered 1,500 steps");
         let age = value("hadron:heartbeat_age_seconds{");
+        if value("vllm:num_requests_running{") == 0.0 {
+            // Where a look at the page takes as long as many steps, one request is not enough.
+            assert!(streams < 30, "{signs} signs of life while it answered 30 times 1,500 steps");
+            (busy, streams, former) = (stream(at, 1_500), streams + 1, 0.0);
+            continue;
+        }
         signs += u32::from(age < former);
         former = age;
     }
-    drop(stream);
+    drop(busy);
 }
 
 #[test]
