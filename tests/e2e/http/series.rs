@@ -172,7 +172,9 @@ fn crowded(moved: &mut Moved) {
 
 /// A prompt that is found again twice before others take its blocks.
 fn evicted(moved: &mut Moved) {
-    let setup = Setup { blocks: 40, max_model_len: 512, ..measured() };
+    // Times of blocks are told in milliseconds.
+    let step_time = Duration::from_millis(5);
+    let setup = Setup { blocks: 40, max_model_len: 512, step_time, ..measured() };
     let server = Server::start(&setup);
     for n in [0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11] {
         assert_eq!(
