@@ -125,7 +125,8 @@ def ask_prometheus(base, server):
 
 def main():
     install()
-    with Server() as server:
+    # One panel is about what is measured on request only.
+    with Server("--kv-cache-metrics") as server:
         for i in range(10):
             server.complete(f"hello {i}", stream=i % 2 == 0, n=1 + i % 2)
         lint(server.get("/metrics"))
