@@ -15,6 +15,7 @@ static Thread& running() { return *static_cast<Thread*>(self); }
 void meet_wave(u32 site, Combine combine, Exchange& e) { running().block->meet_wave(site, combine, e); }
 void meet_block() { running().block->meet_block(); }
 void pause() { running().block->pause(); }
+void moved() { running().block->moved(); }
 void cluster_arrive(u32 size) {
     Thread& me = running();
     Seat& mine = me.block->seat(size, me.bid->x % size);

@@ -33,6 +33,7 @@ struct Grid {
     const char* name;
     u64 seed;               // seed % 4 is the Order; seeds from 4 on also shuffle lanes
     Seat* seats;            // of all blocks
+    std::atomic<u64>* moves;  // ends of blocks and of barriers so far
 };
 
 struct Block;
@@ -62,6 +63,7 @@ struct Block {
     void meet_wave(u32 site, Combine combine, Exchange& e);
     void meet_block();
     void pause();
+    void moved() { grid.moves->fetch_add(1, std::memory_order_relaxed); }
     Seat& seat(u32 size, u32 rank);
     void* shared_array(const void* key, size_t bytes);
     [[noreturn]] void broken(const char* rule);

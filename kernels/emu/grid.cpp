@@ -24,12 +24,25 @@ const char* last_failure() { return failure.c_str(); }
 
 namespace {
 
+// Of a host thread whose blocks wait: how long it has seen nothing move.
+struct Patience {
+    u64 seen = 0;
+    Clock::time_point since = Clock::now();
+
+    bool lasts(u64 moves) {
+        if (moves == seen) return Clock::now() - since < std::chrono::milliseconds(settings().patience_ms);
+        seen = moves;
+        since = Clock::now();
+        return true;
+    }
+};
+
 struct Run {
     Grid grid;
     u64 blocks;
     std::atomic<u64> next{0};
     std::atomic<bool> broken{false};
-    std::atomic<Clock::rep> progress{Clock::now().time_since_epoch().count()};
+    std::atomic<u64> moves{0};
 
     std::unique_ptr<Block> take() {
         std::lock_guard<std::mutex> guard(lock);
@@ -39,7 +52,6 @@ struct Run {
         return block;
     }
     void put(std::unique_ptr<Block> block) {
-        progress = Clock::now().time_since_epoch().count();
         std::lock_guard<std::mutex> guard(lock);
         at_rest.push_back(std::move(block));
     }
@@ -49,15 +61,11 @@ struct Run {
         std::lock_guard<std::mutex> guard(lock);
         failure = text;
     }
-    bool patient() const {
-        return Clock::now().time_since_epoch() - Clock::duration(progress.load()) <
-               std::chrono::milliseconds(settings().patience_ms);
-    }
 
     // Runs `block` on; keeps it in `waiting` if it waits for others.
     void go_on(std::unique_ptr<Block> block, std::deque<std::unique_ptr<Block>>& waiting) {
         switch (block->run()) {
-            case Outcome::FINISHED: put(std::move(block)); break;
+            case Outcome::FINISHED: block->moved(); put(std::move(block)); break;
             case Outcome::WAITING: waiting.push_back(std::move(block)); break;
             case Outcome::BROKEN: fail(block->failure); break;
         }
@@ -65,6 +73,7 @@ struct Run {
 
     void work() {
         std::deque<std::unique_ptr<Block>> waiting;
+        Patience patience;
         while (!broken) {
             const u64 index = next++;
             if (index < blocks) {
@@ -75,7 +84,7 @@ struct Run {
                 auto block = std::move(waiting.front());
                 waiting.pop_front();
                 go_on(std::move(block), waiting);
-                if (!patient()) fail(std::string("kernel ") + grid.name + ": waits for what no thread does");
+                if (!patience.lasts(moves)) fail(std::string("kernel ") + grid.name + ": waits for what no thread does");
                 std::this_thread::yield();
             } else {
                 break;
@@ -90,7 +99,7 @@ bool run(const Launch& launch, u32 wave, void (*entry)(void*), void* args, const
     Run run;
     run.blocks = (u64)launch.grid.x * launch.grid.y * launch.grid.z;
     const std::unique_ptr<Seat[]> seats(new Seat[run.blocks]);
-    run.grid = {&launch, wave, entry, args, name, settings().seed, seats.get()};
+    run.grid = {&launch, wave, entry, args, name, settings().seed, seats.get(), &run.moves};
     u64 helpers = run.blocks * launch.threads < THREADS_WORTH_SHARING ? 1 : settings().threads;
     if (races_watched()) helpers = 1;  // Blocks are ordered by the host thread; races inside them are looked for.
     std::vector<std::thread> others;

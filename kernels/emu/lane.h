@@ -57,6 +57,8 @@ void meet_wave(u32 site, Combine combine, Exchange& e);
 void meet_block();
 // Lets others run: this thread waits for memory to change.
 void pause();
+// What others of the launch wait for has come: their wait was not for nothing.
+void moved();
 // Clusters are runs of consecutive blocks along x. cluster_arrive: this thread of a block whose dynamic shared memory begins
 // at self->dynamic is there. cluster_waits: until every thread of the `size` blocks around this one is. Behind that,
 // peer_dynamic is where the dynamic shared memory of block `rank` of them begins.

@@ -22,8 +22,9 @@ struct Barrier { u8 need, left; u16 phase; i32 bytes; };
 DEV void barrier_settle(Barrier* b) {
     u8 none = 0;  // By one of several threads that find nothing left: blocks of a cluster may be on different ones.
     if (__atomic_load_n(&b->bytes, __ATOMIC_ACQUIRE)) return;
-    if (__atomic_compare_exchange_n(&b->left, &none, b->need, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
-        __atomic_add_fetch(&b->phase, 1, __ATOMIC_ACQ_REL);
+    if (!__atomic_compare_exchange_n(&b->left, &none, b->need, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return;
+    __atomic_add_fetch(&b->phase, 1, __ATOMIC_ACQ_REL);
+    emu::moved();
 }
 // Of some_sync: the bytes count who has come.
 DEV Barrier* some_barrier() { SHARED(Barrier, b, 1); return b; }
@@ -59,7 +60,7 @@ template <u32 ID> DEV void some_sync(u32 threads) {
     if (__atomic_add_fetch(&b->bytes, 1, __ATOMIC_ACQ_REL) == (i32)threads) {
         __atomic_store_n(&b->bytes, 0, __ATOMIC_RELEASE);
         __atomic_add_fetch(&b->phase, 1, __ATOMIC_ACQ_REL);
-        return;
+        return emu::moved();
     }
     while (__atomic_load_n(&b->phase, __ATOMIC_ACQUIRE) == phase) pause();
 }

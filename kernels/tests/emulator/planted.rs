@@ -208,6 +208,23 @@ fn wait_for_nothing() {
 }
 
 #[test]
+#[ignore = "run by a_long_wait_for_something_is_not_taken_for_it"]
+fn many_turns() {
+    let gpu = Gpu::open();
+    let turns = gpu.upload(&[0u32; 2]);
+    let kernel = gpu.kernel(ROWS, &["-DWAVE=64"], "take_turns");
+    gpu.launch(kernel, Shape(1, 128, 0), &[Arg::At(turns), Arg::U32(100)]);
+    assert_eq!(gpu.download::<u32>(turns), [100; 2]);
+}
+
+#[test]
+fn a_long_wait_for_something_is_not_taken_for_it() {
+    // Without any patience every look at those who wait must find that something moved.
+    let output = children::run("planted::many_turns", &[("HIPEMU_PATIENCE_MS", "0")]);
+    children::passed(&output);
+}
+
+#[test]
 fn a_wait_for_nothing_is_caught() {
     let text = broken("wait_for_nothing");
     assert!(text.contains("waits for what no thread does"), "{text}");

@@ -16,7 +16,7 @@ const SCALES: [f32; 2] = [0.25, 0.5];
 /// Tokens stored. Rows see so many of the first ones, and ask for the last of these.
 const TOKENS: usize = 390;
 /// Queries and contexts of rows.
-const PREFILLS: [(usize, usize); 5] = [(21, TOKENS), (3, 3), (200, 300), (1, 129), (128, 128)];
+const PREFILLS: [(usize, usize); 5] = [(21, TOKENS), (3, 3), (66, 300), (1, 129), (64, 128)];
 const DECODES: [(usize, usize); 4] = [(1, TOKENS), (1, 37), (1, 192), (1, 1)];
 
 fn check(pair: &Pair, heads: Heads, dtype: DType, decode: bool) {

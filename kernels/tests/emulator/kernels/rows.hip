@@ -1,5 +1,6 @@
 // Test kernels: a row sum and an RMS norm with block reductions, and an elementwise product without any.
 #include "dev.h"
+#include "dev/bulk.h"
 
 // y[r] = sum of row r. Grid: rows.
 KERNEL(1024) row_sum(float* y, const float* x, u32 cols) {
@@ -65,6 +66,25 @@ KERNEL(64) hand_on(u32* token) {
     sync();
 }
 EXPORT(hand_on)
+
+// turns[0] and turns[1] = how often two waves passed a turn to each other.
+KERNEL(128) take_turns(u32* turns, u32 times) {
+    SHARED(Barrier, passed, 2);
+    const u32 mine = tid() / WAVE;
+    if (tid() == 0) {
+        barrier_init(passed, 1);
+        barrier_init(passed + 1, 1);
+        barriers_ready();
+    }
+    sync();
+    for (u32 turn = 0; turn < times; ++turn) {
+        if (mine == 1) barrier_wait(passed, turn & 1);
+        if (lane() == 0) barrier_arrive(passed + mine);
+        if (mine == 0) barrier_wait(passed + 1, turn & 1);
+    }
+    if (lane() == 0) turns[mine] = times;
+}
+EXPORT(take_turns)
 
 // y[i] = i ^ 1, by way of shared memory. One wave.
 KERNEL(64) swap(u32* y) {
