@@ -59,6 +59,10 @@ trials:
 bystanders:
     cargo test --test bench -- --ignored --exact --nocapture http::disturbed::bystanders
 
+# Two hundred SIGKILLs and fifty SIGSTOPs of executors under load, one seed: tests/bench/results/cpu/kills.md.
+kills SEED="":
+    {{ if SEED == "" { "" } else { "HADRON_KILLS_SEED=" + SEED } }} cargo test --test e2e -- --ignored --exact --nocapture kills::two_hundred_kills_and_fifty_stops
+
 # What a step pays for KV events when their publisher stands still.
 kv-overflow:
     cargo test --test bench -- --ignored --exact --nocapture kv_overflow::a_publisher_that_stands_still

@@ -18,4 +18,5 @@ mod accuracy;
 mod hostile_grammars;
 mod http;
 mod invariance;
+mod kills;
 mod schemas;

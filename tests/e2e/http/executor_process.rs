@@ -45,7 +45,7 @@ pub(super) fn send(pid: u32, signal: &str) {
     assert!(sent.unwrap().success());
 }
 
-pub(super) fn within(limit: Duration, what: &str, mut done: impl FnMut() -> bool) -> Duration {
+pub(crate) fn within(limit: Duration, what: &str, mut done: impl FnMut() -> bool) -> Duration {
     let start = Instant::now();
     while !done() {
         assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
@@ -54,12 +54,12 @@ pub(super) fn within(limit: Duration, what: &str, mut done: impl FnMut() -> bool
     start.elapsed()
 }
 
-pub(super) fn is_ready(address: SocketAddr) -> bool {
+pub(crate) fn is_ready(address: SocketAddr) -> bool {
     get(address, "/readyz").status == 200
 }
 
 /// Sampled, so that a token more or less changes all that follows.
-pub(super) fn body(tokens: u32, streamed: bool) -> Value {
+pub(crate) fn body(tokens: u32, streamed: bool) -> Value {
     json!({"prompt": "The quick brown fox", "max_tokens": tokens, "seed": 7, "temperature": 1,
            "ignore_eos": true, "stream": streamed})
 }
@@ -254,7 +254,7 @@ fn no_executor_outlives_its_server() {
 }
 
 /// Dead, though nobody has asked yet.
-pub(super) fn is_zombie(pid: u32) -> bool {
+pub(crate) fn is_zombie(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.contains(") Z ")
 }

@@ -2,7 +2,7 @@
 
 mod access;
 mod drain;
-mod executor_process;
+pub(crate) mod executor_process;
 mod faults;
 mod forced_calls;
 mod grammar_process;
@@ -14,9 +14,9 @@ mod metrics;
 mod nodes;
 mod openapi;
 mod operators;
-mod process;
+pub(crate) mod process;
 mod profile;
-mod ranks;
+pub(crate) mod ranks;
 mod refusals;
 mod replicas;
 mod replies;

@@ -8,15 +8,15 @@ use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// `hadron serve` of the demo model on a free port.
-pub(super) struct Process {
+pub(crate) struct Process {
     child: Child,
     stderr: BufReader<ChildStderr>,
     /// What it wrote before the ready line.
     said: String,
-    pub(super) address: SocketAddr,
+    pub(crate) address: SocketAddr,
 }
 
-pub(super) fn command(args: &[&str]) -> Command {
+pub(crate) fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hadron"));
     command.arg("serve").args(args).current_dir("/");
     command.env("RUST_LOG", "warn").stdin(Stdio::null()).stdout(Stdio::null());
@@ -26,7 +26,7 @@ pub(super) fn command(args: &[&str]) -> Command {
 
 impl Process {
     /// Starts it and reads the ready line.
-    pub(super) fn start(args: &[&str]) -> Self {
+    pub(crate) fn start(args: &[&str]) -> Self {
         let mut child = command(&[&["--port", "0"], args].concat()).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut said = String::new();
@@ -42,22 +42,22 @@ impl Process {
     }
 
     /// Everything on stderr, up to its end: only of a process that has ended.
-    pub(super) fn said(&mut self) -> String {
+    pub(crate) fn said(&mut self) -> String {
         self.stderr.read_to_string(&mut self.said).unwrap();
         self.said.clone()
     }
 
-    pub(super) fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    pub(super) fn signal(&self, name: &str) {
+    pub(crate) fn signal(&self, name: &str) {
         let pid = self.child.id().to_string();
         let sent = Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap();
         assert!(sent.success());
     }
 
-    pub(super) fn exits_within(&mut self, limit: Duration) -> ExitStatus {
+    pub(crate) fn exits_within(&mut self, limit: Duration) -> ExitStatus {
         let start = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {

@@ -20,12 +20,17 @@ pub(super) fn start(flags: &[&str]) -> Process {
 
 /// The executors of a server by their rank in the world.
 pub(super) fn ranks(process: &Process) -> BTreeMap<u16, u32> {
+    ranks_of(process.id())
+}
+
+/// The same, by the server's process id.
+pub(crate) fn ranks_of(server: u32) -> BTreeMap<u16, u32> {
     let rank = |pid: &u32| {
         let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
         let mut words = line.split('\0').skip_while(|word| *word != "--rank");
         words.nth(1)?.parse().ok()
     };
-    let found = children(process.id());
+    let found = children(server);
     found.iter().filter_map(|pid| Some((rank(pid)?, *pid))).collect()
 }
 
@@ -151,7 +156,7 @@ fn two_replicas_of_two_ranks_serve() {
 }
 
 /// A checkpoint with experts, in a folder of its own.
-pub(super) fn with_experts() -> tempfile::TempDir {
+pub(crate) fn with_experts() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let config = json!({
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 272,

@@ -1,0 +1,121 @@
+//! What is served in a drill, how it is spread over executors, and what an undisturbed executor answers.
+
+use crate::http::executor_process::body;
+use crate::http::process::Process;
+use crate::http::ranks::with_experts;
+use crate::http_client::post;
+use serde_json::{Value, json};
+
+/// Tokens of the longest answer.
+const TOKENS: u32 = 500;
+/// Questions to a model.
+const QUESTIONS: u32 = 6;
+const EXACT: &[&str] = &["--threads", "1", "--dtype", "float32"];
+
+/// How executors share a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum World {
+    One,
+    TensorParallel2,
+    DataParallel2,
+    DpAttention2Experts2,
+}
+
+impl World {
+    pub(super) const ALL: [Self; 4] =
+        [Self::One, Self::TensorParallel2, Self::DataParallel2, Self::DpAttention2Experts2];
+
+    /// As tables say it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::One => "one executor",
+            Self::TensorParallel2 => "TP 2",
+            Self::DataParallel2 => "DP 2",
+            Self::DpAttention2Experts2 => "DP attention 2 + EP 2",
+        }
+    }
+
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Self::One => &["--executor", "process"],
+            Self::TensorParallel2 => &["-tp", "2"],
+            Self::DataParallel2 => &["-dp", "2"],
+            Self::DpAttention2Experts2 => &["-dp", "2", "--enable-expert-parallel"],
+        }
+    }
+
+    /// Ranks of each group that lives and dies together, by the replica that its log lines name.
+    pub(super) fn groups(self) -> &'static [(u16, &'static [u16])] {
+        match self {
+            Self::One => &[(0, &[0])],
+            Self::TensorParallel2 | Self::DpAttention2Experts2 => &[(0, &[0, 1])],
+            Self::DataParallel2 => &[(0, &[0]), (1, &[1])],
+        }
+    }
+
+    fn has_experts(self) -> bool {
+        self == Self::DpAttention2Experts2
+    }
+}
+
+/// A request and the ids that answer it.
+#[derive(Debug, Clone)]
+pub(super) struct Question {
+    pub(super) body: Value,
+    pub(super) ids: Vec<u32>,
+}
+
+/// The models, and what they say.
+pub(super) struct Worlds {
+    experts: tempfile::TempDir,
+    demo: Vec<Question>,
+    of_experts: Vec<Question>,
+}
+
+impl Worlds {
+    /// Asks undisturbed servers.
+    pub(super) fn prepare() -> Self {
+        let mut worlds = Self { experts: with_experts(), demo: Vec::new(), of_experts: Vec::new() };
+        worlds.demo = ask_all(&worlds.model_flags(World::One));
+        worlds.of_experts = ask_all(&worlds.model_flags(World::DpAttention2Experts2));
+        worlds
+    }
+
+    pub(super) fn questions(&self, world: World) -> &[Question] {
+        if world.has_experts() { &self.of_experts } else { &self.demo }
+    }
+
+    fn model_flags(&self, world: World) -> Vec<String> {
+        let folder = self.experts.path().join("model").to_str().unwrap().to_owned();
+        let sizes = ["--max-model-len", "4096", "--num-gpu-blocks-override", "1024"];
+        let model = world.has_experts().then_some(folder).into_iter();
+        let sizes = sizes.map(str::to_owned).into_iter().filter(|_| world.has_experts());
+        model.chain(sizes).chain(EXACT.iter().map(|&flag| flag.to_owned())).collect()
+    }
+
+    /// Arguments of `hadron serve`.
+    pub(super) fn flags(&self, world: World) -> Vec<String> {
+        let mut flags = self.model_flags(world);
+        flags.extend(world.flags().iter().map(|&flag| flag.to_owned()));
+        flags
+    }
+}
+
+/// Greedy ones, and sampled ones: those would differ from a lost or repeated token on.
+fn ask_all(flags: &[String]) -> Vec<Question> {
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let server = Process::start(&flags);
+    let ask = |which: u32| {
+        let mut asked = body(TOKENS - which * 40, false);
+        let ids: Vec<u32> =
+            (0..8 + which * 11).map(|i| 3 + (i * i * 7 + which * 31) % 250).collect();
+        asked["prompt"] = json!(ids);
+        asked["temperature"] = json!(which % 2);
+        asked["return_token_ids"] = json!(true);
+        let reply = post(server.address, "/v1/completions", &asked).json();
+        let ids = serde_json::from_value(reply["choices"][0]["token_ids"].clone()).unwrap();
+        asked["stream"] = json!(true);
+        Question { body: asked, ids }
+    };
+    (0..QUESTIONS).map(ask).collect()
+}
