@@ -57,11 +57,25 @@ pub enum Bug {
     RepeatedOutputApplied,
     /// An adopted block is not announced to the device: its table keeps the freed one.
     AdoptionNotSent,
+    /// A rank of a group that has nothing to do gets no batch.
+    IdleRankGetsNoBatch,
+    /// Each rank of a group pads its experts' rows to its own tokens.
+    RankPadsAlone,
+    /// A group steps while some of its ranks are not back.
+    GroupRunsIncomplete,
+    /// The loss of a rank leaves the rest of its group as it was.
+    LossSparesPeers,
+    /// What the ranks of a lost group were running stays running.
+    LossKeepsRunning,
+    /// A rank that is lost again before its group is back begins no new generation.
+    RelapseKeepsEpoch,
+    /// Prefill of a group is held until all ranks have some, even where nothing else is left to run.
+    GateHoldsForever,
 }
 
 impl Bug {
-    /// Every bug, for a simulator that walks through them.
-    pub const ALL: [Self; 25] = [
+    /// Bugs of a replica, for a simulator that walks through them.
+    pub const OF_REPLICAS: [Self; 25] = [
         Self::PublishBeforeCompute,
         Self::DoubleFree,
         Self::StaleEpochAccepted,
@@ -87,6 +101,17 @@ impl Bug {
         Self::ChunkOverBudget,
         Self::RepeatedOutputApplied,
         Self::AdoptionNotSent,
+    ];
+
+    /// Bugs of ranks that step together, which only a world of groups can show.
+    pub const OF_GROUPS: [Self; 7] = [
+        Self::IdleRankGetsNoBatch,
+        Self::RankPadsAlone,
+        Self::GroupRunsIncomplete,
+        Self::LossSparesPeers,
+        Self::LossKeepsRunning,
+        Self::RelapseKeepsEpoch,
+        Self::GateHoldsForever,
     ];
 }
 

@@ -5,7 +5,7 @@ use crate::plan::Plan;
 use crate::state::State;
 use crate::stats::Requeue;
 use crate::{BlockStats, EngineConfig, EngineError, Loss, StepStats};
-use kvcache::{KvCache, KvConfig};
+use kvcache::{Bug, KvCache, KvConfig};
 use protocol::{Epoch, Replica, StepTiming};
 
 /// Everything the engine keeps per replica.
@@ -62,16 +62,21 @@ impl Domain {
 
     /// Forgets what the executors held: every running request will be recomputed from its committed
     /// tokens, and nothing of the former generation will be applied.
-    pub(crate) fn lose(&mut self, now_ms: u64, loss: Loss, keep_index: bool) {
+    pub(crate) fn lose(&mut self, now_ms: u64, loss: Loss) {
+        let planted = self.state.planted;
         self.state.totals.recovered.add(loss, self.state.running.len() as u64);
-        self.requeue_running(Requeue::Loss(loss));
+        if !planted.has(Bug::LossKeepsRunning) {
+            self.requeue_running(Requeue::Loss(loss));
+        }
         while let Some(flight) = self.state.flights.pop_front() {
             self.state.recycle_rows(flight.rows);
         }
-        if !keep_index {
+        if !planted.has(Bug::LossKeepsIndex) {
             self.kv.clear();
         }
-        self.epoch = self.epoch.next();
+        if self.is_ready() || !planted.has(Bug::RelapseKeepsEpoch) {
+            self.epoch = self.epoch.next();
+        }
         self.lost_at_ms.get_or_insert(now_ms);
         self.changed = true;
     }

@@ -288,9 +288,9 @@ impl Engine {
     /// those that are left.
     fn lost(&mut self, replica: Replica, loss: Loss) {
         let replica = usize::from(replica.0);
-        let keep_index = self.config.planted.has(Bug::LossKeepsIndex);
-        for lost in self.group_of(replica) {
-            self.domains[lost].lose(self.now_ms, loss, keep_index);
+        let spares = self.config.planted.has(Bug::LossSparesPeers);
+        for lost in self.group_of(replica).filter(|&lost| lost == replica || !spares) {
+            self.domains[lost].lose(self.now_ms, loss);
         }
         self.move_queue(replica);
     }
@@ -401,7 +401,8 @@ impl Engine {
         let limits = &self.config.limits;
         let domains = &mut self.domains[group.clone()];
         let room = |d: &Domain| d.state.flights.len() < limits.steps_in_flight as usize;
-        if !domains.iter().all(|domain| domain.is_ready() && room(domain)) {
+        let incomplete = self.config.planted.has(Bug::GroupRunsIncomplete);
+        if !domains.iter().all(|domain| (domain.is_ready() || incomplete) && room(domain)) {
             return false;
         }
         for domain in &mut *domains {
@@ -409,7 +410,8 @@ impl Engine {
             domain.plan = plan(&domain.state, &domain.kv, limits, recycled);
         }
         if self.config.lockstep && self.config.prefill_gate {
-            lockstep::hold_prefill(&mut self.gate, domains, limits);
+            let for_ever = self.config.planted.has(Bug::GateHoldsForever);
+            lockstep::hold_prefill(&mut self.gate, domains, limits, for_ever);
         }
         laps.lap(Part::Plan);
         let sends = domains.iter().any(|domain| !domain.plan.rows.is_empty());
@@ -420,7 +422,10 @@ impl Engine {
         for (i, domain) in group.zip(domains) {
             let Domain { state, kv, plan, .. } = domain;
             commit(state, kv, plan, self.now_ms);
-            if sends {
+            let idle = state.planted.has(Bug::IdleRankGetsNoBatch) && plan.rows.is_empty();
+            let alone = state.planted.has(Bug::RankPadsAlone);
+            let moe_tokens = if alone { moe_tokens.min(plan.tokens()) } else { moe_tokens };
+            if sends && !idle {
                 let rows = launch(state, kv, &plan.rows);
                 domain.note_step();
                 let (step, epoch) = (domain.state.step, domain.epoch);

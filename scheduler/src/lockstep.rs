@@ -82,12 +82,19 @@ impl Gate {
     }
 }
 
-/// Withdraws the prefill of every plan if the gate says so.
-pub(crate) fn hold_prefill(gate: &mut Gate, domains: &mut [Domain], limits: &Limits) {
+/// Withdraws the prefill of every plan if the gate says so. `for_ever`: or if not all ranks have some.
+pub(crate) fn hold_prefill(
+    gate: &mut Gate,
+    domains: &mut [Domain],
+    limits: &Limits,
+    for_ever: bool,
+) {
     if domains.iter().all(|domain| domain.plan.rows.is_empty()) {
         return;
     }
-    if !gate.fires(&view(domains, limits)) {
+    let view = view(domains, limits);
+    let fires = gate.fires(&view);
+    if !fires || for_ever && view.ranks_with_prefill < view.ranks {
         for domain in domains {
             domain.plan.hold_prefill();
         }

@@ -173,6 +173,8 @@ pub(crate) fn check_lockstep(batches: &[(usize, &Batch)], setup: &Setup) -> Chec
         for batch in group {
             let (moe, same) = (batch.moe_tokens, graph(batch) == graph(first));
             ensure!("A25", same, "group step {step}: {:?} and {:?}", batch.bucket, first.bucket);
+            let (ours, theirs) = (batch.epoch, first.epoch);
+            ensure!("A25", ours == theirs, "group step {step}: of {ours:?} and {theirs:?}");
             ensure!("A25", moe >= padded && moe == first.moe_tokens, "group step {step}: {moe}");
             if let Bucket::Eager { tokens } = batch.bucket {
                 ensure!("A25", tokens == padded, "group step {step}: {:?}", batch.bucket);

@@ -2,18 +2,19 @@
 //!
 //! Runs with `cargo test --test sim --features planted`.
 
+use crate::setup::GROUPS;
 use crate::swarm::sweep;
 use scheduler::{Bug, Planted};
 
 /// Seeds within which each bug must be found.
 const SEEDS: u64 = 1000;
 
-#[test]
-fn every_planted_bug_is_found() {
+/// Walks through bugs in the worlds from `first` on.
+fn find_all(bugs: &[Bug], first: u64) {
     let mut missed = Vec::new();
     println!("{:<24} {:>6}  first thing noticed", "planted bug", "seed");
-    for bug in Bug::ALL {
-        let harvest = sweep(0..SEEDS, Planted::bug(bug), true);
+    for &bug in bugs {
+        let harvest = sweep(first..first + SEEDS, Planted::bug(bug), true);
         let Some(failure) = harvest.failures.first() else {
             missed.push(bug);
             continue;
@@ -23,4 +24,14 @@ fn every_planted_bug_is_found() {
         println!("{:<24} {:>6}  {noticed}", format!("{bug:?}"), failure.seed);
     }
     assert!(missed.is_empty(), "not found within {SEEDS} seeds: {missed:?}");
+}
+
+#[test]
+fn every_planted_bug_is_found() {
+    find_all(&Bug::OF_REPLICAS, 0);
+}
+
+#[test]
+fn every_planted_bug_of_groups_is_found() {
+    find_all(&Bug::OF_GROUPS, GROUPS);
 }
