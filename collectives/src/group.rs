@@ -1,7 +1,9 @@
 //! A parallel axis as one rank sees it.
 
-use crate::CollectiveError;
+use crate::{CollectiveError, Operation};
 use kernels::{Mat, MatMut, Stream};
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
 
 /// How the ranks of one axis combine their matrices. All operations work in the order of `s`; every rank
 /// calls the same ones in the same order with matrices of the same shape.
@@ -57,19 +59,30 @@ pub trait Collective: Send {
 /// One axis: TP, EP or DP. A group of one has no transport and does nothing.
 pub struct Group {
     peers: Option<Box<dyn Collective>>,
+    /// One entry for each operation called since they were taken.
+    spent: RefCell<Vec<Spent>>,
+}
+
+/// What the calls of one operation took, the wait for the other ranks included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spent {
+    /// What was called.
+    pub operation: Operation,
+    /// How long all calls took until they returned.
+    pub time: Duration,
 }
 
 impl Group {
     /// The group of a rank without peers.
     #[must_use]
     pub fn single() -> Self {
-        Self { peers: None }
+        Self { peers: None, spent: RefCell::default() }
     }
 
     /// A group whose ranks meet through `peers`.
     #[must_use]
     pub fn new(peers: Box<dyn Collective>) -> Self {
-        Self { peers: (peers.size() > 1).then_some(peers) }
+        Self { peers: (peers.size() > 1).then_some(peers), spent: RefCell::default() }
     }
 
     /// This rank.
@@ -84,9 +97,34 @@ impl Group {
         self.peers.as_ref().map_or(1, |peers| peers.size())
     }
 
+    /// What calls have taken since this was asked last. On a device that works behind calls it is the time to
+    /// hand them over.
+    pub fn take_spent(&self) -> Vec<Spent> {
+        self.spent.take()
+    }
+
+    /// Makes a call, and notes how long it takes.
+    fn timed<T>(
+        &self,
+        peers: &dyn Collective,
+        operation: Operation,
+        call: impl FnOnce(&dyn Collective) -> Result<T, CollectiveError>,
+    ) -> Result<T, CollectiveError> {
+        let started = Instant::now();
+        let result = call(peers);
+        let time = started.elapsed();
+        let mut spent = self.spent.borrow_mut();
+        match spent.iter_mut().find(|spent| spent.operation == operation) {
+            Some(spent) => spent.time += time,
+            None => spent.push(Spent { operation, time }),
+        }
+        result
+    }
+
     /// `x = Σ x` over the ranks.
     pub fn all_reduce(&self, s: &Stream, x: MatMut<'_>) -> Result<(), CollectiveError> {
-        self.peers.as_ref().map_or(Ok(()), |peers| peers.all_reduce(s, x))
+        let Some(peers) = self.peers.as_deref() else { return Ok(()) };
+        self.timed(peers, Operation::AllReduce, |peers| peers.all_reduce(s, x))
     }
 
     /// `all` = what the ranks bring, side by side; see [`Collective::all_gather`]. A rank without peers has it all in
@@ -99,7 +137,7 @@ impl Group {
         own: Mat<'_>,
         all: MatMut<'_>,
     ) -> Result<(), CollectiveError> {
-        let Some(peers) = &self.peers else { return Ok(()) };
+        let Some(peers) = self.peers.as_deref() else { return Ok(()) };
         let size = peers.size();
         let refused =
             |what, got| Err(CollectiveError::Shape { collective: "all_gather", what, got, size });
@@ -109,7 +147,7 @@ impl Group {
         if all.cols() > own.cols() * size || all.dtype() != own.dtype() {
             return refused("columns", all.cols());
         }
-        peers.all_gather(s, own, all)
+        self.timed(peers, Operation::AllGather, |peers| peers.all_gather(s, own, all))
     }
 
     /// The rows of all ranks, one below the other; see [`Collective::all_gather_rows`]. A rank without peers has them
@@ -122,9 +160,9 @@ impl Group {
         own: Mat<'_>,
         all: MatMut<'_>,
     ) -> Result<(), CollectiveError> {
-        let Some(peers) = &self.peers else { return Ok(()) };
+        let Some(peers) = self.peers.as_deref() else { return Ok(()) };
         check_rows("all_gather_rows", peers.size(), own, all.as_ref())?;
-        peers.all_gather_rows(s, own, all)
+        self.timed(peers, Operation::AllGatherRows, |peers| peers.all_gather_rows(s, own, all))
     }
 
     /// This rank's rows of `Σ x` over the ranks; see [`Collective::reduce_scatter`]. A rank without peers has them all
@@ -137,9 +175,9 @@ impl Group {
         x: Mat<'_>,
         own: MatMut<'_>,
     ) -> Result<(), CollectiveError> {
-        let Some(peers) = &self.peers else { return Ok(()) };
+        let Some(peers) = self.peers.as_deref() else { return Ok(()) };
         check_rows("reduce_scatter", peers.size(), own.as_ref(), x)?;
-        peers.reduce_scatter(s, x, own)
+        self.timed(peers, Operation::ReduceScatter, |peers| peers.reduce_scatter(s, x, own))
     }
 
     /// Rows to ranks, and theirs to this one; see [`Collective::all_to_all`]. A rank without peers keeps its rows in
@@ -153,7 +191,7 @@ impl Group {
         to: &[usize],
         y: MatMut<'_>,
     ) -> Result<Vec<usize>, CollectiveError> {
-        let Some(peers) = &self.peers else { return Ok(vec![x.rows()]) };
+        let Some(peers) = self.peers.as_deref() else { return Ok(vec![x.rows()]) };
         let size = peers.size();
         let refused =
             |what, got| Err(CollectiveError::Shape { collective: "all_to_all", what, got, size });
@@ -163,17 +201,19 @@ impl Group {
         if x.cols() != y.cols() || x.dtype() != y.dtype() {
             return refused("columns", y.cols());
         }
-        peers.all_to_all(s, x, to, y)
+        self.timed(peers, Operation::AllToAll, |peers| peers.all_to_all(s, x, to, y))
     }
 
     /// `x` becomes what rank `from` brings.
     pub fn broadcast(&self, s: &Stream, x: MatMut<'_>, from: usize) -> Result<(), CollectiveError> {
-        self.peers.as_ref().map_or(Ok(()), |peers| peers.broadcast(s, x, from))
+        let Some(peers) = self.peers.as_deref() else { return Ok(()) };
+        self.timed(peers, Operation::Broadcast(from), |peers| peers.broadcast(s, x, from))
     }
 
     /// Returns once every rank has called it.
     pub fn barrier(&self, s: &Stream) -> Result<(), CollectiveError> {
-        self.peers.as_ref().map_or(Ok(()), |peers| peers.barrier(s))
+        let Some(peers) = self.peers.as_deref() else { return Ok(()) };
+        self.timed(peers, Operation::Barrier, |peers| peers.barrier(s))
     }
 }
 
@@ -204,6 +244,9 @@ impl std::fmt::Debug for Group {
 mod tests {
     use super::*;
 
+    /// What a call of one operation takes at least.
+    const SLOW: Duration = Duration::from_millis(2);
+
     /// Says it has peers and marks what it was called with.
     struct Marker {
         size: usize,
@@ -217,6 +260,7 @@ mod tests {
             self.size
         }
         fn all_reduce(&self, _: &Stream, mut x: MatMut<'_>) -> Result<(), CollectiveError> {
+            std::thread::sleep(SLOW);
             x.row_mut::<f32>(0)[0] = 1.0;
             Ok(())
         }
@@ -294,7 +338,24 @@ mod tests {
         for group in [Group::single(), Group::new(Box::new(Marker { size: 1 }))] {
             assert_eq!((group.rank(), group.size()), (0, 1));
             assert_eq!(call(&group), ([0.0; 6], Ok(())));
+            assert_eq!(group.take_spent(), [], "nothing was asked of anybody");
         }
+    }
+
+    #[test]
+    fn times_of_calls_are_summed_by_operation_until_they_are_taken() {
+        let group = Group::new(Box::new(Marker { size: 2 }));
+        let s = Stream::default();
+        let mut x = [0.0_f32; 4];
+        for _ in 0..3 {
+            group.all_reduce(&s, MatMut::of(&mut x, 1, 4).unwrap()).unwrap();
+        }
+        assert!(group.barrier(&s).is_err(), "its time counts, too");
+        let spent = group.take_spent();
+        let operations: Vec<Operation> = spent.iter().map(|spent| spent.operation).collect();
+        assert_eq!(operations, [Operation::AllReduce, Operation::Barrier]);
+        assert!(spent[0].time >= 3 * SLOW, "{spent:?}");
+        assert_eq!(group.take_spent(), []);
     }
 
     #[test]

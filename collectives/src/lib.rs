@@ -18,7 +18,7 @@ mod waiting;
 
 pub use call::{Call, CallState, Operation};
 pub use error::CollectiveError;
-pub use group::{Collective, Group};
+pub use group::{Collective, Group, Spent};
 pub use layout::{CALLS, SLOT_BYTES};
 pub use meeting::Meeting;
 pub use shared_group::SharedGroup;

@@ -10,19 +10,20 @@ use crate::masks::{Masks, StepMasks};
 use crate::sampler::{self, Question};
 use crate::seats::{self, Seats, TableChange};
 use crate::trace::{Laps, Scope, StepFacts, StepTrace, Tracer};
-use collectives::Group;
+use collectives::{Group, Operation, Spent};
 use models::{ExpertLoad, Forward, Model};
 use ops::{
     AnswerMemory, AnswersInFlight, InFlight, KvLayout, KvPool, Mat, MatMut, Ops, Pinned, RowBounds,
     Stage, StepBuffers, StepShape, StepSize, Tensor, VocabPart,
 };
 use protocol::{
-    Batch, Bucket, Epoch, ExpertTokens, Row, RowError, RowOutput, StepId, StepOutput, StepTiming,
+    Batch, Bucket, CollectiveTiming, Epoch, ExpertTokens, Row, RowError, RowOutput, StepId,
+    StepOutput, StepTiming,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Steps whose inputs or answers may be under way at a time.
 pub(crate) const STEPS_IN_FLIGHT: usize = 2;
@@ -213,6 +214,7 @@ impl State {
         pending.late = masks.late();
         self.answer(engine, (batch, &masks), &questions, (first, hidden), &mut pending)?;
         self.questions = questions;
+        pending.timing.collectives = collective_timing(engine);
         Ok(pending)
     }
 
@@ -493,6 +495,26 @@ fn asks_few(shape: &StepShape) -> bool {
     (1..shape.tokens).contains(&shape.questions)
 }
 
+/// What the calls of the step that is over took.
+fn collective_timing(engine: &Engine) -> CollectiveTiming {
+    let mut timing = CollectiveTiming::default();
+    for Spent { operation, time } in engine.tp.take_spent() {
+        match operation {
+            Operation::AllReduce => timing.tp_all_reduce_ns = ns(time),
+            Operation::AllGather => timing.tp_all_gather_ns = ns(time),
+            other => debug_assert!(false, "{} of a replica has no place in reports", other.name()),
+        }
+    }
+    for Spent { operation, time } in engine.dp.take_spent() {
+        match operation {
+            Operation::AllGatherRows => timing.dp_all_gather_rows_ns = ns(time),
+            Operation::ReduceScatter => timing.dp_reduce_scatter_ns = ns(time),
+            other => debug_assert!(false, "{} of replicas has no place in reports", other.name()),
+        }
+    }
+    timing
+}
+
 /// What routers have chosen in the step that is over.
 fn loads(load: &ExpertLoad) -> Vec<ExpertTokens> {
     let tokens = |(layer, expert, tokens)| ExpertTokens {
@@ -517,5 +539,9 @@ fn bounds(batch: &Batch) -> RowBounds {
 }
 
 fn ns_since(start: Instant) -> u64 {
-    u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    ns(start.elapsed())
+}
+
+fn ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -29,7 +29,9 @@ pub use ids::{BlockId, Epoch, Rank, Replica, RequestId, Seat, StepId, Token};
 pub use kv_event::{BlockHash, ExtraKey, KvEvent};
 pub use kv_spec::{KvGroup, KvKind, KvSpec};
 pub use node::{FromNode, Handshake, HostSettings, LinkOffer, Member, Nonce, Proof, ToNode};
-pub use output::{ExpertTokens, RowError, RowOutput, StepOutput, StepTiming, TokenLogprobs};
+pub use output::{
+    CollectiveTiming, ExpertTokens, RowError, RowOutput, StepOutput, StepTiming, TokenLogprobs,
+};
 pub use sampling::Sampling;
 pub use settings::{
     Capture, Device, DeviceLibraries, Dtype, ExpertPlacement, KvDtype, KvSize, Parallel, Settings,

@@ -82,4 +82,19 @@ pub struct StepTiming {
     pub sample_ns: u64,
     /// Whether the step was a replay of a captured graph.
     pub replayed: bool,
+    /// What the forward pass and the sampling spent with other ranks.
+    pub collectives: CollectiveTiming,
+}
+
+/// Nanoseconds spent in each collective that steps call, the wait for the other ranks included; 0 where there are none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct CollectiveTiming {
+    /// Sums over the ranks of a replica.
+    pub tp_all_reduce_ns: u64,
+    /// What the ranks of a replica tell each other to choose tokens.
+    pub tp_all_gather_ns: u64,
+    /// Rows brought to the experts of all replicas.
+    pub dp_all_gather_rows_ns: u64,
+    /// Sums of what those experts made of them.
+    pub dp_reduce_scatter_ns: u64,
 }

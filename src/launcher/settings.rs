@@ -116,6 +116,7 @@ pub fn metrics(args: &ServeArgs, model_name: String, max_model_len: u32) -> Metr
     MetricsConfig {
         replicas: args.parallel.data_parallel_size,
         tp_size: args.parallel.tensor_parallel_size,
+        experts_shared: parallel(args).lockstep(),
         aggregate: args.metrics.metrics_aggregate,
         residency: args.metrics.kv_cache_metrics,
         buckets: args.metrics.custom_histogram_buckets.clone().unwrap_or_default(),

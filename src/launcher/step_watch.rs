@@ -132,6 +132,7 @@ impl StepWatch {
     pub fn answered(&mut self, replica: Replica, output: &StepOutput) {
         let (now, steps) = (self.last, &self.metrics.steps);
         self.metrics.experts.answered(replica, &output.experts);
+        self.metrics.collectives.answered(replica, &output.timing.collectives);
         let lane = &mut self.lanes[usize::from(replica.0)];
         while let Some(Flying { sent, record }) =
             lane.flying.pop_front_if(|flying| flying.record.step <= output.step.0)

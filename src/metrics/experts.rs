@@ -3,7 +3,7 @@
 //! A model has thousands of experts: each has a number here, and two series per layer say how uneven they are.
 
 use super::families::{Families, PerEngine};
-use prometheus::{Error, IntCounter};
+use prometheus::{Error, Gauge, IntCounter};
 use protocol::{ExpertTokens, Replica};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,13 +19,24 @@ struct Layer {
     experts: usize,
     /// Place of the first one.
     first: usize,
-    /// Tokens of all, and of the one that got most in a step; `None` for a dense layer.
-    series: Option<[PerEngine<IntCounter>; 2]>,
+    /// `None` for a dense layer.
+    series: Option<LayerSeries>,
+}
+
+/// What a layer with experts shows.
+struct LayerSeries {
+    tokens: PerEngine<IntCounter>,
+    /// Tokens of the one that got most in a step.
+    hottest: PerEngine<IntCounter>,
+    /// By replica.
+    max_over_mean: Vec<Gauge>,
 }
 
 const TOKENS: &str = "Tokens that the experts of a layer got; one token counts once for each of its experts. The last \
      layer computes no tokens of a prompt but those whose results are asked for.";
 const HOTTEST: &str = "Of these those of the expert that got most, in each step anew.";
+const LOAD: &str = "Tokens of the expert of a layer that got most, over the mean of its experts, all since the start: 1 = \
+     even, 0 = none yet. Each replica's first rank counts.";
 
 impl ExpertMetrics {
     /// `experts` of each layer, 0 for dense ones.
@@ -37,20 +48,13 @@ impl ExpertMetrics {
             .filter(|(_, experts)| **experts > 0)
             .map(|(name, _)| &name[..])
             .collect();
-        let mut series = if sparse.is_empty() {
-            Vec::new().into_iter().zip(Vec::new())
-        } else {
-            let tokens = f.counters_by("hadron:expert_tokens_total", TOKENS, "layer", &sparse)?;
-            let hottest =
-                f.counters_by("hadron:expert_tokens_hottest_total", HOTTEST, "layer", &sparse)?;
-            tokens.into_iter().zip(hottest)
-        };
+        let mut series = series(f, &sparse)?.into_iter();
         let mut first = 0;
         let layers: Vec<Layer> = experts
             .iter()
             .map(|&experts| {
                 let experts = usize::from(experts);
-                let series = if experts > 0 { series.next().map(|(a, b)| [a, b]) } else { None };
+                let series = if experts > 0 { series.next() } else { None };
                 first += experts;
                 Layer { experts, first: first - experts, series }
             })
@@ -70,10 +74,23 @@ impl ExpertMetrics {
                     total.fetch_add(u64::from(count.tokens), Ordering::Relaxed);
                 }
             }
-            if let Some([tokens, hottest]) = &layer.series {
+            if let Some(LayerSeries { tokens, hottest, .. }) = &layer.series {
                 let each = || of_layer.iter().map(|count| u64::from(count.tokens));
                 tokens.of(replica).inc_by(each().sum());
                 hottest.of(replica).inc_by(each().max().unwrap_or(0));
+            }
+        }
+    }
+
+    /// Brings up what is worked out of the numbers of single experts.
+    pub(super) fn set(&self) {
+        for layer in &self.layers {
+            let Some(series) = &layer.series else { continue };
+            for (gauge, totals) in series.max_over_mean.iter().zip(&self.tokens) {
+                let own = &totals[layer.first..][..layer.experts];
+                let each = || own.iter().map(|total| total.load(Ordering::Relaxed));
+                let (max, sum) = (each().max().unwrap_or(0), each().sum::<u64>());
+                gauge.set(max as f64 * layer.experts as f64 / sum.max(1) as f64);
             }
         }
     }
@@ -89,4 +106,18 @@ impl ExpertMetrics {
         };
         self.tokens.iter().map(of).collect()
     }
+}
+
+/// The series of layers with these names.
+fn series(f: &Families<'_>, layers: &[&str]) -> Result<Vec<LayerSeries>, Error> {
+    if layers.is_empty() {
+        return Ok(Vec::new());
+    }
+    let counters = |name, help| f.counters_by(name, help, "layer", layers);
+    let tokens = counters("hadron:expert_tokens_total", TOKENS)?.into_iter();
+    let hottest = counters("hadron:expert_tokens_hottest_total", HOTTEST)?;
+    let load =
+        f.gauges_of_first_ranks("hadron:expert_load_max_over_mean", LOAD, "layer", layers)?;
+    let of = |((tokens, hottest), max_over_mean)| LayerSeries { tokens, hottest, max_over_mean };
+    Ok(tokens.zip(hottest).zip(load).map(of).collect())
 }

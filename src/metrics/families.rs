@@ -162,6 +162,26 @@ impl<'a> Families<'a> {
         Ok(self.ranks().map(|values| family.with_label_values(&values)).collect())
     }
 
+    /// A gauge for the first executor of each replica and value of a label: those of each value, by replica.
+    pub(super) fn gauges_of_first_ranks(
+        &self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: &[&str],
+    ) -> Result<Vec<Vec<Gauge>>, Error> {
+        let labels = ["model_name", "engine", "rank", label];
+        let family = self.add(GaugeVec::new(Opts::new(name, help), &labels)?)?;
+        let of = |value: &&str| {
+            let first = self.ranks().step_by(usize::from(self.tp_size));
+            let child = |[model, engine, rank]: [String; 3]| {
+                family.with_label_values(&[&model[..], &engine, &rank, value])
+            };
+            first.map(child).collect()
+        };
+        Ok(values.iter().map(of).collect())
+    }
+
     /// A counter for each executor.
     pub(super) fn counter_of_ranks(
         &self,
@@ -274,6 +294,26 @@ impl<'a> Families<'a> {
         let of =
             |value| self.children(Some((label, value)), |values| family.with_label_values(values));
         Ok(values.map(|value| PerEngine(of(value))))
+    }
+
+    /// A histogram per replica and pair of values of two labels: one for each of these pairs, in order.
+    pub(super) fn histograms_by(
+        &self,
+        name: &str,
+        help: &str,
+        family: Family,
+        [first, second]: [&str; 2],
+        values: &[[&str; 2]],
+    ) -> Result<Vec<PerEngine<Histogram>>, Error> {
+        let opts = HistogramOpts::new(name, help).buckets(self.buckets.of(family));
+        let family =
+            self.add(HistogramVec::new(opts, &["model_name", "engine", first, second])?)?;
+        let of = |[first, second]: &[&str; 2]| {
+            let child =
+                |engine: &String| family.with_label_values(&[self.model, engine, first, second]);
+            PerEngine(self.engines.iter().map(child).collect())
+        };
+        Ok(values.iter().map(of).collect())
     }
 
     /// A histogram of the engine per value of one more label.

@@ -4,6 +4,7 @@
 //! takes what lies there; nobody is asked and nobody waits, so a scrape costs a step nothing.
 
 mod buckets;
+mod collectives;
 mod experts;
 mod exposition;
 mod families;
@@ -25,6 +26,7 @@ mod tests;
 mod unused;
 
 pub use buckets::{BucketsError, CustomBuckets};
+pub use collectives::CollectiveMetrics;
 pub use experts::ExpertMetrics;
 pub use http::{HttpMetrics, OpenStream};
 pub use life::LifeMetrics;
@@ -62,6 +64,8 @@ pub struct MetricsConfig {
     pub tp_size: u16,
     /// Experts of each layer that are counted, 0 for dense layers; none where nobody counts.
     pub experts: Vec<u16>,
+    /// Replicas share experts.
+    pub experts_shared: bool,
     /// One series for all replicas (`--metrics-aggregate`).
     pub aggregate: bool,
     /// Series of how long KV blocks stay (`--kv-cache-metrics`).
@@ -79,6 +83,7 @@ impl MetricsConfig {
             replicas: 1,
             tp_size: 1,
             experts: Vec::new(),
+            experts_shared: false,
             aggregate: false,
             residency: false,
             buckets: CustomBuckets::default(),
@@ -116,6 +121,8 @@ pub struct Metrics {
     pub steps: StepMetrics,
     /// Of the model's experts.
     pub experts: ExpertMetrics,
+    /// Of the groups of executors.
+    pub collectives: CollectiveMetrics,
     /// Of the HTTP server.
     pub http: HttpMetrics,
     /// Of the executor's life.
@@ -150,6 +157,7 @@ impl Metrics {
             requests: RequestMetrics::new(&families)?,
             steps: StepMetrics::new(&families)?,
             experts: ExpertMetrics::new(&families, &config.experts)?,
+            collectives: CollectiveMetrics::new(&families, config.experts_shared)?,
             http: HttpMetrics::new(&families)?,
             life: LifeMetrics::new(&families)?,
             queue: QueueMetrics::new(&families)?,
@@ -202,6 +210,7 @@ impl Metrics {
         self.grammar_series.set(&self.grammar);
         self.life.set(stats);
         self.queue.set();
+        self.experts.set();
         self.kv_event_series.set(&self.kv_events);
         self.process.set();
         self.unused.set();

@@ -17,6 +17,7 @@ const OPEN_LABELS: &[&str] = &[
     "route",
     "code",
     "layer",
+    "rank",
     "block_size",
     "num_gpu_blocks",
     "cache_dtype",
@@ -32,7 +33,14 @@ const OPEN_LABELS: &[&str] = &[
 /// Errors: those of `Metrics::new`.
 pub fn page() -> Result<String, prometheus::Error> {
     let config = MetricsConfig::new("MODEL", 1_000_000);
-    let metrics = Metrics::new(&MetricsConfig { residency: true, experts: vec![1], ..config })?;
+    let config = MetricsConfig {
+        tp_size: 2,
+        experts: vec![1],
+        experts_shared: true,
+        residency: true,
+        ..config
+    };
+    let metrics = Metrics::new(&config)?;
     metrics.set_cache(CacheFacts {
         block_tokens: 16,
         blocks: 1,
@@ -46,8 +54,9 @@ pub fn page() -> Result<String, prometheus::Error> {
          are vLLM's where vLLM has them; `hadron:` marks what it lacks. This page is generated from the \
          series; a test keeps it so.\n\n\
          Every series exists from the start, except those of `hadron:http_requests_total`, which are born \
-         with the first reply of a route and status. Those of `hadron:expert_tokens` are there for models with \
-         experts on CPUs, `vllm:kv_block_*` with `--kv-cache-metrics`. Counters never fall while the server lives. \
+         with the first reply of a route and status. `hadron:expert_*` are there for models with \
+         experts on CPUs, `hadron:collective_seconds` where executors share a model (`dp` where replicas share its experts), \
+         `vllm:kv_block_*` with `--kv-cache-metrics`. Counters never fall while the server lives. \
          Histograms have `_bucket`, `_sum` and `_count`; `request_*_tokens` end at the longest request.\n",
     );
     for prefix in ["vllm:", "hadron:", "process_"] {

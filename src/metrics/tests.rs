@@ -1,7 +1,7 @@
 //! Figures against what was done to them.
 
 use super::*;
-use protocol::{ExpertTokens, Rank, Replica, RequestId, RowError};
+use protocol::{CollectiveTiming, ExpertTokens, Rank, Replica, RequestId, RowError};
 use scheduler::{
     AbortCause, BlockStats, ByLoss, ErrorCode, Finish, FirstRun, Loss, Recomputed, StopReason,
     TokenEvent,
@@ -260,8 +260,37 @@ fn experts_are_summed_by_layer_and_listed_one_by_one() {
     assert_eq!((of("total", 1, 1), of("hottest_total", 1, 1)), (15.0, 11.0));
     assert_eq!(of("hottest_total", 1, 2), 10.0 + 1.0);
     assert_eq!(of("total", 0, 1), 0.0);
+    let load = |engine: u16, layer: u16| {
+        let labels =
+            format!("engine=\"{engine}\",layer=\"{layer}\",model_name=\"m\",rank=\"{engine}\"");
+        value(&page, &format!("hadron:expert_load_max_over_mean{{{labels}}}"))
+    };
+    assert_eq!((load(1, 1), load(1, 2), load(0, 1)), (9.0 / 5.0, 3.0, 0.0));
     assert!(!page.contains("layer=\"0\""), "a dense layer");
     let table = metrics.experts.table();
     assert_eq!(table[1], [vec![], vec![9, 0, 6], vec![0, 10, 0]]);
     assert_eq!(table[0], [vec![], vec![0; 3], vec![0; 3]]);
+}
+
+#[test]
+fn collectives_are_observed_where_a_step_called_them() {
+    let config = MetricsConfig { replicas: 2, tp_size: 2, ..MetricsConfig::new("m", 64) };
+    let alone = Metrics::new(&MetricsConfig { tp_size: 1, ..config.clone() }).unwrap();
+    assert!(!alone.render(&[]).unwrap().contains("collective"), "nobody to meet");
+    let apart = Metrics::new(&config).unwrap();
+    assert!(!apart.render(&[]).unwrap().contains("group=\"dp\""), "replicas that share nothing");
+    let metrics = Metrics::new(&MetricsConfig { experts_shared: true, ..config }).unwrap();
+    let timing = CollectiveTiming { tp_all_reduce_ns: 500_000_000, ..CollectiveTiming::default() };
+    metrics.collectives.answered(Replica(1), &timing);
+    let timing = CollectiveTiming { dp_reduce_scatter_ns: 250_000_000, ..timing };
+    metrics.collectives.answered(Replica(1), &timing);
+    let page = metrics.render(&[]).unwrap();
+    let of = |part: &str, engine: u16, group: &str, op: &str| {
+        let labels = format!("engine=\"{engine}\",group=\"{group}\",model_name=\"m\",op=\"{op}\"");
+        value(&page, &format!("hadron:collective_seconds_{part}{{{labels}}}"))
+    };
+    assert_eq!(["count", "sum"].map(|part| of(part, 1, "tp", "all_reduce")), [2.0, 1.0]);
+    assert_eq!(["count", "sum"].map(|part| of(part, 1, "dp", "reduce_scatter")), [1.0, 0.25]);
+    assert_eq!(of("count", 1, "tp", "all_gather"), 0.0);
+    assert_eq!(of("count", 0, "tp", "all_reduce"), 0.0);
 }

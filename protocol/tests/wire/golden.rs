@@ -4,11 +4,11 @@ use expect_test::{Expect, expect};
 use protocol::codec::Message;
 use protocol::frame::{HEADER_BYTES, encode};
 use protocol::{
-    Batch, BlockId, Bucket, Capture, Device, Dtype, Epoch, ExpertPlacement, ExpertTokens,
-    FromExecutor, FromNode, Handshake, Hello, HostSettings, Input, KvDtype, KvGroup, KvKind,
-    KvSize, KvSpec, LinkOffer, Mask, MaskRow, Member, Memory, Pace, Parallel, Phase, Profiled,
-    Rank, Replica, RequestId, Row, RowError, RowOutput, Sampling, Seat, SeatInit, Settings, StepId,
-    StepOutput, StepTiming, TableUpdate, ToExecutor, ToNode, TokenLogprobs,
+    Batch, BlockId, Bucket, Capture, CollectiveTiming, Device, Dtype, Epoch, ExpertPlacement,
+    ExpertTokens, FromExecutor, FromNode, Handshake, Hello, HostSettings, Input, KvDtype, KvGroup,
+    KvKind, KvSize, KvSpec, LinkOffer, Mask, MaskRow, Member, Memory, Pace, Parallel, Phase,
+    Profiled, Rank, Replica, RequestId, Row, RowError, RowOutput, Sampling, Seat, SeatInit,
+    Settings, StepId, StepOutput, StepTiming, TableUpdate, ToExecutor, ToNode, TokenLogprobs,
 };
 
 /// The header in one line, then the body, 32 bytes a line.
@@ -64,7 +64,7 @@ fn a_batch() {
     check(
         &ToExecutor::Batch(batch),
         &expect![[r#"
-            4844524e0700030002000000000000009c000000ad00882d
+            4844524e0800030002000000000000009c00000062a7db4a
             95070281a54561676572910200929ccd012c0104100100c3c281a6546f6b656e
             73c4045b50020091930001c4080900000070110100c0949eca0000000000ca3f
             800000ca00000000ca3f800000ca00000000ca000000000090c4080500000000
@@ -85,7 +85,7 @@ fn masks() {
     check(
         &ToExecutor::Mask(mask),
         &expect![[r#"
-            4844524e07000600020000000000000015000000d83b468e
+            4844524e08000600020000000000000015000000934f0a9b
             9207929300c4080100008002000000c29303c400c3"#]],
     );
 }
@@ -95,16 +95,16 @@ fn short_orders() {
     check(
         &ToExecutor::SizeKv { blocks: 65_536 },
         &expect![[r#"
-            4844524e070002000200000000000000060000008532334a
+            4844524e080002000200000000000000060000003a55c130
             91ce00010000"#]],
     );
     check(
         &ToExecutor::Profile { on: true },
         &expect![[r#"
-            4844524e07000500020000000000000002000000b5ff60f5
+            4844524e080005000200000000000000020000003ce037a2
             91c3"#]],
     );
-    check(&ToExecutor::Shutdown, &expect!["4844524e0700040002000000000000000000000060287290"]);
+    check(&ToExecutor::Shutdown, &expect!["4844524e080004000200000000000000000000005fcb6bcc"]);
 }
 
 #[test]
@@ -118,16 +118,27 @@ fn a_step_output() {
             RowOutput { emitted: vec![3].into(), logprobs, ..RowOutput::default() },
             RowOutput { error: Some(RowError::AllMasked), ..RowOutput::default() },
         ],
-        timing: StepTiming { inputs_ns: 1, forward_ns: 1_000_000, sample_ns: 500, replayed: true },
+        timing: StepTiming {
+            inputs_ns: 1,
+            forward_ns: 1_000_000,
+            sample_ns: 500,
+            replayed: true,
+            collectives: CollectiveTiming {
+                tp_all_reduce_ns: 1,
+                tp_all_gather_ns: 256,
+                dp_all_gather_rows_ns: 65_536,
+                dp_reduce_scatter_ns: 0,
+            },
+        },
         experts: vec![ExpertTokens { layer: 1, expert: 2, tokens: 3 }],
     };
     check(
         &FromExecutor::StepOutput(output),
         &expect![[r#"
-            4844524e0700150002000000000000004e000000ad1599af
+            4844524e08001500020000000000000059000000c601eba6
             9507029295c4040300000000c0919403cabf00000001c41003000000000000bf
-            040000000000c0bf9095c40000a9416c6c4d61736b656490909401ce000f4240
-            cd01f4c3c4080200010003000000"#]],
+            040000000000c0bf9095c40000a9416c6c4d61736b656490909501ce000f4240
+            cd01f4c39401cd0100ce0001000000c4080200010003000000"#]],
     );
 }
 
@@ -144,14 +155,14 @@ fn the_start() {
     check(
         &FromExecutor::Hello(hello),
         &expect![[r#"
-            4844524e070011000200000000000000170000003b894fea
+            4844524e0800110002000000000000001700000040f2a90a
             96010002a3637075a5302e312e30cfffffffffffffffff"#]],
     );
     let progress = FromExecutor::Progress { phase: Phase::Load, done: 1, total: 1 << 33 };
     check(
         &progress,
         &expect![[r#"
-            4844524e07001200020000000000000010000000533536b2
+            4844524e080012000200000000000000100000008bf79cea
             93a44c6f616401cf0000000200000000"#]],
     );
     let group = KvGroup { layers: vec![0, 1], kind: KvKind::Full, bytes_per_block: 8_192 };
@@ -160,31 +171,31 @@ fn the_start() {
     check(
         &FromExecutor::Memory(memory),
         &expect![[r#"
-            4844524e0700130002000000000000001800000023722e7d
+            4844524e080013000200000000000000180000006e6bdf95
             9392109193920001a446756c6ccd2000cd01f492cd012c0c"#]],
     );
     let fault = FromExecutor::Fault { step: Some(StepId(7)), text: "gone".to_owned() };
     check(
         &fault,
         &expect![[r#"
-            4844524e07001600020000000000000007000000f7ed89d4
+            4844524e080016000200000000000000070000007d51f538
             9207a4676f6e65"#]],
     );
     let profiled = Profiled::Started("/t/rank0-1.json".to_owned());
     check(
         &FromExecutor::Profiled(profiled),
         &expect![[r#"
-            4844524e0700180002000000000000001900000051384c88
+            4844524e080018000200000000000000190000002798f776
             81a753746172746564af2f742f72616e6b302d312e6a736f6e"#]],
     );
     let done = FromExecutor::StepDone { step: StepId(7), ns: 1_000_000 };
     check(
         &done,
         &expect![[r#"
-            4844524e07001900020000000000000007000000e32baafc
+            4844524e080019000200000000000000070000006997d610
             9207ce000f4240"#]],
     );
-    check(&FromExecutor::Beat, &expect!["4844524e07001700020000000000000000000000ff2e533e"]);
+    check(&FromExecutor::Beat, &expect!["4844524e08001700020000000000000000000000c0cd4a62"]);
 }
 
 #[test]
@@ -220,10 +231,10 @@ fn the_settings() {
     check(
         &settings,
         &expect![[r#"
-        4844524e0700010002000000000000005400000046b029ca
-        dc001aa22f6dc001a343707590c0c0a7466c6f61743332a44175746f0210cd01
-        00cd0100044081a6426c6f636b7340cb3feccccccccccccda74e6f7468696e67
-        14c00201930201c30291929092cd012c00a22f78"#]],
+            4844524e08000100020000000000000054000000496b2aeb
+            dc001aa22f6dc001a343707590c0c0a7466c6f61743332a44175746f0210cd01
+            00cd0100044081a6426c6f636b7340cb3feccccccccccccda74e6f7468696e67
+            14c00201930201c30291929092cd012c00a22f78"#]],
     );
 }
 
@@ -233,14 +244,14 @@ fn the_nodes() {
     check(
         &Handshake::Challenge { nonce },
         &expect![[r#"
-            4844524e0700210002000000000000002400000079121476
+            4844524e08002100020000000000000024000000594e0234
             91dc002001010101010101010101010101010101010101010101010101010101
             01010101"#]],
     );
     check(
         &Handshake::Answer { nonce, proof },
         &expect![[r#"
-            4844524e07002200020000000000000067000000ab0a23b6
+            4844524e0800220002000000000000006700000070f44e97
             92dc002001010101010101010101010101010101010101010101010101010101
             01010101dc0020ccffccffccffccffccffccffccffccffccffccffccffccffcc
             ffccffccffccffccffccffccffccffccffccffccffccffccffccffccffccffcc
@@ -249,7 +260,7 @@ fn the_nodes() {
     check(
         &Handshake::Welcome { proof },
         &expect![[r#"
-            4844524e0700230002000000000000004400000084dc21a0
+            4844524e080023000200000000000000440000005509fb17
             91dc0020ccffccffccffccffccffccffccffccffccffccffccffccffccffccff
             ccffccffccffccffccffccffccffccffccffccffccffccffccffccffccffccff
             ccffccff"#]],
@@ -260,7 +271,7 @@ fn the_nodes() {
     check(
         &FromNode::Join(member),
         &expect![[r#"
-            4844524e0700290002000000000000000e0000006b8f998b
+            4844524e0800290002000000000000000e0000001c40634e
             950102930102c2a5302e312e3007"#]],
     );
     let host = HostSettings {
@@ -273,37 +284,37 @@ fn the_nodes() {
     check(
         &FromNode::Link(LinkOffer { ticket: 9, rank: Rank(1), host }),
         &expect![[r#"
-            4844524e07002a0002000000000000000b0000005480a17f
+            4844524e08002a0002000000000000000b0000002773d81a
             93090195a22f6dc0c001c0"#]],
     );
     let text = || "gone".to_owned();
     check(
         &FromNode::NotStarted { ticket: 9, text: text() },
         &expect![[r#"
-            4844524e07002b00020000000000000007000000ec1282f8
+            4844524e08002b0002000000000000000700000066aefe14
             9209a4676f6e65"#]],
     );
     check(
         &FromNode::Ended { rank: Rank(1), epoch: Epoch(2), text: text() },
         &expect![[r#"
-            4844524e07002c00020000000000000008000000cf16d13d
+            4844524e08002c00020000000000000008000000337929d4
             930102a4676f6e65"#]],
     );
-    check(&FromNode::Beat, &expect!["4844524e07002d000200000000000000000000005ec8c6cb"]);
-    check(&ToNode::Accepted, &expect!["4844524e07002400020000000000000000000000cada2334"]);
+    check(&FromNode::Beat, &expect!["4844524e08002d00020000000000000000000000612bdf97"]);
+    check(&ToNode::Accepted, &expect!["4844524e08002400020000000000000000000000f5393a68"]);
     check(
         &ToNode::Refused { text: text() },
         &expect![[r#"
-            4844524e070025000200000000000000060000004b4e6129
+            4844524e08002500020000000000000006000000f4299353
             91a4676f6e65"#]],
     );
     let start = ToNode::Start { replica: Replica(1), epoch: Epoch(2), ticket: 9 };
     check(
         &start,
         &expect![[r#"
-            4844524e07002600020000000000000004000000c9e01613
+            4844524e08002600020000000000000004000000e3ed2e28
             93010209"#]],
     );
-    check(&ToNode::Leave, &expect!["4844524e0700270002000000000000000000000000252ac8"]);
-    check(&ToNode::Beat, &expect!["4844524e07002800020000000000000000000000f1be30ca"]);
+    check(&ToNode::Leave, &expect!["4844524e080027000200000000000000000000003fc63394"]);
+    check(&ToNode::Beat, &expect!["4844524e08002800020000000000000000000000ce5d2996"]);
 }

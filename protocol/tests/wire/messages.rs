@@ -4,11 +4,12 @@ use proptest::collection::vec;
 use proptest::option::of;
 use proptest::prelude::*;
 use protocol::{
-    Batch, BlockId, Bucket, Capture, Device, DeviceLibraries, Dtype, Epoch, ExpertPlacement,
-    ExpertTokens, FromExecutor, FromNode, Handshake, Hello, HostSettings, Input, KvDtype, KvGroup,
-    KvKind, KvSize, KvSpec, LinkOffer, Member, Memory, Pace, Parallel, Phase, Profiled, Rank,
-    Ready, Replica, RequestId, Row, RowError, RowOutput, Sampling, Seat, SeatInit, Settings,
-    StepId, StepOutput, StepTiming, TableUpdate, ToExecutor, ToNode, Token, TokenLogprobs,
+    Batch, BlockId, Bucket, Capture, CollectiveTiming, Device, DeviceLibraries, Dtype, Epoch,
+    ExpertPlacement, ExpertTokens, FromExecutor, FromNode, Handshake, Hello, HostSettings, Input,
+    KvDtype, KvGroup, KvKind, KvSize, KvSpec, LinkOffer, Member, Memory, Pace, Parallel, Phase,
+    Profiled, Rank, Ready, Replica, RequestId, Row, RowError, RowOutput, Sampling, Seat, SeatInit,
+    Settings, StepId, StepOutput, StepTiming, TableUpdate, ToExecutor, ToNode, Token,
+    TokenLogprobs,
 };
 
 fn ids() -> impl Strategy<Value = Vec<Token>> {
@@ -127,6 +128,12 @@ fn output() -> impl Strategy<Value = StepOutput> {
             forward_ns: ns >> 9,
             sample_ns: 0,
             replayed: ns % 2 == 1,
+            collectives: CollectiveTiming {
+                tp_all_reduce_ns: ns >> 1,
+                tp_all_gather_ns: ns >> 20,
+                dp_all_gather_rows_ns: 0,
+                dp_reduce_scatter_ns: ns,
+            },
         },
         experts,
     })

@@ -189,6 +189,10 @@ fn check_experts_counted(at: SocketAddr, tokens: [u64; 2]) {
         let each = listed["replicas"][0]["logical_count"][layer].as_array().unwrap();
         let sum: u64 = each.iter().map(|count| count.as_u64().unwrap()).sum();
         assert_eq!((each.len(), sum), (8, tokens), "{listed}");
+        let most = each.iter().filter_map(Value::as_u64).max().unwrap() as f64;
+        let labels = labels.replace('}', ",rank=\"0\"}");
+        let load = metric(at, &format!("hadron:expert_load_max_over_mean{labels}"));
+        assert!((load - most * 8.0 / tokens as f64).abs() < 1e-9, "{load} {listed}");
     }
 }
 

@@ -1,7 +1,8 @@
 //! Every series of `/metrics` moves when what it counts happens, but for those that cannot here.
 
-use super::executor_process::{executor, send, stream};
+use super::executor_process::{executor, send, stream, within};
 use super::process::Process;
+use super::ranks::with_experts;
 use crate::http_client::{Client, get, post};
 use crate::http_host::{Server, Setup};
 use crate::kv_feed;
@@ -310,6 +311,44 @@ fn lost(moved: &mut Moved) {
         drop(running);
     }
     moved.series.retain(|series| !series.starts_with("process_")); // Another process than the rest.
+}
+
+/// Those that only executors with others have, or only a model with experts.
+#[test]
+fn every_series_of_groups_and_experts_moves() {
+    let model = with_experts();
+    let folder = model.path().join("model");
+    let groups = ["-tp", "2", "-dp", "2", "--enable-expert-parallel", "--threads", "1"];
+    let sizes = ["--max-model-len", "256", "--num-gpu-blocks-override", "64"];
+    let process = Process::start(&[&[folder.to_str().unwrap()], &groups[..], &sizes].concat());
+    let of_groups = || {
+        let mut page = page(process.address);
+        page.retain(|series, _| {
+            series.starts_with("hadron:collective_") || series.starts_with("hadron:expert_")
+        });
+        page
+    };
+    let idle = of_groups();
+    for replica in [0, 1] {
+        assert_eq!(ask(process.address, &json!({"data_parallel_rank": replica})), 200);
+    }
+    let pairs = [("all_gather", "tp"), ("all_gather_rows", "dp"), ("all_reduce", "tp")];
+    for (op, group) in pairs.into_iter().chain([("reduce_scatter", "dp")]) {
+        let series =
+            |part| format!("hadron:collective_seconds_{part}{{group=\"{group}\",op=\"{op}\"}}");
+        assert_eq!(idle.get(&series("count")), Some(&0.0), "{idle:?}");
+        // The last step of the other replica may be told of a moment later.
+        within(WAIT, "more time of steps than of their collectives", || {
+            let page = page(process.address);
+            let device = page["hadron:step_seconds_sum{phase=\"device\"}"];
+            let (steps, time) = (page[&series("count")], page[&series("sum")]);
+            steps >= 20.0 && time > 0.0 && time < device
+        });
+    }
+    let moved = of_groups();
+    let still: Vec<&String> =
+        idle.keys().filter(|series| idle[*series] == moved[*series]).collect();
+    assert!(still.is_empty() && idle.len() == 16, "{still:?} of {idle:?}");
 }
 
 /// With the series that are there only where they are asked for.
