@@ -1,6 +1,6 @@
 //! Entry point: parses the command line and runs one role.
 
-use hadron::config::{self, Command, Invocation, LogFormat};
+use hadron::config::{self, Command, ConfigError, Invocation, LogFormat};
 use hadron::{bench, eval, events, launcher, synth};
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -43,9 +43,10 @@ fn main() -> ExitCode {
         Err(error) => {
             let code = error.exit_code();
             // Help is an answer, everything else a complaint.
-            let _ = match code {
-                0 => write!(std::io::stdout(), "{error}"),
-                _ => writeln!(std::io::stderr(), "{error}"),
+            let _ = match &error {
+                ConfigError::Help(text) => write!(std::io::stdout(), "{text}"),
+                ConfigError::Usage(text) => writeln!(std::io::stderr(), "{text}"),
+                ConfigError::Refused(text) => writeln!(std::io::stderr(), "hadron: {text}"),
             };
             return ExitCode::from(code);
         }

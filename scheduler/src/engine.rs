@@ -13,7 +13,7 @@ use crate::slab::Slot;
 use crate::stats::Requeue;
 use crate::{
     AbortCause, Control, Effect, EngineConfig, EngineError, ErrorCode, Event, Finish, Laps, Limits,
-    Loss, Part, PromptHasher, Refusal, StopReason, Submit, TokenEvent,
+    Loss, Part, PromptHasher, Refusal, StepStats, StopReason, Submit, TokenEvent,
 };
 use kvcache::{Bug, KvCache};
 use protocol::{Batch, Epoch, Replica, RequestId, StepOutput};
@@ -451,6 +451,11 @@ impl Engine {
                 effects.push(Effect::Stats(domain.stats(replica)));
             }
         }
+    }
+
+    /// Counters of a replica, as its next `Effect::Stats` tells them.
+    pub fn stats(&self, replica: Replica) -> StepStats {
+        self.domains[usize::from(replica.0)].stats(replica)
     }
 
     /// Recomputes every counter and reference from its owners; panics if one is wrong.

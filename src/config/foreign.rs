@@ -75,8 +75,7 @@ pub(super) const REFUSED: &[Refused] = &[
     refused(
         "replicas are spread evenly over the nodes of --nnodes, and one scheduler on node 0 serves them all; the \
          nodes meet at --master-addr and --master-port",
-        "data-parallel-size-local data-parallel-start-rank data-parallel-address \
-         data-parallel-rpc-port data-parallel-rank data-parallel-backend data-parallel-hybrid-lb \
+        "data-parallel-rank data-parallel-backend data-parallel-hybrid-lb \
          data-parallel-external-lb data-parallel-multi-port-external-lb data-parallel-supervisor-port \
          dp-supervisor-probe-interval-s dp-supervisor-probe-timeout-s \
          dp-supervisor-probe-failure-threshold dp-sync-interval enable-elastic-ep elastic-ep-max-dp-size \

@@ -6,6 +6,9 @@ use scheduler::Share;
 
 use crate::metrics::CustomBuckets;
 
+/// Share of the blocks that are measured, as in vLLM.
+const SAMPLE: f64 = 0.01;
+
 /// What is measured, and how finely.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Metrics")]
@@ -19,17 +22,18 @@ pub struct MetricsArgs {
     pub custom_histogram_buckets: Option<CustomBuckets>,
     /// Measure how long blocks stay in the KV cache: vllm:kv_block_*
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
-          default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
-    pub kv_cache_metrics: bool,
-    /// Share of the blocks that are measured then, above 0 and at most 1
-    #[arg(long, default_value_t = 0.01, value_parser = fraction, value_name = "FRACTION")]
-    pub kv_cache_metrics_sample: f64,
+          action = clap::ArgAction::Set, value_name = "BOOL")]
+    kv_cache_metrics: Option<bool>,
+    /// Share of the blocks that are measured, above 0 and at most 1; implies --kv-cache-metrics [default: 0.01]
+    #[arg(long, value_parser = fraction, value_name = "FRACTION")]
+    kv_cache_metrics_sample: Option<f64>,
 }
 
 impl MetricsArgs {
     /// Share of the blocks whose stays are measured, if any are.
     pub fn residency(&self) -> Option<Share> {
-        Share::new(self.kv_cache_metrics_sample).filter(|_| self.kv_cache_metrics)
+        let measured = self.kv_cache_metrics.unwrap_or(self.kv_cache_metrics_sample.is_some());
+        Share::new(self.kv_cache_metrics_sample.unwrap_or(SAMPLE)).filter(|_| measured)
     }
 }
 

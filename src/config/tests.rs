@@ -169,7 +169,18 @@ fn what_cannot_be_honoured_is_refused_with_the_reason() {
             "--expert-placement: experts lie whole on one of several",
         ),
         ("M -tp 2 --ep-size 3", "must equal the number of ranks, 2"),
-        ("M -dpl 2", "--data-parallel-size-local is not supported: replicas are spread evenly"),
+        ("M -dpl 2", "--data-parallel-size-local 2 of --data-parallel-size 1: each node"),
+        ("M -dp 4 -dpl 0", "--data-parallel-size-local 0 of --data-parallel-size 4"),
+        ("M -dp 4 -dpl 2", "2 nodes need a common secret"),
+        ("M -dp 4 -dpl 2 -n 4", "--nnodes 4, but --data-parallel-size-local says 2"),
+        ("M -dp 4 -dpr 2", "--data-parallel-start-rank 2: say with --data-parallel-size-local"),
+        ("M -dp 4 -dpl 2 -dpr 1", "begin at multiples of 2"),
+        ("M -dp 4 -dpl 2 -dpr 4", "begin at multiples of 2"),
+        ("M -dp 4 -dpl 2 -dpr 2 -r 0", "--node-rank 0, but --data-parallel-start-rank says 1"),
+        ("M -dpb ray", "--data-parallel-backend is not supported: replicas are spread evenly"),
+        ("M --master-addr 10.0.0.1", "--master-addr: of no use to one node alone"),
+        ("M -dpa 10.0.0.1", "--master-addr: of no use to one node alone"),
+        ("M --cluster-secret-file f", "--cluster-secret-file: of no use to one node alone"),
         ("M -q fp8", "--quantization is not supported"),
         ("M --uds /tmp/socket", "HTTP/1.1 and TCP"),
         ("M --attention-backend FLASHINFER", "this server's own"),
@@ -229,7 +240,12 @@ fn histogram_bounds_are_checked_before_anything_starts() {
 fn stays_of_blocks_are_measured_where_asked_for() {
     let share = |line: &str| serve(line).metrics.residency();
     assert_eq!(share("M"), None);
-    assert_eq!(share("M --kv-cache-metrics-sample 0.5"), None, "as in vLLM it only says how many");
+    assert_eq!(
+        share("M --kv-cache-metrics-sample 0.5"),
+        Share::new(0.5),
+        "else it would say nothing"
+    );
+    assert_eq!(share("M --kv-cache-metrics-sample 0.5 --no-kv-cache-metrics"), None);
     assert_eq!(share("M --kv-cache-metrics"), Share::new(0.01));
     let all = "M --kv_cache_metrics --kv-cache-metrics-sample=1 --custom-histogram-buckets";
     assert_eq!(share(&format!(r#"{all} {{"kv_cache_residency":[1,60]}}"#)), Share::new(1.0));

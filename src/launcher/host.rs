@@ -65,6 +65,9 @@ impl Host {
         };
         let (news, waiting) = tokio::sync::mpsc::channel(LISTS_WAITING_MAX);
         runtime.spawn(fan_out(client.clone(), waiting));
+        // Who asks before the first tick finds all replicas.
+        (0..links.len())
+            .for_each(|replica| client.set_stats(engine.stats(Replica(replica as u16))));
         let stations = links.iter().map(|link| Station::new(link, deadline)).collect();
         let recovers = links.iter().flat_map(|link| &link.from).all(|from| from.process.is_some());
         for (link, replica) in links.into_iter().zip((0..).map(Replica)) {

@@ -43,6 +43,7 @@ pub fn options(args: &ServeArgs) -> Result<Options> {
     let clients = access.client_keys()?;
     let keys =
         Keys::new(clients.iter().map(String::as_str), access.admin_key.iter().map(String::as_str));
+    let usual = Options::default();
     Ok(Options {
         keys,
         admin_listener: access.admin_listen.is_some(),
@@ -66,7 +67,13 @@ pub fn options(args: &ServeArgs) -> Result<Options> {
         tokenizer_info: reply.enable_tokenizer_info_endpoint,
         owned_by: reply.owned_by.clone(),
         profile: args.engine.profile.is_some(),
-        ..Options::default()
+        starting: match args.nodes.cluster() {
+            Some(_) => {
+                "the nodes are meeting or load the model; the log names those that are missing"
+            }
+            None => usual.starting,
+        },
+        ..usual
     })
 }
 
@@ -118,7 +125,7 @@ pub fn metrics(args: &ServeArgs, model_name: String, max_model_len: u32) -> Metr
         tp_size: args.parallel.tensor_parallel_size,
         experts_shared: parallel(args).lockstep(),
         aggregate: args.metrics.metrics_aggregate,
-        residency: args.metrics.kv_cache_metrics,
+        residency: args.metrics.residency().is_some(),
         buckets: args.metrics.custom_histogram_buckets.clone().unwrap_or_default(),
         ..MetricsConfig::new(model_name, max_model_len)
     }
@@ -267,7 +274,7 @@ fn host_ranks(args: &ServeArgs) -> u16 {
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PlacementFile {
-    physical_to_logical_map: Vec<Vec<u16>>,
+    physical_to_logical_map: Vec<Vec<serde_json::Number>>,
 }
 
 /// Where experts lie, if a file says so.
@@ -279,7 +286,17 @@ fn placement(args: &ServeArgs) -> Result<Option<ExpertPlacement>> {
     let text = fs::read_to_string(file).with_context(named)?;
     let PlacementFile { physical_to_logical_map } =
         serde_json::from_str(&text).with_context(named)?;
-    Ok(Some(ExpertPlacement { layers: physical_to_logical_map }))
+    let layer = |(layer, experts): (usize, Vec<serde_json::Number>)| -> Result<Vec<u16>> {
+        let number = |(place, number): (usize, &serde_json::Number)| {
+            let expert = number.as_u64().and_then(|expert| u16::try_from(expert).ok());
+            expert.with_context(|| {
+                format!("layer {layer}: place {place} is for {number}, not for an expert")
+            })
+        };
+        experts.iter().enumerate().map(number).collect()
+    };
+    let layers: Result<_> = physical_to_logical_map.into_iter().enumerate().map(layer).collect();
+    Ok(Some(ExpertPlacement { layers: layers.with_context(named)? }))
 }
 
 /// Threads of each CPU rank, and of what a GPU rank prepares: ranks of one machine share its cores.

@@ -24,9 +24,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::Mutex;
 
+/// Characters of a model's name in a refusal.
+const MODEL_NAME_SHOWN: usize = 128;
+
 /// Behaviour chosen at start.
 #[derive(Debug, Clone)]
 pub struct Options {
+    /// What requests and probes hear until the model is up.
+    pub starting: &'static str,
     /// Time for a whole body.
     pub body_timeout: Duration,
     /// Comment on streams that are silent for so long; zero = never.
@@ -64,6 +69,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
+            starting: "the model is being loaded",
             body_timeout: Duration::from_secs(30),
             keep_alive: Duration::from_secs(15),
             overload_status: StatusCode::TOO_MANY_REQUESTS,
@@ -200,9 +206,12 @@ impl App {
 
     /// What serves, if the model is up, whatever the probes say.
     pub fn serving(&self) -> Result<&Arc<Serving>, ApiError> {
-        self.serving
-            .get()
-            .ok_or_else(|| ApiError::unavailable("starting", "the model is being loaded", 10))
+        self.serving.get().ok_or_else(|| self.starting())
+    }
+
+    /// 503: the model is not up yet.
+    pub fn starting(&self) -> ApiError {
+        ApiError::unavailable("starting", self.options.starting, 10)
     }
 
     /// What serves new requests.
@@ -231,7 +240,10 @@ impl Serving {
         if self.card.names.iter().any(|name| name == asked) {
             return Ok(asked.to_owned());
         }
-        let message = "this model is not served here; GET /v1/models lists those that are";
+        // Names may be as long as a body.
+        let shown: String = asked.chars().take(MODEL_NAME_SHOWN).collect();
+        let message =
+            format!("the model {shown:?} is not served here; GET /v1/models lists those that are");
         let error = ApiError::new(StatusCode::NOT_FOUND, "unknown_model", message);
         Err(ApiError { param: Some("model".to_owned()), ..error })
     }

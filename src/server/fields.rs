@@ -307,6 +307,13 @@ pub fn string_list(
 ) -> Result<Vec<String>, ApiError> {
     let list = match value {
         Json::List(list) => list,
+        Json::Ints(list) => {
+            check_len(path, list.len(), len_max)?;
+            return Err(ApiError::invalid(
+                format!("{path}[0]"),
+                "must be a string, not an integer",
+            ));
+        }
         other => return Err(wrong_kind(path.to_owned(), "a list of strings", &other)),
     };
     check_len(path, list.len(), len_max)?;

@@ -78,6 +78,8 @@ pub struct Reading {
 #[derive(Debug, Serialize)]
 pub struct Load {
     dp_rank: u16,
+    /// Its executors are there.
+    ready: bool,
     num_running_reqs: u32,
     num_waiting_reqs: u32,
     /// Known tokens of the waiting requests; what the cache holds of them shows at admission only.
@@ -138,6 +140,7 @@ fn load(stats: &StepStats, cache: &CacheFacts, gen_throughput: f64) -> Load {
     let (hits, queries) = (stats.prefix_hits_total as f64, stats.prefix_queries_total as f64);
     Load {
         dp_rank: stats.replica.0,
+        ready: stats.ready,
         num_running_reqs: stats.running,
         num_waiting_reqs: stats.waiting,
         num_waiting_uncached_tokens: stats.waiting_tokens,

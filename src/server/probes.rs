@@ -23,7 +23,7 @@ pub async fn live(State(app): State<Arc<App>>) -> Result<(), ApiError> {
 pub async fn ready(State(app): State<Arc<App>>) -> Result<(), ApiError> {
     match app.health.state() {
         Health::Serving => Ok(()),
-        Health::Starting => Err(ApiError::unavailable("starting", "the model is being loaded", 10)),
+        Health::Starting => Err(app.starting()),
         Health::Draining => Err(draining()),
         Health::Stalled => Err(stalled()),
         Health::Restarting => {

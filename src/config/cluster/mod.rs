@@ -31,11 +31,17 @@ pub struct NodeArgs {
     /// Which of them this is (short: -r); 0 schedules and answers [default: what the cluster's variables say, else 0]
     #[arg(long, value_name = "INDEX")]
     node_rank: Option<u16>,
-    /// Where node 0 listens for the others [default: what the cluster's variables say, else 127.0.0.1]
-    #[arg(long, value_name = "HOST")]
+    /// Replicas of each node: another way to say how many nodes there are (short: -dpl)
+    #[arg(long, value_name = "COUNT")]
+    data_parallel_size_local: Option<u16>,
+    /// The first replica of this node: another way to say which one it is (short: -dpr)
+    #[arg(long, value_name = "INDEX")]
+    data_parallel_start_rank: Option<u16>,
+    /// Where node 0 listens for the others (short: -dpa) [default: what the cluster's variables say, else 127.0.0.1]
+    #[arg(long, alias = "data-parallel-address", value_name = "HOST")]
     master_addr: Option<String>,
-    /// Its port for them [default: what the cluster's variables say, else 29500]
-    #[arg(long, value_name = "PORT")]
+    /// Its port for them (short: -dpp) [default: what the cluster's variables say, else 29500]
+    #[arg(long, alias = "data-parallel-rpc-port", value_name = "PORT")]
     master_port: Option<u16>,
     /// Both in one
     #[arg(long, alias = "nccl-init-addr", value_name = "HOST:PORT")]
@@ -95,6 +101,7 @@ impl NodeArgs {
         parallel: &ParallelArgs,
         environment: &Environment,
     ) -> Result<(), ConfigError> {
+        self.split(parallel.data_parallel_size)?;
         // Whoever wants to serve alone may, wherever he is.
         let place = match self.nnodes {
             Some(1) => variables::Place::default(),
@@ -102,7 +109,8 @@ impl NodeArgs {
         };
         let nodes = agree("--nnodes", self.nnodes, place.nodes)?.unwrap_or(1);
         if nodes < 2 {
-            return self.check_alone(nodes);
+            let told = self.nnodes.is_some() || place.nodes.is_some();
+            return self.check_alone(nodes, told);
         }
         let node = agree("--node-rank", self.node_rank, place.node)?.unwrap_or(0);
         if node >= nodes {
@@ -129,7 +137,53 @@ impl NodeArgs {
         Ok(())
     }
 
-    fn check_alone(&self, nodes: u16) -> Result<(), ConfigError> {
+    /// Nodes and the place of this one, as vLLM's words for replicas say them.
+    fn split(&mut self, replicas: u16) -> Result<(), ConfigError> {
+        let Some(local) = self.data_parallel_size_local else {
+            return match self.data_parallel_start_rank {
+                None => Ok(()),
+                Some(start) => refused(format!(
+                    "--data-parallel-start-rank {start}: say with --data-parallel-size-local how many replicas a node has"
+                )),
+            };
+        };
+        if local == 0 || !replicas.is_multiple_of(local) {
+            return refused(format!(
+                "--data-parallel-size-local {local} of --data-parallel-size {replicas}: each node, 0 too, has as many \
+                 replicas as the others"
+            ));
+        }
+        let nodes = Some(("--data-parallel-size-local", replicas / local));
+        self.nnodes = agree("--nnodes", self.nnodes, nodes)?;
+        let Some(start) = self.data_parallel_start_rank else { return Ok(()) };
+        if start >= replicas || !start.is_multiple_of(local) {
+            return refused(format!(
+                "--data-parallel-start-rank {start}: nodes with {local} of {replicas} replicas begin at multiples of {local}"
+            ));
+        }
+        let node = Some(("--data-parallel-start-rank", start / local));
+        self.node_rank = agree("--node-rank", self.node_rank, node)?;
+        Ok(())
+    }
+
+    /// What only several nodes can mean.
+    fn of_several(&self) -> Option<&'static str> {
+        let flags = [
+            ("--master-addr", self.master_addr.is_some()),
+            ("--master-port", self.master_port.is_some()),
+            ("--dist-init-addr", self.dist_init_addr.is_some()),
+            ("--cluster-secret-file", self.cluster_secret_file.is_some()),
+        ];
+        flags.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
+    }
+
+    /// `told` = somebody has said that there is one node alone.
+    fn check_alone(&self, nodes: u16, told: bool) -> Result<(), ConfigError> {
+        if let Some(flag) = self.of_several().filter(|_| !told) {
+            return refused(format!(
+                "{flag}: of no use to one node alone, and nothing says that there are more; --nnodes does"
+            ));
+        }
         match self.node_rank {
             _ if nodes == 0 => refused("--nnodes 0: at least 1"),
             Some(node) if node > 0 => {
@@ -259,6 +313,22 @@ mod tests {
             let args = NodeArgs { dist_init_addr: Some(text.to_owned()), ..two() };
             assert_eq!(settle(args, 2, &[]).unwrap(), Some(cluster(2, 0, host, 5_000)));
         }
+        let local = |size, start| NodeArgs {
+            data_parallel_size_local: size,
+            data_parallel_start_rank: start,
+            ..none()
+        };
+        let second = Some(cluster(2, 1, HOST, PORT));
+        assert_eq!(settle(local(Some(2), Some(2)), 4, &[]).unwrap(), second, "in vLLM's words");
+        let first = Some(cluster(4, 0, HOST, PORT));
+        assert_eq!(settle(local(Some(1), None), 4, &[]).unwrap(), first);
+        assert_eq!(settle(local(Some(4), Some(0)), 4, SLURM).unwrap(), None, "all of them here");
+        assert_eq!(
+            settle(local(Some(2), None), 4, SLURM).unwrap(),
+            Some(cluster(2, 1, "n1", PORT))
+        );
+        let alone = NodeArgs { nnodes: Some(1), master_addr: Some("m".to_owned()), ..none() };
+        assert_eq!(settle(alone, 1, &[]).unwrap(), None, "a script that counts to one");
         let last = NodeArgs { node_rank: Some(1), headless: true, ..two() };
         assert_eq!(settle(last, 2, &[]).unwrap(), Some(cluster(2, 1, HOST, PORT)));
     }

@@ -299,7 +299,10 @@ fn stop_strings(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
         Some(Json::Str(one)) => {
             string_list("stop", Json::List(vec![Json::Str(one)]), STRING_BYTES_MAX, STRINGS_MAX)
         }
-        Some(other) => string_list("stop", other, STRING_BYTES_MAX, STRINGS_MAX),
+        Some(list @ (Json::List(_) | Json::Ints(_))) => {
+            string_list("stop", list, STRING_BYTES_MAX, STRINGS_MAX)
+        }
+        Some(other) => Err(wrong_kind("stop".to_owned(), "a string or a list of strings", &other)),
     }
 }
 
@@ -406,7 +409,10 @@ fn priority(fields: &mut Fields, bounds: &Bounds) -> Result<i32, ApiError> {
     let range = i64::from(i32::MIN)..=i64::from(i32::MAX);
     let priority = fields.int("priority", range)?.unwrap_or(0) as i32;
     if priority != 0 && !bounds.priorities {
-        let message = "needs a server started with --scheduling-policy priority";
+        let message = format!(
+            "priority {priority} needs a server started with --scheduling-policy priority; this one serves first \
+             come, first served"
+        );
         return Err(ApiError::invalid("priority", message));
     }
     Ok(priority)

@@ -207,6 +207,11 @@ fn loads_show_what_runs() {
     let setup = Setup { step_time: Duration::from_millis(20), ..Setup::default() };
     let server = Server::start(&setup);
     let body = json!({"prompt": "hello", "max_tokens": 500, "ignore_eos": true, "stream": true});
+    let idle = get(server.address, "/v1/loads").json();
+    assert_eq!(
+        (&idle["dp_rank_count"], &idle["loads"][0]["num_total_reqs"]),
+        (&json!(1), &json!(0))
+    );
     let mut client = Client::connect(server.address);
     client.send("POST", "/v1/completions", "", body.to_string().as_bytes());
     assert_eq!(client.read_head().unwrap().status, 200);
@@ -218,6 +223,7 @@ fn loads_show_what_runs() {
         std::thread::sleep(Duration::from_millis(50));
     };
     let load = &loads["loads"][0];
+    assert_eq!(load["ready"], true);
     assert_eq!((&loads["dp_rank_count"], &load["dp_rank"]), (&json!(1), &json!(0)));
     assert_eq!(load["num_running_reqs"], 1);
     assert_eq!(load["num_total_reqs"], 1);

@@ -227,6 +227,9 @@ fn the_requests_of_a_node_that_dies_move_or_wait_for_its_return() {
         let (text, end) = finish(stream);
         assert!(text == expected && end == "length", "differs from an undisturbed run: {text}");
     }
+    let loads = get(at, "/v1/loads").json();
+    let ready = [0, 1].map(|replica| loads["loads"][replica]["ready"].as_bool());
+    assert_eq!(ready, [Some(true), Some(false)], "{loads}");
     drop(one);
     let mut again = Node::start(&place, 1, &[]);
     let (text, end) = finish(pinned);

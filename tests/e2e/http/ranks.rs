@@ -243,6 +243,9 @@ fn a_placement_that_does_not_fit_the_model_ends_the_start_with_the_layer() {
     refused(&map(json!([order, [8]])), "layer 1: 1 places cannot be split over 2 ranks");
     let known = "unknown field `logical_count`, expected `physical_to_logical_map`";
     refused(r#"{"logical_count": [[1]]}"#, known);
+    let wrong = "layer 1: place 2 is for -3, not for an expert";
+    refused(&map(json!([order, [0, 1, -3, 3, 4, 5, 6, 7]])), wrong);
+    refused(&map(json!([["a"]])), "invalid type: string \"a\", expected a JSON number");
     refused("", "EOF");
 }
 

@@ -58,6 +58,7 @@ fn stops_and_biases() -> Vec<Case> {
     vec![
         (json!({"stop": 7}), "stop", VALUE),
         (json!({"stop": ["", "a"]}), "stop[0]", VALUE),
+        (json!({"stop": [1]}), "stop[0]", VALUE),
         (json!({"stop": vec!["a"; 17]}), "stop", VALUE),
         (json!({"stop": [long]}), "stop[0]", VALUE),
         (json!({"stop_token_ids": [320]}), "stop_token_ids[0]", VALUE),
@@ -308,7 +309,17 @@ fn routes_models_and_strictness() {
     }
     check(&get(at, "/v1/completions"), 405, &Value::Null, "method_not_allowed", "GET");
     let body = json!({"prompt": "a", "model": "gpt-4"});
-    check(&post(at, "/v1/completions", &body), 404, &json!("model"), "unknown_model", "model");
+    let reply = post(at, "/v1/completions", &body);
+    check(&reply, 404, &json!("model"), "unknown_model", "model");
+    let says = |body: &Value, words: &str| {
+        let reply = post(at, "/v1/completions", body).json();
+        let text = reply["error"]["message"].as_str().unwrap_or_default();
+        assert!(text.contains(words), "{words}: {reply}");
+    };
+    says(&body, "the model \"gpt-4\" is not served here");
+    says(&json!({"prompt": "a", "stop": [1]}), "stop[0]: must be a string, not an integer");
+    says(&json!({"prompt": "a", "stop": 1}), "stop: must be a string or a list of strings, not an");
+    says(&json!({"prompt": "a", "priority": -7}), "priority -7 needs a server started with");
     let body = json!({"prompt": "a", "frobnicate": 1});
     check(&post(at, "/v1/completions", &body), 400, &json!("frobnicate"), FIELD, "strict");
     check(
