@@ -88,6 +88,7 @@ mod kind {
     pub(super) const NOT_STARTED: u16 = 43;
     pub(super) const ENDED: u16 = 44;
     pub(super) const NODE_BEAT: u16 = 45;
+    pub(super) const DENIED: u16 = 46;
 }
 
 impl Message for Settings {
@@ -195,6 +196,7 @@ impl Message for Handshake {
             Self::Challenge { .. } => kind::CHALLENGE,
             Self::Answer { .. } => kind::ANSWER,
             Self::Welcome { .. } => kind::WELCOME,
+            Self::Denied => kind::DENIED,
         }
     }
 
@@ -204,6 +206,7 @@ impl Message for Handshake {
             Self::Challenge { nonce } => put(kind, &(nonce,), out),
             Self::Answer { nonce, proof } => put(kind, &(nonce, proof), out),
             Self::Welcome { proof } => put(kind, &(proof,), out),
+            Self::Denied => Ok(()),
         }
     }
 
@@ -212,6 +215,7 @@ impl Message for Handshake {
             kind::CHALLENGE => take(kind, body).map(|(nonce,)| Self::Challenge { nonce }),
             kind::ANSWER => take(kind, body).map(|(nonce, proof)| Self::Answer { nonce, proof }),
             kind::WELCOME => take(kind, body).map(|(proof,)| Self::Welcome { proof }),
+            kind::DENIED => empty(kind, body, Self::Denied),
             other => Err(CodecError::Kind(other)),
         }
     }

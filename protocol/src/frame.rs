@@ -78,10 +78,10 @@ pub struct Header {
 }
 
 impl Header {
-    /// Reads a header.
+    /// Reads a header of a peer whose bodies have `limit` bytes at most.
     ///
-    /// Errors: other magic, other version, a body longer than `BODY_BYTES_MAX`.
-    pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
+    /// Errors: other magic, other version, a longer body.
+    pub fn parse(bytes: &[u8; HEADER_BYTES], limit: usize) -> Result<Self, FrameError> {
         let magic = field(bytes, 0);
         if magic != MAGIC {
             return Err(FrameError::Magic(magic));
@@ -91,8 +91,8 @@ impl Header {
             return Err(FrameError::Version { theirs, ours: PROTOCOL_VERSION });
         }
         let body_bytes = u32::from_le_bytes(field(bytes, 16)) as usize;
-        if body_bytes > BODY_BYTES_MAX {
-            return Err(FrameError::TooLong { bytes: body_bytes, limit: BODY_BYTES_MAX });
+        if body_bytes > limit {
+            return Err(FrameError::TooLong { bytes: body_bytes, limit });
         }
         let kind = u16::from_le_bytes(field(bytes, 6));
         let epoch = Epoch(u64::from_le_bytes(field(bytes, 8)));
@@ -132,8 +132,18 @@ pub fn encode<M: Message>(message: &M, epoch: Epoch, out: &mut Vec<u8>) -> Resul
 ///
 /// Errors: the bytes are no frame, a broken one, or one of a message that is not an `M`.
 pub fn decode<M: Message>(bytes: &[u8]) -> Result<Option<(M, Epoch, usize)>, FrameError> {
+    decode_within(bytes, BODY_BYTES_MAX)
+}
+
+/// The same of a peer whose bodies have `limit` bytes at most: longer ones are refused, also if they are there.
+///
+/// Errors: as `decode`.
+pub fn decode_within<M: Message>(
+    bytes: &[u8],
+    limit: usize,
+) -> Result<Option<(M, Epoch, usize)>, FrameError> {
     let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
-    let header = Header::parse(header)?;
+    let header = Header::parse(header, limit)?;
     let frame_bytes = HEADER_BYTES + header.body_bytes;
     let Some(frame) = bytes.get(..frame_bytes) else { return Ok(None) };
     let computed = checksum(frame);

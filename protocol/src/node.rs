@@ -29,6 +29,8 @@ pub enum Handshake {
         /// Over both nonces, as node 0 makes it.
         proof: Proof,
     },
+    /// Node 0 does not: the answer's proof is of another secret.
+    Denied,
 }
 
 /// Node 0 to another node.

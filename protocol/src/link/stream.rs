@@ -160,10 +160,7 @@ impl<R, M> FrameReader<R, M> {
         }
         let missing = match self.buffer[..self.end].first_chunk::<HEADER_BYTES>() {
             Some(header) => {
-                let (bytes, limit) = (Header::parse(header)?.body_bytes, self.body_bytes_max);
-                if bytes > limit {
-                    return Err(FrameError::TooLong { bytes, limit });
-                }
+                let bytes = Header::parse(header, self.body_bytes_max)?.body_bytes;
                 HEADER_BYTES + bytes - self.end
             }
             None => 0,
@@ -182,7 +179,8 @@ impl<R: Read, M: Message> FrameReader<R, M> {
     fn take(&mut self) -> Result<Option<M>, LinkError> {
         loop {
             let held = &self.buffer[self.start..self.end];
-            let Some((message, theirs, bytes)) = frame::decode::<M>(held)? else { return Ok(None) };
+            let next = frame::decode_within::<M>(held, self.body_bytes_max)?;
+            let Some((message, theirs, bytes)) = next else { return Ok(None) };
             let ours = self.epoch;
             self.start += bytes;
             match theirs.cmp(&ours) {

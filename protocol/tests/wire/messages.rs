@@ -264,6 +264,7 @@ pub(crate) fn handshake() -> impl Strategy<Value = Handshake> {
         words.prop_map(|(nonce, _)| Handshake::Challenge { nonce }),
         words.prop_map(|(nonce, proof)| Handshake::Answer { nonce, proof }),
         words.prop_map(|(_, proof)| Handshake::Welcome { proof }),
+        Just(Handshake::Denied),
     ]
 }
 

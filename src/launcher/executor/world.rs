@@ -6,7 +6,7 @@ use super::group::{ExecutorGroup, Lifetime};
 use super::restarts::TooOften;
 use crate::config::Cluster;
 use crate::launcher::engine_thread::Notice;
-use crate::launcher::nodes::{Awaited, Registry, RemoteGroup};
+use crate::launcher::nodes::{Absence, Awaited, Registry, RemoteGroup};
 use crate::launcher::start_up::{Expected, Patience, Start, StartError, Up};
 use anyhow::Result;
 use executor::ExecutorConfig;
@@ -184,13 +184,14 @@ impl World {
         stop: &impl Fn() -> Option<i32>,
     ) -> Result<Option<i32>, StartError> {
         let mut signal = None;
+        let absence = Absence { since: Instant::now(), limit: self.patience.total };
         for awaited in std::mem::take(&mut self.awaited) {
             let groups = &self.groups;
             let cut = || {
                 signal = signal.or_else(stop);
                 signal.is_some() || groups.iter().any(Group::has_ended)
             };
-            match awaited.link(Some(self.patience.total), cut)? {
+            match awaited.link(Some(absence), cut)? {
                 Some(link) => links.push(link),
                 // One of this node's has ended, and its link tells why.
                 None => break,

@@ -107,8 +107,11 @@ impl Dial {
 
 #[cfg(test)]
 mod tests {
+    use super::super::EPOCH;
     use super::super::handshake::admit;
     use super::*;
+    use protocol::Handshake;
+    use protocol::link::{FrameReader, FrameWriter, Sending};
     use std::net::TcpListener;
 
     const LONG: Duration = Duration::from_mins(1);
@@ -126,6 +129,12 @@ mod tests {
         let (listener, way) = dial(ours);
         let door = thread::spawn(move || {
             drop(listener.accept().unwrap());
+            // One that dies when it has heard the answer has said nothing of the secret, either.
+            let (dying, _) = listener.accept().unwrap();
+            FrameWriter::new(&dying, EPOCH).send(Handshake::Challenge { nonce: [0; 32] }).unwrap();
+            let mut from = FrameReader::<_, Handshake>::new(&dying, EPOCH);
+            assert!(matches!(from.receive(), Ok(Some(Handshake::Answer { .. }))));
+            drop(dying);
             admit(&listener.accept().unwrap().0, &Secret::new(ours), LONG).unwrap()
         });
         way.insist(&FromNode::Beat, LONG).unwrap();

@@ -62,6 +62,8 @@ pub(super) fn admit(
     };
     let nonces = Nonces { zero, other };
     if !is_proof(secret, Side::Other, &nonces, &proof) {
+        // Told, because a connection that only closes is tried again. It may have closed already.
+        let _ = to.send(Handshake::Denied);
         return Err(HandshakeError::Secret);
     }
     to.send(Handshake::Welcome { proof: prove(secret, Side::NodeZero, &nonces) })?;
@@ -88,12 +90,13 @@ pub(super) fn introduce(
     let nonces = Nonces { zero, other: nonce()? };
     let proof = prove(secret, Side::Other, &nonces);
     to.send(Handshake::Answer { nonce: nonces.other, proof })?;
-    let welcome = match next(&mut from) {
-        // Node 0 has nothing to say to whom it does not trust.
-        Err(HandshakeError::Link(LinkError::Closed)) => return Err(HandshakeError::Secret),
-        welcome => welcome?,
+    let proof = match next(&mut from)? {
+        Handshake::Welcome { proof } => proof,
+        Handshake::Denied => return Err(HandshakeError::Secret),
+        Handshake::Challenge { .. } | Handshake::Answer { .. } => {
+            return Err(HandshakeError::Order);
+        }
     };
-    let Handshake::Welcome { proof } = welcome else { return Err(HandshakeError::Order) };
     if !is_proof(secret, Side::NodeZero, &nonces, &proof) {
         return Err(HandshakeError::Secret);
     }
@@ -198,8 +201,25 @@ mod tests {
         };
         let long = says(header(PROTOCOL_VERSION, 513));
         assert_eq!(long, "a body of 513 bytes, at most 512");
+        // Whole, it arrives in one read.
+        let whole = says([header(PROTOCOL_VERSION, 513), vec![0; 513]].concat());
+        assert_eq!(whole, long);
         let former = says(header(1, 0));
         assert_eq!(former, format!("the peer speaks protocol 1, this process {PROTOCOL_VERSION}"));
+    }
+
+    #[test]
+    fn an_end_before_the_welcome_is_no_word_about_the_secret() {
+        let (near, far) = connected();
+        let ends = thread::spawn(move || {
+            FrameWriter::new(&far, EPOCH).send(Handshake::Challenge { nonce: [0; 32] }).unwrap();
+            let mut from = FrameReader::new(far.try_clone().unwrap(), EPOCH);
+            let answer: Handshake = from.receive().unwrap().unwrap();
+            assert!(matches!(answer, Handshake::Answer { .. }));
+        });
+        let error = introduce(&near, &secret(), join(), TIME).unwrap_err();
+        assert!(matches!(error, HandshakeError::Link(LinkError::Closed)), "{error}");
+        ends.join().unwrap();
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Node 0's socket for the others: who proves to know the secret is let in, everybody else is forgotten at once.
 
 use super::HANDSHAKE_TIME;
-use super::handshake::admit;
+use super::handshake::{HandshakeError, admit};
 use super::registry::Registry;
+use super::seldom::Seldom;
 use crate::config::{Cluster, Secret};
 use anyhow::{Context, Result};
 use protocol::FromNode;
@@ -10,7 +11,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Connections that have proved nothing yet. Others are closed, and come again.
 const STRANGERS_MAX: usize = 32;
@@ -51,7 +52,8 @@ impl Door {
     pub fn receive(self, registry: &Arc<Registry>) -> io::Result<()> {
         tracing::info!(address = %self.address, nodes = registry.nodes(), "waiting for the other nodes");
         let (secret, registry) = (self.secret, Arc::clone(registry));
-        let guests = Guests { secret, registry, strangers: Arc::new(()) };
+        let refusals = Arc::new(Seldom::default());
+        let guests = Guests { secret, registry, strangers: Arc::new(()), refusals };
         let accept = move || {
             for stream in self.listener.incoming() {
                 match stream {
@@ -70,6 +72,8 @@ struct Guests {
     registry: Arc<Registry>,
     /// As many other handles of it as there are connections that have proved nothing yet.
     strangers: Arc<()>,
+    /// Of those that were told.
+    refusals: Arc<Seldom>,
 }
 
 impl Guests {
@@ -79,7 +83,7 @@ impl Guests {
             return;
         }
         let (stranger, secret) = (Arc::clone(&self.strangers), self.secret.clone());
-        let registry = Arc::clone(&self.registry);
+        let (registry, refusals) = (Arc::clone(&self.registry), Arc::clone(&self.refusals));
         let meet = move || {
             let admitted = stream
                 .set_nodelay(true)
@@ -90,17 +94,21 @@ impl Guests {
                 Ok(FromNode::Join(member)) => registry.join(&member, stream),
                 Ok(FromNode::Link(offer)) => registry.link(offer, stream),
                 Ok(_) => tracing::warn!("a node said nothing of what it wants"),
-                Err(error) => {
-                    let peer = stream.peer_addr().ok();
-                    if error.is_of_a_stranger() {
-                        tracing::debug!(?peer, %error, "no node");
-                    } else {
-                        tracing::warn!(?peer, %error, "a node was not let in");
-                    }
-                }
+                Err(error) => tell(&error, &stream, &refusals),
             }
         };
         // Without a thread the connection closes, and whoever it was comes again.
         let _ = thread::Builder::new().name("node-link".to_owned()).spawn(meet);
+    }
+}
+
+/// Says in the log who was not let in, unless that was said often enough lately.
+fn tell(error: &HandshakeError, stream: &TcpStream, refusals: &Seldom) {
+    let peer = stream.peer_addr().ok();
+    if error.is_of_a_stranger() {
+        return tracing::debug!(?peer, %error, "no node");
+    }
+    if let Some(untold) = refusals.tell(Instant::now()) {
+        tracing::warn!(?peer, %error, untold, "a node was not let in");
     }
 }

@@ -14,10 +14,11 @@ mod proof;
 mod registry;
 mod remote_executor;
 mod remote_group;
+mod seldom;
 
 pub use listener::Door;
 pub use registry::{Expected, Registry};
-pub(super) use remote_group::{Awaited, RemoteGroup};
+pub(super) use remote_group::{Absence, Awaited, RemoteGroup};
 
 use protocol::Epoch;
 use std::time::Duration;

@@ -148,15 +148,12 @@ impl Registry {
     /// Serves the connection of a node that wants to belong here, until its end.
     pub(super) fn join(&self, member: &Member, stream: TcpStream) {
         let node = member.node;
-        let ending = self.lock().leaving.then(|| "it is ending".to_owned());
-        if let Err(text) = ending.map_or_else(|| self.expected.check(member), Err) {
+        if let Err(text) = self.expected.check(member) {
             return refuse(&stream, text);
         }
         let session = match self.seat(node, &stream) {
-            Ok(Some(session)) => session,
-            Ok(None) => {
-                return refuse(&stream, format!("node {node} is here already"));
-            }
+            Ok(Ok(session)) => session,
+            Ok(Err(text)) => return refuse(&stream, text),
             Err(error) => return tracing::warn!(node, %error, "a node could not be let in"),
         };
         tracing::info!(node, "node is here");
@@ -169,15 +166,18 @@ impl Registry {
         }
     }
 
-    /// Takes a node in, once its predecessor is given up; `None` = that one is well.
-    fn seat(&self, node: u16, stream: &TcpStream) -> io::Result<Option<u64>> {
+    /// Takes a node in, once its predecessor is given up, and returns its session; or says why it is refused.
+    fn seat(&self, node: u16, stream: &TcpStream) -> io::Result<Result<u64, String>> {
         let (writer, handle) = (FrameWriter::new(stream.try_clone()?, EPOCH), stream.try_clone()?);
         let at = usize::from(node);
-        let taken = |state: &mut State| state.seats[at].is_some();
+        let taken = |state: &mut State| state.seats[at].is_some() && !state.leaving;
         let waited = self.changed.wait_timeout_while(self.lock(), PREDECESSOR_WAIT, taken);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if state.leaving {
+            return Ok(Err("it is ending".to_owned())); // Nobody would tell it to leave.
+        }
         if taken(&mut state) {
-            return Ok(None);
+            return Ok(Err(format!("node {node} is here already")));
         }
         let (to, outbox) = sync_channel(OUTBOX_MESSAGES);
         let beat = Beat { every: BEAT_INTERVAL, message: || ToNode::Beat };
@@ -191,7 +191,7 @@ impl Registry {
         state.seats[at] = Some(Seat { session, to, stream: handle });
         drop(state);
         self.changed.notify_all();
-        Ok(Some(session))
+        Ok(Ok(session))
     }
 
     /// Hears what a node says until it says no more. Returns why.
@@ -292,7 +292,9 @@ impl Registry {
         if order.give(seat, replica, ticket) {
             *tickets = tickets.wrapping_add(1);
         }
-        let Some(given) = &mut order.given else { return Progress::Absent };
+        // Links of a former session of the node are closed.
+        let own = order.given.as_mut().filter(|given| given.session == seat.session);
+        let Some(given) = own else { return Progress::Absent };
         if let Some(text) = given.failed.take() {
             return Progress::Failed(text);
         }
@@ -317,6 +319,8 @@ impl Registry {
         for seat in state.seats.iter().flatten() {
             let _ = seat.to.try_send(ToNode::Leave); // One that hears nothing notices that this process ends.
         }
+        drop(state);
+        self.changed.notify_all();
     }
 
     /// Waits until all nodes have left.
@@ -486,6 +490,36 @@ mod tests {
         let ending = ToNode::Refused { text: "it is ending".to_owned() };
         assert_eq!(join(&registry, member()).next(), ending, "there is nothing to join");
         assert!(matches!(registry.further(Replica(1)), Progress::Absent));
+    }
+
+    #[test]
+    fn who_waits_for_its_predecessor_while_all_are_told_to_leave_is_refused() {
+        let registry = Arc::new(Registry::new(EXPECTED));
+        let mut former = join(&registry, member());
+        assert_eq!(former.next(), ToNode::Accepted);
+        let mut latter = join(&registry, member());
+        registry.dismiss();
+        assert_eq!(former.next(), ToNode::Leave);
+        assert_eq!(latter.next(), ToNode::Refused { text: "it is ending".to_owned() });
+    }
+
+    #[test]
+    fn links_of_a_former_session_are_nobodys() {
+        let registry = Arc::new(Registry::new(EXPECTED));
+        registry.order(Replica(1), 1, Epoch(1), vec![Rank(1)]);
+        let mut post = join(&registry, member());
+        assert_eq!(post.next(), ToNode::Accepted);
+        let former = ticket(&registry, &mut post, 1);
+        let (_near, far) = connected();
+        registry.link(offer(former, 1), far);
+        post.stream.shutdown(Shutdown::Both).unwrap();
+        registry.wait_empty(LONG);
+        // Its next life, which is too busy to take the order.
+        let (_near, stream) = connected();
+        let (to, outbox) = sync_channel(0);
+        registry.lock().seats[1] = Some(Seat { session: 9, to, stream });
+        assert!(matches!(registry.further(Replica(1)), Progress::Absent));
+        drop(outbox);
     }
 
     #[test]

@@ -88,44 +88,23 @@ impl RemoteGroup {
     }
 }
 
+/// How long nodes may be away; all of them together, whoever is waited for first.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::launcher) struct Absence {
+    pub(in crate::launcher) since: Instant,
+    pub(in crate::launcher) limit: Duration,
+}
+
 impl Awaited {
-    /// Waits until all have linked up; `None` = `cut` has said that there is no use in waiting. `limit` bounds how long
+    /// Waits until all have linked up; `None` = `cut` has said that there is no use in waiting. `absence` bounds how long
     /// their node may be away.
     pub(in crate::launcher) fn link(
         self,
-        limit: Option<Duration>,
-        mut cut: impl FnMut() -> bool,
+        absence: Option<Absence>,
+        cut: impl FnMut() -> bool,
     ) -> Result<Option<ExecutorLink>, StartError> {
-        let (began, node) = (Instant::now(), self.node);
-        let mut told = false;
-        while !cut() {
-            match self.registry.further(self.replica) {
-                Progress::Arrived(links) => return self.connect(links).map(Some),
-                Progress::Failed(text) => {
-                    return Err(StartError::Fault {
-                        who: Who::of_node(node),
-                        phase: "start",
-                        text,
-                    });
-                }
-                Progress::Ordered(at) if at.elapsed() > LINK_WAIT => {
-                    let (who, limit) = (Who::of_node(node), LINK_WAIT);
-                    return Err(StartError::Stalled { who, phase: "start", limit });
-                }
-                Progress::Ordered(_) => {}
-                Progress::Absent if !told => {
-                    told = true;
-                    tracing::info!(node, replica = self.replica.0, "waiting for the node");
-                }
-                Progress::Absent => {
-                    if let Some(limit) = limit.filter(|limit| began.elapsed() > *limit) {
-                        return Err(StartError::Absent { node, limit });
-                    }
-                }
-            }
-            self.registry.wait(POLL);
-        }
-        Ok(None)
+        let links = arrivals(&self.registry, self.replica, self.node, absence, cut)?;
+        links.map(|links| self.connect(links)).transpose()
     }
 
     /// Tells each executor its settings.
@@ -147,5 +126,69 @@ impl Awaited {
             from.push(Incoming { messages, epoch, rank, process: Some(process) });
         }
         Ok(ExecutorLink { to: outbox::start(to, epoch)?, from })
+    }
+}
+
+/// The links of a replica on another node, as `Awaited::link` waits for them.
+fn arrivals(
+    registry: &Registry,
+    replica: Replica,
+    node: u16,
+    absence: Option<Absence>,
+    mut cut: impl FnMut() -> bool,
+) -> Result<Option<Vec<Arrived>>, StartError> {
+    let (mut told, who, phase) = (false, Who::of_node(node), "start");
+    while !cut() {
+        match registry.further(replica) {
+            Progress::Arrived(links) => return Ok(Some(links)),
+            Progress::Failed(text) => return Err(StartError::Fault { who, phase, text }),
+            Progress::Ordered(at) if at.elapsed() > LINK_WAIT => {
+                return Err(StartError::Stalled { who, phase, limit: LINK_WAIT });
+            }
+            Progress::Ordered(_) => {}
+            Progress::Absent if !told => {
+                told = true;
+                tracing::info!(node, replica = replica.0, "waiting for the node");
+            }
+            Progress::Absent => {
+                let over = absence.filter(|absence| absence.since.elapsed() > absence.limit);
+                if let Some(Absence { limit, .. }) = over {
+                    return Err(StartError::Absent { node, limit });
+                }
+            }
+        }
+        registry.wait(POLL);
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Expected;
+    use super::*;
+    use protocol::Parallel;
+    use std::thread;
+
+    #[test]
+    fn the_second_node_has_no_time_of_its_own() {
+        let parallel = Parallel { dp_size: 3, ..Parallel::default() };
+        let registry = Registry::new(Expected { nodes: 3, parallel, manifest: 7 });
+        registry.order(Replica(2), 2, Epoch(1), vec![Rank(2)]);
+        let limit = Duration::from_secs(1);
+        let absence = Absence { since: Instant::now(), limit };
+        // As long as the first one took.
+        while absence.since.elapsed() <= limit {
+            thread::sleep(POLL);
+        }
+        let mut looks = 0;
+        let cut = || {
+            looks += 1;
+            false
+        };
+        let Err(error) = arrivals(&registry, Replica(2), 2, Some(absence), cut) else {
+            panic!("nobody has linked up")
+        };
+        assert!(matches!(error, StartError::Absent { node: 2, .. }), "{error}");
+        assert_eq!(looks, 2, "once to say that it waits, once to give up");
     }
 }
