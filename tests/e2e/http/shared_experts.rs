@@ -3,9 +3,13 @@
 use super::executor_process::{answer_of, finish, send, stream_of, within};
 use super::grammar_process::stop;
 use super::ranks::{metric, ranks, start, with_experts};
-use crate::http_client::{get, post};
+use crate::http_client::{Client, get, post};
+use crate::kv_feed;
+use hadron::kv_events::{Hash, Resident, decode};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::thread;
 use std::time::Duration;
 
@@ -120,4 +124,74 @@ fn the_death_of_a_rank_is_a_stall_of_all_and_no_token_is_lost() {
     assert!(ranks(&process).iter().all(|(rank, pid)| latter[rank] != *pid));
     process.signal("TERM");
     assert_eq!(process.exits_within(Duration::from_secs(8)).code(), Some(0));
+}
+
+/// What a subscriber that missed all live batches knows of a replica, from the replay alone.
+fn replayed(at: SocketAddr, replica: u16) -> BTreeSet<String> {
+    let sources = get(at, "/kv_event_sources").json();
+    let source = &sources["sources"][usize::from(replica)];
+    assert_eq!(source["data_parallel_rank"], replica, "{sources}");
+    let (endpoint, start) = (source["replay_endpoint"].as_str(), source["epoch"].as_u64());
+    let batches = kv_feed::replay(endpoint.unwrap(), start.unwrap(), 60_000);
+    let (mut set, mut broken) = (Resident::default(), Vec::new());
+    for ((seq, payload), expected) in batches.iter().zip(start.unwrap()..) {
+        assert_eq!(*seq, expected, "a gap");
+        let payload = decode(payload).unwrap();
+        assert_eq!(payload.data_parallel_rank, Some(replica.into()), "batch {seq}");
+        payload.events.iter().for_each(|event| set.apply(event, &mut broken));
+        assert_eq!(broken, [], "batch {seq}");
+    }
+    set.hashes().map(Hash::to_string).collect()
+}
+
+/// The index of a replica, as its scheduler has it.
+fn resident(at: SocketAddr, replica: u16) -> BTreeSet<String> {
+    let mut client = Client::connect(at);
+    client.send("GET", "/debug/kv", "Authorization: Bearer root\r\n", b"");
+    let kv = client.read().unwrap().json();
+    let hashes = kv["replicas"][usize::from(replica)]["resident"].as_array().unwrap();
+    hashes.iter().map(|hash| hash.as_str().unwrap().to_owned()).collect()
+}
+
+/// The replay of each replica comes to be its index. Returns the indices.
+fn check_replays(at: SocketAddr) -> [BTreeSet<String>; 2] {
+    [0, 1].map(|replica| {
+        let same = || replayed(at, replica) == resident(at, replica);
+        within(Duration::from_mins(1), "the index by replay", same);
+        resident(at, replica)
+    })
+}
+
+#[test]
+fn each_replica_publishes_its_own_blocks_and_replays_them_across_a_loss_of_all() {
+    let model = with_experts();
+    let keys = json!({"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:0",
+                      "replay_endpoint": "tcp://127.0.0.1:0"});
+    let flags = ["-dp", "2", "--enable-expert-parallel", "--admin-key", "root"];
+    let keys = ["--kv-events-config", &keys.to_string()];
+    let process = serve(&model, &[&flags[..], &keys].concat());
+    let at = process.address;
+    // Both steps at once: what one of them computes is never the other's news.
+    let ask_all = |whiches: Range<u32>| {
+        let ask =
+            |which: u32| thread::spawn(move || ids(at, on(which as u16 % 2, body(which, 60))));
+        for asked in whiches.map(ask).collect::<Vec<_>>() {
+            asked.join().unwrap();
+        }
+    };
+    ask_all(0..4);
+    let [first, second] = check_replays(at);
+    assert!(!first.is_empty() && !second.is_empty() && first.is_disjoint(&second));
+
+    // The caches of both are gone with one rank: each says so, in sequence, and begins anew.
+    send(ranks(&process)[&1], "-KILL");
+    let lost = |cause: &str| {
+        let labels = format!(r#"cause="{cause}",engine="0",model_name="model""#);
+        metric(at, &format!("hadron:executor_restarts_total{{{labels}}}"))
+    };
+    within(Duration::from_mins(1), "the loss", || lost("exited") + lost("fault") == 1.0);
+    ask_all(4..6);
+    for (replica, (former, latter)) in [first, second].iter().zip(check_replays(at)).enumerate() {
+        assert!(!latter.is_empty() && latter.is_disjoint(former), "replica {replica}");
+    }
 }
