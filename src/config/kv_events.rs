@@ -60,6 +60,8 @@ pub struct KvEventsConfig {
     pub hwm: i32,
     /// Batches that may wait for the publisher's thread.
     pub max_queue_size: usize,
+    /// Bytes that may wait for the publisher's thread, and about as many for one slow subscriber.
+    pub max_queue_bytes: u64,
     /// Template of the topic.
     pub topic: String,
     /// Whether the PUB socket waits for subscribers or goes to them.
@@ -147,6 +149,7 @@ impl Default for KvEventsConfig {
             buffer_steps: 10_000,
             hwm: 100_000,
             max_queue_size: 100_000,
+            max_queue_bytes: 256 << 20,
             topic: String::new(),
             bind: BindMode::Auto,
             format: EventFormat::Map,
@@ -174,6 +177,9 @@ impl KvEventsConfig {
         };
         batches("buffer_steps", self.buffer_steps, 0)?;
         batches("max_queue_size", self.max_queue_size, 1)?;
+        if self.max_queue_bytes == 0 {
+            return Err("max_queue_bytes 0: at least 1".to_owned());
+        }
         if self.hwm < 0 {
             return Err(format!("hwm {}: 0 (no limit) or more", self.hwm));
         }
@@ -213,6 +219,7 @@ mod tests {
             (10_000, 100_000, 100_000)
         );
         assert_eq!((config.format, config.bind), (EventFormat::Map, BindMode::Auto));
+        assert_eq!(config.max_queue_bytes, 256 << 20);
         assert!(config.token_ids && config.sequence_start == SequenceStart::Clock);
     }
 
@@ -222,7 +229,7 @@ mod tests {
             r#"{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "ipc:///tmp/e",
                 "replay_endpoint": "tcp://*:5558", "buffer_steps": 0, "hwm": 7, "max_queue_size": 9,
                 "topic": "kv@{pod}", "bind": false, "format": "array", "sequence_start": "zero",
-                "idle_beat_s": 0.5, "token_ids": false}"#,
+                "idle_beat_s": 0.5, "token_ids": false, "max_queue_bytes": 8}"#,
         );
         assert_eq!(config.replay_endpoint.as_deref(), Some("tcp://*:5558"));
         assert_eq!((config.buffer_steps, config.hwm, config.max_queue_size), (0, 7, 9));
@@ -232,7 +239,7 @@ mod tests {
             (EventFormat::Array, SequenceStart::Zero)
         );
         assert_eq!(config.idle_beat(), Some(Duration::from_millis(500)));
-        assert!(!config.token_ids);
+        assert!(!config.token_ids && config.max_queue_bytes == 8);
     }
 
     #[test]
@@ -257,6 +264,7 @@ mod tests {
             (r#"{"buffer_steps": 9000000}"#, "buffer_steps 9000000"),
             (r#"{"max_queue_size": 0}"#, "max_queue_size 0"),
             (r#"{"hwm": -5}"#, "hwm -5"),
+            (r#"{"max_queue_bytes": 0}"#, "max_queue_bytes 0"),
             (r#"{"idle_beat_s": -1}"#, "idle_beat_s -1"),
             (r#"{"format": "json"}"#, "json"),
             ("[]", "not a JSON object"),

@@ -14,6 +14,8 @@ pub struct Arrears {
     /// Everything that the publisher knows is gone.
     cleared: bool,
     blocks: HashMap<(u8, BlockHash), Owed>,
+    /// Memory of the blocks that are there.
+    bytes: u64,
     /// Changes so far: their order.
     changes: u64,
 }
@@ -41,7 +43,7 @@ impl Arrears {
     /// Nothing is owed yet. There is room for a pool of `blocks`, so that no step pays for growth.
     pub fn new(blocks: u32) -> Self {
         let blocks = HashMap::with_capacity(2 * blocks as usize);
-        Self { cleared: false, blocks, changes: 0 }
+        Self { cleared: false, blocks, bytes: 0, changes: 0 }
     }
 
     /// Adds a change.
@@ -50,6 +52,7 @@ impl Arrears {
             KvEvent::Cleared => {
                 self.cleared = true;
                 self.blocks.clear();
+                self.bytes = 0;
             }
             KvEvent::Removed { hashes, group } => {
                 for hash in hashes {
@@ -59,7 +62,10 @@ impl Arrears {
             KvEvent::Stored { group, .. } => {
                 for (hash, block) in Block::each_of(event, self.changes) {
                     self.changes = block.order + 1;
-                    self.blocks.entry((*group, hash)).or_default().stored = Some(Box::new(block));
+                    self.bytes += block.bytes();
+                    let owed = self.blocks.entry((*group, hash)).or_default();
+                    let former = owed.stored.replace(Box::new(block));
+                    self.bytes -= former.map_or(0, |block| block.bytes());
                 }
             }
         }
@@ -69,11 +75,19 @@ impl Arrears {
         let order = self.changes;
         self.changes += 1;
         let owed = self.blocks.entry(key).or_default();
-        if owed.stored.take().is_none() {
+        let stored = owed.stored.take();
+        self.bytes -= stored.as_ref().map_or(0, |block| block.bytes());
+        if stored.is_none() {
             owed.removed = Some(order);
         } else if owed.removed.is_none() {
             self.blocks.remove(&key); // It came and went unannounced.
         }
+    }
+
+    /// Memory that this takes.
+    pub(super) fn bytes(&self) -> u64 {
+        let entry = size_of::<((u8, BlockHash), Owed)>();
+        self.bytes + (self.blocks.capacity() * entry) as u64
     }
 
     /// Blocks that differ.
@@ -156,6 +170,11 @@ mod tests {
             arrears.add(&stored(None, &[2 * round, 2 * round + 1]));
             arrears.add(&removed(&[2 * round, 2 * round + 1]));
         }
-        assert!(arrears.is_empty());
+        assert!(arrears.is_empty() && arrears.bytes == 0);
+        arrears.add(&stored(None, &[1, 2]));
+        arrears.add(&stored(None, &[1]));
+        assert_eq!(arrears.bytes, 2 * (size_of::<Block>() as u64 + 4), "each once, with its token");
+        arrears.add(&KvEvent::Cleared);
+        assert_eq!(arrears.bytes, 0);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::arrears::Arrears;
 use super::figures::{Figures, count};
-use protocol::KvEvent;
+use protocol::{ExtraKey, KvEvent};
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,11 +19,50 @@ pub enum Changes {
     Missed(f64, Box<Arrears>),
 }
 
+impl Changes {
+    fn are_owed(&self) -> bool {
+        matches!(self, Self::Missed(..))
+    }
+
+    /// Memory that they take while they wait.
+    pub(super) fn bytes(&self) -> u64 {
+        match self {
+            Self::Step(_, events) => events.iter().map(event_bytes).sum(),
+            Self::Missed(_, arrears) => arrears.bytes(),
+        }
+    }
+}
+
+fn event_bytes(event: &KvEvent) -> u64 {
+    let lists = match event {
+        KvEvent::Cleared => 0,
+        KvEvent::Removed { hashes, .. } => size_of_val(&hashes[..]),
+        KvEvent::Stored { hashes, tokens, extra_keys, .. } => {
+            let keys = extra_keys.iter().flatten().map(|key| {
+                let (ExtraKey::Lora(text) | ExtraKey::Salt(text)) = key;
+                size_of::<ExtraKey>() + text.len()
+            });
+            let fixed = size_of_val(&hashes[..]) + size_of_val(&extra_keys[..]);
+            fixed + size_of_val(&tokens[..]) + keys.sum::<usize>()
+        }
+    };
+    (size_of::<KvEvent>() + lists) as u64
+}
+
+/// How much may wait for a publisher. A single change may always, whatever its size.
+#[derive(Debug, Clone, Copy)]
+pub struct Room {
+    /// Changes, at least 1.
+    pub batches: usize,
+    /// Bytes of all of them.
+    pub bytes: u64,
+}
+
 /// The way from a scheduler to one publisher.
 #[derive(Debug)]
 pub struct Feed {
     queue: SyncSender<Changes>,
-    queue_len_max: u64,
+    room: Room,
     bell: Bell,
     figures: Arc<Figures>,
     gathered: Vec<KvEvent>,
@@ -57,17 +96,17 @@ impl Bell {
 }
 
 impl Feed {
-    /// A feed of a pool of `blocks`, and the end that its publisher reads; at most `queue_len_max` changes wait.
+    /// A feed of a pool of `blocks`, and the end that its publisher reads; no more waits than there is `room` for.
     pub fn new(
-        queue_len_max: usize,
+        room: Room,
         blocks: u32,
         bell: Bell,
         figures: Arc<Figures>,
     ) -> (Self, Receiver<Changes>) {
-        let (queue, changes) = sync_channel(queue_len_max);
+        let (queue, changes) = sync_channel(room.batches);
         let feed = Self {
             queue,
-            queue_len_max: queue_len_max as u64,
+            room,
             bell,
             figures,
             gathered: Vec::new(),
@@ -97,8 +136,9 @@ impl Feed {
     pub fn flush(&mut self) {
         if self.arrears.is_some() {
             self.owe();
+            let Room { batches, bytes } = self.room;
             let waiting = self.figures.queue_depth.load(Ordering::Relaxed);
-            if waiting > self.queue_len_max / 2 {
+            if waiting > batches as u64 / 2 || self.waiting_bytes() > bytes / 2 {
                 return;
             }
         }
@@ -107,18 +147,36 @@ impl Feed {
             None if self.gathered.is_empty() => return,
             None => Changes::Step(unix_seconds(), std::mem::take(&mut self.gathered)),
         };
-        count(&self.figures.queue_depth, 1);
-        let Err(error) = self.queue.try_send(changes) else { return self.bell.ring() };
-        self.figures.queue_depth.fetch_sub(1, Ordering::Relaxed);
-        match error {
-            TrySendError::Full(Changes::Step(_, events)) => {
+        let (bytes, waiting) = (changes.bytes(), self.waiting_bytes());
+        // What is owed takes no less by waiting.
+        let fits = waiting == 0 || waiting + bytes <= self.room.bytes || changes.are_owed();
+        let sent = if fits { self.send(changes, bytes) } else { Err(TrySendError::Full(changes)) };
+        match sent {
+            Ok(()) => self.bell.ring(),
+            Err(TrySendError::Full(Changes::Step(_, events))) => {
                 self.gathered = events;
                 self.owe();
             }
-            TrySendError::Full(Changes::Missed(_, arrears)) => self.arrears = Some(arrears),
+            Err(TrySendError::Full(Changes::Missed(_, arrears))) => self.arrears = Some(arrears),
             // The publisher's thread is gone, and has said why.
-            TrySendError::Disconnected(_) => count(&self.figures.dropped, 1),
+            Err(TrySendError::Disconnected(_)) => count(&self.figures.dropped, 1),
         }
+    }
+
+    /// Hands over changes of so many bytes.
+    fn send(&self, changes: Changes, bytes: u64) -> Result<(), TrySendError<Changes>> {
+        count(&self.figures.queue_depth, 1);
+        count(&self.figures.queue_bytes, bytes);
+        let sent = self.queue.try_send(changes);
+        if sent.is_err() {
+            self.figures.queue_depth.fetch_sub(1, Ordering::Relaxed);
+            self.figures.queue_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        sent
+    }
+
+    fn waiting_bytes(&self) -> u64 {
+        self.figures.queue_bytes.load(Ordering::Relaxed)
     }
 
     /// Drops a batch, and keeps what it means for the blocks.

@@ -1,8 +1,9 @@
 //! What a publisher counts, for whoever renders it.
 
+use super::feed::Changes;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counters of one publisher; all grow, but for `queue_depth`.
+/// Counters of one publisher; all grow, but for those of the queue.
 #[derive(Debug, Default)]
 pub struct Figures {
     /// Batches published, beats included.
@@ -23,10 +24,20 @@ pub struct Figures {
     pub errors: AtomicU64,
     /// Batches that wait for the publisher's thread.
     pub queue_depth: AtomicU64,
+    /// Bytes that they take.
+    pub queue_bytes: AtomicU64,
     /// Number of the last batch published.
     pub seq: AtomicU64,
     /// Number of the first batch of this publisher.
     pub epoch: AtomicU64,
+}
+
+impl Figures {
+    /// Changes were taken from the queue.
+    pub fn taken(&self, changes: &Changes) {
+        self.queue_depth.fetch_sub(1, Ordering::Relaxed);
+        self.queue_bytes.fetch_sub(changes.bytes(), Ordering::Relaxed);
+    }
 }
 
 /// Adds to a counter.

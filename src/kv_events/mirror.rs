@@ -24,6 +24,15 @@ pub(super) struct Block {
 }
 
 impl Block {
+    /// Memory that it takes.
+    pub(super) fn bytes(&self) -> u64 {
+        let keys = self.extra.iter().map(|key| {
+            let (ExtraKey::Lora(text) | ExtraKey::Salt(text)) = key;
+            size_of::<ExtraKey>() + text.len()
+        });
+        (size_of::<Self>() + size_of_val(&self.tokens[..]) + keys.sum::<usize>()) as u64
+    }
+
     /// The blocks of a store, numbered from `order` on; none of any other event.
     pub(super) fn each_of(
         event: &KvEvent,

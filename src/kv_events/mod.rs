@@ -5,6 +5,7 @@
 //! half reads: `decode`, `Follower` and `Resident` are what a subscriber needs, ours or a test's.
 
 mod arrears;
+mod backlog;
 mod decode;
 mod encode;
 mod endpoint;
@@ -23,7 +24,7 @@ pub use arrears::Arrears;
 pub use decode::{DecodeError, Event, Hash, Payload, Removed, Stored, decode};
 pub use encode::Encoder;
 pub use endpoint::{EndpointError, TopicWords};
-pub use feed::{Bell, Changes, Feed};
+pub use feed::{Bell, Changes, Feed, Room};
 pub use figures::Figures;
 pub use follower::{Arrival, Follower};
 pub use journal::{Entry, Journal, Replay};

@@ -1,9 +1,10 @@
 //! The publisher's thread: owns both sockets of one replica and sleeps until there is something to send.
 
 use super::arrears::Arrears;
+use super::backlog::Backlog;
 use super::encode::Encoder;
 use super::endpoint::TopicWords;
-use super::feed::{Bell, Changes, Feed, unix_seconds};
+use super::feed::{Bell, Changes, Feed, Room, unix_seconds};
 use super::figures::{Figures, count};
 use super::journal::{Entry, Journal};
 use super::replay::ReplayDesk;
@@ -84,11 +85,12 @@ impl Bound {
         source.figures.epoch.store(words.epoch, Ordering::Relaxed);
         let bell = Bell::new(wire, Arc::clone(&sleeping));
         let (feed, changes) =
-            Feed::new(source.config.max_queue_size, blocks, bell, Arc::clone(&source.figures));
+            Feed::new(room(&source.config), blocks, bell, Arc::clone(&source.figures));
         let desk = Desk {
             journal,
             changes,
             publish,
+            backlog: Backlog::new(source.config.hwm, source.config.max_queue_bytes),
             replay: replay.map(|router| ReplayDesk::new(router, &topic)),
             topic,
             woken,
@@ -101,6 +103,11 @@ impl Bound {
         let publisher = Publisher { source, thread, feed: feed.alive() };
         Ok((feed, publisher))
     }
+}
+
+/// What may wait for the thread.
+fn room(config: &KvEventsConfig) -> Room {
+    Room { batches: config.max_queue_size, bytes: config.max_queue_bytes }
 }
 
 /// What a group stores, in vLLM's words.
@@ -140,6 +147,7 @@ struct Desk {
     journal: Journal,
     changes: Receiver<Changes>,
     publish: Socket,
+    backlog: Backlog,
     topic: String,
     replay: Option<ReplayDesk>,
     woken: UnixStream,
@@ -170,7 +178,7 @@ impl Desk {
         for _ in 0..BATCHES_PER_TURN {
             match self.changes.try_recv() {
                 Ok(changes) => {
-                    self.source.figures.queue_depth.fetch_sub(1, Ordering::Relaxed);
+                    self.source.figures.taken(&changes);
                     match changes {
                         Changes::Step(ts, events) => self.append(ts, &events),
                         Changes::Missed(ts, arrears) => self.catch_up(ts, *arrears),
@@ -205,6 +213,10 @@ impl Desk {
         count(&figures.batches, 1);
         count(&figures.events, events as u64);
         let seq = entry.seq.to_be_bytes();
+        if let Some(limit) = self.backlog.add(entry.payload.len()) {
+            // It takes any number; a socket that is closing takes none, and sends nothing either.
+            let _ = self.publish.set_sndhwm(limit);
+        }
         // A PUB socket never waits: whoever reads too slowly misses batches, and sees it by the number.
         let frames: [&[u8]; 3] = [self.topic.as_bytes(), &seq, &entry.payload];
         if self.publish.send_multipart(frames, DONTWAIT).is_err() {

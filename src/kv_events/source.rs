@@ -59,6 +59,7 @@ impl Source {
             "buffer_steps": config.buffer_steps,
             "hwm": config.hwm,
             "max_queue_size": config.max_queue_size,
+            "max_queue_bytes": config.max_queue_bytes,
             "idle_beat_s": config.idle_beat().map_or(0.0, |beat| beat.as_secs_f64()),
         })
     }

@@ -6,13 +6,13 @@
 //! hashes that `/debug/kv` asks the scheduler's thread for.
 
 use hadron::config::EventFormat;
-use hadron::kv_events::{Bell, Changes, Encoder, Feed, Figures, Journal};
+use hadron::kv_events::{Bell, Changes, Encoder, Feed, Figures, Journal, Room};
 use kvcache::{Content, Hasher, KvCache, KvConfig, Table};
 use protocol::{KvEvent, KvGroup, KvKind, KvSpec, Token};
 use rustix::time::{ClockId, clock_gettime};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 const BLOCKS: u32 = 200_000;
@@ -108,7 +108,8 @@ fn a_publisher_that_stands_still() {
     near.set_nonblocking(true).unwrap();
     let bell = Bell::new(near, Arc::new(AtomicBool::new(false)));
     let figures = Arc::new(Figures::default());
-    let (mut feed, changes) = Feed::new(QUEUE, BLOCKS, bell, Arc::clone(&figures));
+    let (mut feed, changes) =
+        Feed::new(Room { batches: QUEUE, bytes: u64::MAX }, BLOCKS, bell, Arc::clone(&figures));
 
     println!("| flush | steps | p50 | worst |\n|---|--:|--:|--:|");
     report("while there is room", flushes(&mut cache, &mut feed, QUEUE));
@@ -117,7 +118,7 @@ fn a_publisher_that_stands_still() {
     let mut publish = || {
         let mut longest = Duration::ZERO;
         for changes in changes.try_iter() {
-            figures.queue_depth.fetch_sub(1, Ordering::Relaxed);
+            figures.taken(&changes);
             let (took, _) = timed(|| match changes {
                 Changes::Step(ts, events) => journal.append(ts, &events),
                 Changes::Missed(ts, arrears) => journal.catch_up(ts, *arrears),

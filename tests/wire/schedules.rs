@@ -5,7 +5,7 @@ use crate::chance::Chance;
 use hadron::config::EventFormat;
 use hadron::kv_events::{
     Arrival, Bell, Changes, Encoder, Entry, Event, Feed, Figures, Follower, Hash, Journal,
-    Resident, decode,
+    Resident, Room, decode,
 };
 use kvcache::{Content, ExtraKeys, Hasher, KvCache, KvConfig, Published, Table};
 use protocol::{KvEvent, KvGroup, KvKind, KvSpec, Token};
@@ -42,8 +42,11 @@ impl Server {
         near.set_nonblocking(true).unwrap();
         wires.0.push(far);
         let bell = Bell::new(near, Arc::new(AtomicBool::new(false)));
-        let queue = 1 + chance.below(4) as usize;
-        let (feed, changes) = Feed::new(queue, config.blocks, bell, Arc::clone(&figures));
+        // Either may be what is short.
+        let batches = 1 + chance.below(4) as usize;
+        let bytes = if chance.one_in(2) { u64::MAX } else { u64::from(1 + chance.below(2_000)) };
+        let room = Room { batches, bytes };
+        let (feed, changes) = Feed::new(room, config.blocks, bell, Arc::clone(&figures));
         let format = if chance.one_in(2) { EventFormat::Map } else { EventFormat::Array };
         let encoder = Encoder {
             format,
@@ -107,7 +110,7 @@ impl Server {
     /// The publisher's thread gets a turn.
     fn publish(&mut self, sent: &mut Vec<Entry>) {
         while let Ok(changes) = self.changes.try_recv() {
-            self.figures.queue_depth.fetch_sub(1, Ordering::Relaxed);
+            self.figures.taken(&changes);
             let entry = match changes {
                 Changes::Step(ts, events) => self.journal.append(ts, &events),
                 Changes::Missed(ts, arrears) => self.journal.catch_up(ts, *arrears),

@@ -177,6 +177,51 @@ fn a_reader_that_never_reads_costs_nothing_and_loses_its_own() {
 }
 
 #[test]
+fn what_a_reader_holds_up_is_bounded_in_bytes() {
+    const BOUND: usize = 4 << 20;
+    const BATCHES: u64 = 400;
+    let context = Context::new();
+    let (mut feed, publisher) = start(&json!({"max_queue_bytes": BOUND, "buffer_steps": 10}));
+    let stuck = context.socket(zmq::SUB).unwrap();
+    stuck.set_rcvhwm(1).unwrap();
+    stuck.set_subscribe(b"").unwrap();
+    stuck.connect(&publisher.source().endpoint).unwrap();
+    // It is there once it has heard something.
+    stuck.set_rcvtimeo(10).unwrap();
+    let mut batches = 1;
+    while stuck.recv_multipart(0).is_err() {
+        hand_over(&mut feed, stored(1));
+        batches += 1;
+    }
+    let mut bytes = 0;
+    for hash in 1..=BATCHES {
+        let large = KvEvent::Stored {
+            hashes: vec![BlockHash(hash)],
+            parent: None,
+            tokens: vec![100_000; 20_000],
+            extra_keys: vec![Vec::new()],
+            group: 0,
+        };
+        hand_over(&mut feed, vec![large]);
+        published(&publisher, batches + hash); // The queue is never full.
+    }
+    assert_eq!(publisher.source().figures.dropped.load(Ordering::Relaxed), 0);
+    stuck.set_rcvtimeo(1_000).unwrap();
+    while let Ok(frames) = stuck.recv_multipart(0) {
+        bytes += frames[2].len();
+    }
+    // Buffers of the system hold some megabytes more.
+    let sent = BATCHES as usize * 100_000;
+    assert!((BOUND / 2..sent / 2).contains(&bytes), "{bytes} of {sent} bytes were kept for it");
+    // It goes on with the newest, and the number says that there was more.
+    hand_over(&mut feed, stored(1));
+    stuck.set_rcvtimeo(WAIT_MS).unwrap();
+    let frames = stuck.recv_multipart(0).unwrap();
+    let seq = u64::from_be_bytes(frames[1][..].try_into().unwrap());
+    assert_eq!(seq, publisher.source().figures.seq.load(Ordering::Relaxed));
+}
+
+#[test]
 fn an_address_in_use_is_named() {
     let (_feed, publisher) = start(&json!({}));
     let taken = publisher.source().endpoint.clone();
