@@ -40,6 +40,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("fp8_few/stream.h", include_str!("fp8_few/stream.h")),
     ("fp8_few/strips.h", include_str!("fp8_few/strips.h")),
     ("fp8_rows/quantise.h", include_str!("fp8_rows/quantise.h")),
+    ("fp8_tile/tile.h", include_str!("fp8_tile/tile.h")),
     ("gemm/tile.h", include_str!("gemm/tile.h")),
     ("linear_many/ring.h", include_str!("linear_many/ring.h")),
     ("linear_many/roles.h", include_str!("linear_many/roles.h")),

@@ -142,8 +142,20 @@ pub trait Kernels: Driver {
     /// scales where the parts are and the device multiplies it. All parts have equal columns.
     fn pack(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<Packed, DeviceError>;
 
-    /// Packs matrices of one shape that are used together, each the stack of its parts. `gated`: the first half of
-    /// the outputs are gates of the second.
+    /// The type in which to pack experts with these projections for inputs of `dtype`: that type, or fp8 where both
+    /// are stored so, in a shape whose blocks of scales the device multiplies.
+    fn experts_dtype(
+        &self,
+        gate_up: &[Vec<HostMat<'_>>],
+        down: &[Vec<HostMat<'_>>],
+        dtype: DType,
+    ) -> DType {
+        let _ = (gate_up, down); // Only who multiplies fp8 wants to know.
+        dtype
+    }
+
+    /// Packs matrices of one shape that are used together, each the stack of its parts, in the type of their inputs, or
+    /// in fp8 if `experts_dtype` says so. `gated`: the first half of the outputs are gates of the second.
     fn pack_group(
         &self,
         matrices: &[Vec<HostMat<'_>>],

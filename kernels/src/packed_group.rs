@@ -1,6 +1,6 @@
 //! Equal weight matrices that are used together: the experts of a layer.
 
-use crate::{DType, DeviceError, Packed};
+use crate::{DType, DeviceError, Packed, Scales};
 
 const KERNEL: &str = "pack_group";
 
@@ -67,7 +67,7 @@ impl PackedGroup {
         self.parts.first().map_or(0, Packed::k)
     }
 
-    /// Element type, f32 or bf16.
+    /// Element type: f32, bf16, or fp8 with scales.
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.parts.first().map_or(DType::F32, Packed::dtype)
@@ -86,6 +86,11 @@ impl PackedGroup {
     pub(crate) fn get(&self, i: usize) -> &Packed {
         assert!(self.parts.len() == self.len, "the matrices of this device are stacked");
         &self.parts[i]
+    }
+
+    /// Factors of the elements of a stack in fp8.
+    pub(crate) fn scales(&self) -> Option<&Scales> {
+        self.parts.first().and_then(Packed::scales)
     }
 
     /// First byte of the stack.

@@ -66,8 +66,9 @@ impl Ops {
         gate_up: &[Vec<HostMat<'_>>],
         down: &[Vec<HostMat<'_>>],
     ) -> Result<PackedExperts, OpError> {
-        let gate_up = self.device.pack_group(gate_up, self.dtype(), true)?;
-        let down = self.device.pack_group(down, self.dtype(), false)?;
+        let dtype = self.device.experts_dtype(gate_up, down, self.dtype());
+        let gate_up = self.device.pack_group(gate_up, dtype, true)?;
+        let down = self.device.pack_group(down, dtype, false)?;
         check_size("pack_experts", "down projections", down.len(), gate_up.len())?;
         check_size("pack_experts", "outputs of gate_up", gate_up.n(), 2 * down.k())?;
         check_size("pack_experts", "outputs of down", down.n(), gate_up.k())?;

@@ -62,9 +62,8 @@ fn on_emulator(wave: u32, config: ExecutorConfig, enforce_eager: bool) -> Execut
     ExecutorConfig { settings, ..config }
 }
 
-/// The same model with linear layers in fp8.
-fn quantised(dtype: Dtype, kv_dtype: KvDtype) -> ExecutorConfig {
-    let mut config = config(dtype, 2);
+/// The same model with linear layers, and experts if it has any, in fp8.
+fn quantised(mut config: ExecutorConfig, kv_dtype: KvDtype) -> ExecutorConfig {
     config.settings.kv_dtype = kv_dtype;
     let (scales, suffix, ignored) = (ScaleGrid::Blocks, "_scale_inv", Vec::new());
     config.model.quantization = Some(Quantization { scales, suffix, ignored });
@@ -259,17 +258,28 @@ fn bf16_replays_what_it_launches() {
 /// In f32 weights are multiplied out, as on the CPU; in bf16 fp8 kernels run, and attention over an fp8 cache.
 #[test]
 fn fp8_weights_and_cache_run_and_replay() {
-    let expected = play(&mut Player::with(small(quantised(Dtype::Float32, KvDtype::Auto))));
-    let near = play(&mut Player::with(small(quantised(Dtype::Bfloat16, KvDtype::Fp8))));
+    check_fp8("dense", |dtype| config(dtype, 2));
+}
+
+/// Chunks of prompts are many rows an expert, decode is few.
+#[test]
+fn fp8_experts_run_and_replay() {
+    check_fp8("experts", experts);
+}
+
+fn check_fp8(what: &str, of: impl Fn(Dtype) -> ExecutorConfig) {
+    let f32_config = || quantised(of(Dtype::Float32), KvDtype::Auto);
+    let bf16_config = || quantised(of(Dtype::Bfloat16), KvDtype::Fp8);
+    let expected = play(&mut Player::with(small(f32_config())));
+    let near = play(&mut Player::with(small(bf16_config())));
     for wave in WAVES {
-        let multiplied_out = on_emulator(wave, quantised(Dtype::Float32, KvDtype::Auto), true);
+        let multiplied_out = on_emulator(wave, f32_config(), true);
         let found = play(&mut Player::with(multiplied_out));
-        assert_close(&found, &expected, &format!("wave {wave}"));
-        let player = |eager| {
-            Player::with(on_emulator(wave, quantised(Dtype::Bfloat16, KvDtype::Fp8), eager))
-        };
+        assert_close(&found, &expected, &format!("{what}, wave {wave}"));
+        let player = |eager| Player::with(on_emulator(wave, bf16_config(), eager));
         let launched = play(&mut player(true));
-        assert_eq!(play(&mut player(false)), launched, "wave {wave}: a recording changes no bit");
-        assert_near(&launched, &near, &format!("wave {wave}"));
+        let replayed = play(&mut player(false));
+        assert_eq!(replayed, launched, "{what}, wave {wave}: a recording changes no bit");
+        assert_near(&launched, &near, &format!("{what}, wave {wave}"));
     }
 }

@@ -60,10 +60,12 @@ fn nothing_is_allocated_once_ready() {
 #[ignore = "needs the device's memory for itself, so a process: started by the test above"]
 fn the_steps() {
     let bf16 = |wave, eager| on_emulator(wave, config(Dtype::Bfloat16, 2), eager);
-    let fp8 = |wave, eager| on_emulator(wave, quantised(Dtype::Bfloat16, KvDtype::Fp8), eager);
+    let in_fp8 = |of| quantised(of, KvDtype::Fp8);
+    let fp8 = |wave, eager| on_emulator(wave, in_fp8(config(Dtype::Bfloat16, 2)), eager);
     let moe = |wave, eager| on_emulator(wave, experts(Dtype::Bfloat16), eager);
-    let models: [(_, &dyn Fn(u32, bool) -> ExecutorConfig); 3] =
-        [("bf16", &bf16), ("fp8", &fp8), ("experts", &moe)];
+    let fp8_moe = |wave, eager| on_emulator(wave, in_fp8(experts(Dtype::Bfloat16)), eager);
+    let models: [(_, &dyn Fn(u32, bool) -> ExecutorConfig); 4] =
+        [("bf16", &bf16), ("fp8", &fp8), ("experts", &moe), ("fp8 experts", &fp8_moe)];
     for (name, model) in models {
         // What one wave size or one way to launch takes, another may: two of the four for each model.
         for (wave, eager) in [(64, true), (32, false)] {

@@ -123,7 +123,8 @@ KERNEL(256) fp8_few(OUT* y, const bf16* x, const float* factors, const fp8* w, c
                     const bf16* norm, u32 m, u32 n, u32 k, u32 y_stride, u32 x_stride, u32 unit, u32 scale_stride,
                     float eps) {
     const Weights weights{w, scales, bid_x() * TILES * WIDTH, n, k, unit, scale_stride};
-    const float* sums = strip_sums(weights, m, [&](bf16* xs) { stage_rows(xs, x, norm, m, k, x_stride, eps); });
+    const auto row = [&](u32 r) { return x + (u64)r * x_stride; };
+    const float* sums = strip_sums(weights, m, [&](bf16* xs) { stage_rows(xs, row, norm, m, k, eps); });
     const Finish finish{scales, bias, n / HALVES};
     each_sum(weights, sums, m, [&](u32 row, u32 out, float sum, float up) {
         sum = finished(finish, out, sum, up);

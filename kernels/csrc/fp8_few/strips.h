@@ -46,10 +46,10 @@ DEV Strip load_strip(const Weights& w, u32 tile, u32 block) {
 DEV u32 padded(u32 k) { return (k + BLOCK_K - 1) / BLOCK_K * BLOCK_K; }
 DEV u32 x_line(u32 k) { return padded(k) + 32; }
 
-// One wave per row, whatever M is: the sum of squares has one order.
-DEV void stage_rows(bf16* xs, const bf16* x, const bf16* norm, u32 m, u32 k, u32 stride, float eps) {
+// Row r of x is x_row(r). One wave per row, whatever M is: the sum of squares has one order.
+template <class Row> DEV void stage_rows(bf16* xs, const Row& x_row, const bf16* norm, u32 m, u32 k, float eps) {
     for (u32 row = wave(); row < m; row += bdim() / WAVE) {
-        const bf16* from = x + (u64)row * stride;
+        const bf16* from = x_row(row);
         bf16* to = xs + row * x_line(k);
         float scale = 1.f;
         if (NORM) {

@@ -4,6 +4,7 @@
 
 use super::check::{check_dtype, check_most, check_size};
 use super::device::HipDevice;
+use super::fp8;
 use super::launch::Launch;
 use super::moe_call::{ALIGN_CHOICES, Call, KERNEL, Way};
 use super::moe_little::{Chosen, takes_little};
@@ -29,7 +30,7 @@ const ROUTED_EXPERTS: usize = 256;
 const MOST_CHOICES: usize = 64;
 
 impl HipDevice {
-    /// Stacks matrices of one shape. The experts' kernels take no fp8: it is dequantised.
+    /// Stacks matrices of one shape. In fp8 they keep their scales; in another type they are multiplied out.
     pub(super) fn load_stack(
         &self,
         matrices: &[Vec<HostMat<'_>>],
@@ -41,6 +42,12 @@ impl HipDevice {
             check_size("pack_group", "rows", rows(parts), rows(&matrices[0]))?;
         }
         let parts: Vec<HostMat<'_>> = matrices.iter().flatten().copied().collect();
+        if dtype == DType::F8E4M3 {
+            let grid = fp8::grid(&parts).filter(|_| fp8::keeps(matrices, gated));
+            let (kernel, what) = ("pack_group", "shape of experts");
+            let grid = grid.ok_or(DeviceError::Unsupported { kernel, what, dtype })?;
+            return PackedGroup::stacked(self.load_fp8(&parts, grid)?, matrices.len());
+        }
         let stack = PackedGroup::stacked(self.load_float(&parts, dtype)?, matrices.len())?;
         self.in_lines(stack, gated)
     }
@@ -72,6 +79,8 @@ impl HipDevice {
                 Way::Few => self.few_product(s, &call, first)?,
                 Way::Tile(rows) => self.tile_product(s, &call, rows, first)?,
                 Way::Stream(tile) => self.stream_product(s, &call, tile, first)?,
+                Way::Fp8Few => self.few_fp8_product(s, &call, first)?,
+                Way::Fp8Tile => self.tile_fp8_product(s, &call, first)?,
             }
         }
         self.combine(s, &mut y, &call)
@@ -161,7 +170,11 @@ fn check(y: &MatMut<'_>, x: Mat<'_>, experts: &Experts<'_>) -> Result<(), Device
     check_size(KERNEL, "rows", y.rows(), x.rows())?;
     check_size(KERNEL, "columns", y.cols(), x.cols())?;
     check_size(KERNEL, "columns", x.cols(), x.cols().next_multiple_of(4))?;
-    if gate_up.is_lined() {
+    let weights = if gate_up.dtype() == DType::F8E4M3 { DType::F8E4M3 } else { x.dtype() };
+    if weights != x.dtype() {
+        check_dtype(KERNEL, "input", x.dtype(), DType::BF16)?;
+    }
+    if gate_up.is_lined() || weights != x.dtype() {
         check_size(KERNEL, "values between rows", x.stride(), x.stride().next_multiple_of(8))?;
         check_size(KERNEL, "alignment of x", x.as_ptr().addr() % 16, 0)?;
     }
@@ -170,6 +183,6 @@ fn check(y: &MatMut<'_>, x: Mat<'_>, experts: &Experts<'_>) -> Result<(), Device
     check_size(KERNEL, "inputs of gate_up", gate_up.k(), x.cols())?;
     check_size(KERNEL, "outputs of gate_up", gate_up.n(), 2 * down.k())?;
     check_size(KERNEL, "outputs of down", down.n(), x.cols())?;
-    check_dtype(KERNEL, "type of gate_up", gate_up.dtype(), x.dtype())?;
-    check_dtype(KERNEL, "type of down", down.dtype(), x.dtype())
+    check_dtype(KERNEL, "type of gate_up", gate_up.dtype(), weights)?;
+    check_dtype(KERNEL, "type of down", down.dtype(), weights)
 }

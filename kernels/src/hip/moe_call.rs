@@ -1,6 +1,7 @@
 //! One call of the MLPs of experts: its sizes, its memory, and the way it goes.
 
 use super::device::{HipDevice, act_f32};
+use super::fp8;
 use super::gemm::wide;
 use super::launch::Launch;
 use super::moe_stream;
@@ -20,6 +21,8 @@ const SOME_CHOICES: usize = 4;
 const MANY_CHOICES: usize = 17;
 /// Choices per expert from which tiles are high.
 const HIGH_TILE_CHOICES: usize = 96;
+/// Rows of a segment of weights in fp8 for many, as `TILE` in fp8_tile/tile.h.
+const FP8_TILE_ROWS: usize = 64;
 /// Rows of a segment for few.
 pub(super) const FEW_ROWS: usize = 16;
 
@@ -39,6 +42,8 @@ pub(super) struct Call<'a> {
     pub(super) between: *mut u8,
     /// What the experts say, `[choices, H]`.
     pub(super) out: *mut u8,
+    /// Inputs of a product in fp8, if its way quantises them, and their scales.
+    pub(super) quantised: [*mut u8; 2],
     pub(super) way: Way,
 }
 
@@ -50,6 +55,10 @@ pub(super) enum Way {
     Tile(usize),
     /// Weights in lines.
     Stream(moe_stream::Tile),
+    /// Weights in fp8, inputs as they are.
+    Fp8Few,
+    /// Weights in fp8, inputs quantised.
+    Fp8Tile,
     Plain,
 }
 
@@ -63,22 +72,27 @@ impl HipDevice {
         let (hidden, inner) = (x.cols(), experts.down.k());
         let choices = routes.experts.rows() * routes.experts.cols();
         let few = [(experts.gate_up, hidden, true), (experts.down, inner, false)];
-        let few_fit = few
-            .into_iter()
-            .all(|(group, k, gated)| self.strips_of(FEW_ROWS, group.n(), k, 1, gated).is_some());
+        let few_fit = few.into_iter().all(|(group, k, gated)| match group.dtype() {
+            DType::F8E4M3 => self.fp8_strips(FEW_ROWS, group.n(), k, 1).is_some(),
+            _ => self.strips_of(FEW_ROWS, group.n(), k, 1, gated).is_some(),
+        });
         let way = way(x, experts, choices, few_fit);
         let line = |bytes: usize| bytes.next_multiple_of(256);
+        let (values, scales) = way.quantised((x.rows(), hidden), (choices, inner));
         let sizes = [
             line(choices * 4),
             line(way.most_segments(choices, experts.down.len()) * SEGMENT_BYTES),
             line(choices * inner * x.dtype().bytes()),
             line(choices * hidden * way.out_type().bytes()),
             line(choices.div_ceil(ALIGN_CHOICES) * experts.down.len() * 4),
+            line(values),
+            line(scales * 4),
         ];
         let order = self.scratch(sizes.iter().sum())?;
         // SAFETY: inside the scratch memory that was just asked for.
         let at = |n: usize| unsafe { order.add(sizes[..n].iter().sum()) };
         let (segments, between, out, counts) = (at(1), at(2), at(3), at(4));
+        let quantised = [at(5), at(6)];
         Ok(Call {
             x,
             routes,
@@ -91,6 +105,7 @@ impl HipDevice {
             counts,
             between,
             out,
+            quantised,
             way,
         })
     }
@@ -124,24 +139,36 @@ impl Call<'_> {
         if first { (self.experts.gate_up, self.hidden) } else { (self.experts.down, self.inner) }
     }
 
-    /// Arguments of both grouped kernels.
+    /// Rows of x, or of what the first product made of them.
+    pub(super) fn inputs(&self, first: bool) -> Mat<'_> {
+        let (dtype, inner) = (self.x.dtype(), self.inner);
+        if first {
+            return self.x;
+        }
+        // SAFETY: scratch memory of this size, which only launches write.
+        unsafe { Mat::from_raw(self.between, dtype, self.choices, inner, inner) }
+    }
+
+    /// Arguments of all grouped kernels.
     pub(super) fn product_args(&self, launch: Launch, first: bool) -> Launch {
         let (group, k) = self.product(first);
-        let (y, x, strides) = if first {
-            (self.between, self.x.as_ptr(), (self.x.stride(), self.inner))
-        } else {
-            (self.out, self.between.cast_const(), (self.inner, self.hidden))
+        let (y, y_stride) =
+            if first { (self.between, self.inner) } else { (self.out, self.hidden) };
+        let x = self.inputs(first);
+        let (from, x_stride) = match self.way {
+            Way::Fp8Tile => (self.quantised[0].cast_const(), k),
+            _ => (x.as_ptr(), x.stride()),
         };
         launch
             .arg_ptr(y)
-            .arg_ptr(x)
+            .arg_ptr(from)
             .arg_ptr(group.as_ptr())
             .arg_ptr(self.order)
             .arg_ptr(self.segments)
             .u32(group.n() as u32)
             .u32(k as u32)
-            .u32(strides.0 as u32)
-            .u32(strides.1 as u32)
+            .u32(x_stride as u32)
+            .u32(y_stride as u32)
             .u32(self.top_k() as u32)
     }
 }
@@ -149,9 +176,10 @@ impl Call<'_> {
 impl Way {
     pub(super) fn segment_rows(self) -> usize {
         match self {
-            Self::Few => FEW_ROWS,
+            Self::Few | Self::Fp8Few => FEW_ROWS,
             Self::Tile(rows) => rows,
             Self::Stream(tile) => tile.rows,
+            Self::Fp8Tile => FP8_TILE_ROWS,
             Self::Plain => 1,
         }
     }
@@ -170,6 +198,15 @@ impl Way {
         self == Self::Stream(moe_stream::SOME)
     }
 
+    /// Values and scales that the inputs of either product take, rows by columns, if they are quantised.
+    fn quantised(self, x: (usize, usize), between: (usize, usize)) -> (usize, usize) {
+        if self != Self::Fp8Tile {
+            return (0, 0);
+        }
+        let scales = |(rows, cols): (usize, usize)| rows * cols.div_ceil(fp8::BLOCK);
+        ((x.0 * x.1).max(between.0 * between.1), scales(x).max(scales(between)))
+    }
+
     /// Segments of any distribution: a full one for every so many choices, and a last one for every expert.
     pub(super) fn most_segments(self, choices: usize, experts: usize) -> usize {
         let last = if self.begins_early() { experts } else { experts.min(choices) };
@@ -186,6 +223,9 @@ fn way(x: Mat<'_>, experts: &Experts<'_>, choices: usize, few_fit: bool) -> Way 
             each if each < MANY_CHOICES => moe_stream::SOME,
             _ => moe_stream::MANY,
         });
+    }
+    if experts.gate_up.dtype() == DType::F8E4M3 {
+        return if each <= FEW_CHOICES && few_fit { Way::Fp8Few } else { Way::Fp8Tile };
     }
     let multiples = x.cols().is_multiple_of(8) && experts.down.k().is_multiple_of(8);
     if x.dtype() != DType::BF16 || !multiples || !wide(x) {

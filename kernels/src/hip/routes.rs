@@ -1,6 +1,7 @@
 //! The table that leads each kernel of the trait to its file.
 
 use super::device::HipDevice;
+use super::fp8;
 use crate::step::{AnswerArrays, SeatArrays, StageView, StepArrays};
 use crate::{
     Around, Attention, BatchRows, Before, Buffer, DType, DeviceError, Experts, HostMat, Kernels,
@@ -10,6 +11,16 @@ use crate::{
 impl Kernels for HipDevice {
     fn pack(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<Packed, DeviceError> {
         self.load(parts, dtype)
+    }
+
+    fn experts_dtype(
+        &self,
+        gate_up: &[Vec<HostMat<'_>>],
+        down: &[Vec<HostMat<'_>>],
+        dtype: DType,
+    ) -> DType {
+        let keeps = dtype == DType::BF16 && fp8::keeps(gate_up, true) && fp8::keeps(down, false);
+        if keeps { DType::F8E4M3 } else { dtype }
     }
 
     fn pack_group(

@@ -8,13 +8,13 @@ use crate::support::{Numbers, S};
 
 /// Which elements of `W` share a scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Grid {
+pub(crate) enum Grid {
     Blocks,
     Channels,
 }
 
 /// A matrix as a file stores it.
-struct Weights {
+pub(crate) struct Weights {
     bytes: Vec<u8>,
     scales: Vec<f32>,
     each: [usize; 2],
@@ -24,7 +24,7 @@ struct Weights {
 
 impl Weights {
     /// Sums of `k` products with numbers around 1 stay near 1.
-    fn new(numbers: &mut Numbers, (n, k): (usize, usize), grid: Grid) -> Self {
+    pub(crate) fn new(numbers: &mut Numbers, (n, k): (usize, usize), grid: Grid) -> Self {
         let each = if grid == Grid::Blocks { [128, 128] } else { [1, k] };
         let count = n.div_ceil(each[0]) * k.div_ceil(each[1]);
         // Of four bits, so that weights multiplied out are exact in bf16.
@@ -34,7 +34,7 @@ impl Weights {
         Self { bytes, scales, each, n, k }
     }
 
-    fn mat(&self) -> HostMat<'_> {
+    pub(crate) fn mat(&self) -> HostMat<'_> {
         let mat = HostMat::new(&self.bytes, DType::F8E4M3, self.n, self.k).unwrap();
         mat.scaled(&self.scales, self.each).unwrap()
     }
@@ -170,7 +170,7 @@ fn check_many(pair: &Pair, m: usize, (n, k): (usize, usize), grid: Grid) {
 }
 
 /// A group of inputs as fp8 times its scale.
-fn quantise(group: &[bf16]) -> Vec<f32> {
+pub(crate) fn quantise(group: &[bf16]) -> Vec<f32> {
     let peak = group.iter().fold(0f32, |peak, x| peak.max(x.to_f32().abs()));
     let scale = peak * (1.0 / E4m3::MAX);
     group.iter().map(|x| E4m3::from_f32(x.to_f32() * (1.0 / scale)).to_f32() * scale).collect()

@@ -31,6 +31,7 @@ mod linear;
 mod linear_many;
 mod matrix_speed;
 mod moe;
+mod moe_fp8;
 mod moe_route;
 mod norm;
 mod qk_rope;

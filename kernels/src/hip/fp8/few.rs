@@ -42,7 +42,7 @@ impl HipDevice {
     /// Whether `rows` rows go through the kernel for few.
     pub(in super::super) fn fits_fp8_few(&self, rows: usize, dtype: DType, w: &Packed) -> bool {
         let few = (1..=MOST_ROWS).contains(&rows) && dtype == DType::BF16 && w.scales().is_some();
-        few && (self.streams(w.k()) || self.fp8_strips(rows, w.n(), w.k()).is_some())
+        few && (self.streams(w.k()) || self.fp8_strips(rows, w.n(), w.k(), 1).is_some())
     }
 
     /// As `Kernels::linear_around`, for shapes that have been checked and fit.
@@ -172,7 +172,7 @@ impl HipDevice {
         around: &Around<'_>,
     ) -> Result<(), DeviceError> {
         let scales = known(w)?;
-        let Some((strips, shared_bytes)) = self.fp8_strips(x.rows(), w.n(), w.k()) else {
+        let Some((strips, shared_bytes)) = self.fp8_strips(x.rows(), w.n(), w.k(), 1) else {
             let (what, got) = ("rows with their neighbours", x.rows());
             return Err(DeviceError::Shape { kernel: KERNEL, what, got, expected: MOST_ROWS });
         };
@@ -196,17 +196,24 @@ impl HipDevice {
     }
 
     /// Rows of `W` in a strip.
-    fn strip_lines(&self) -> usize {
+    pub(super) fn strip_lines(&self) -> usize {
         if self.wave() == 64 { 16 } else { 8 }
     }
 
-    /// Strips of a block and its shared memory, where weights come straight from memory; `None` if the rows
-    /// do not fit.
-    fn fp8_strips(&self, rows: usize, n: usize, k: usize) -> Option<(usize, usize)> {
+    /// Strips of a block and its shared memory, where weights come straight from memory, `matrices` at a time;
+    /// `None` if the rows do not fit.
+    pub(in super::super) fn fp8_strips(
+        &self,
+        rows: usize,
+        n: usize,
+        k: usize,
+        matrices: usize,
+    ) -> Option<(usize, usize)> {
         let (lines, waves) = (self.strip_lines(), (THREADS / self.wave()) as usize);
         let x_bytes = rows * (k.next_multiple_of(BLOCK) + 32) * 2;
         let bytes = |strips: usize| x_bytes + waves * strips * lines * rows * 4;
-        let wanted = n.div_ceil(lines).div_ceil(2 * self.multiprocessors() as usize);
+        let all = matrices * n.div_ceil(lines);
+        let wanted = all.div_ceil(2 * self.multiprocessors() as usize);
         let most = wanted.next_power_of_two().min(MOST_STRIPS);
         let strips = [8, 4, 2, 1].into_iter().filter(|strips| *strips <= most);
         let fits = |strips: usize| bytes(strips) <= self.shared_bytes() as usize;

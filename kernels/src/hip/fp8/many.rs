@@ -43,7 +43,8 @@ impl HipDevice {
             return self.fp8_few(s, y, x, w, &Around { bias, ..Around::default() });
         }
         let to = self.room_for_inputs(x.rows(), &y, w)?;
-        self.quantise(s, &to, x, known(w)?)?;
+        let channels = known(w)?.rows == 1;
+        self.quantise(s, [to.x, to.scales], x, to.padded, channels)?;
         self.fp8_product(s, y, &to, w, bias)
     }
 
@@ -100,23 +101,25 @@ impl HipDevice {
         Ok(Quantised { x: first, scales: at(1), rows, padded, bias: at(2), out })
     }
 
-    fn quantise(
+    /// `x` and zeros up to `padded` rows, in fp8 with scales of blocks or of rows, to scratch memory for both.
+    pub(super) fn quantise(
         &self,
         s: &Stream,
-        to: &Quantised,
+        [to, scales]: [*mut u8; 2],
         x: Mat<'_>,
-        scales: &Scales,
+        padded: usize,
+        channels: bool,
     ) -> Result<(), DeviceError> {
-        let defines = [("CHANNELS", u32::from(scales.rows == 1))];
+        let defines = [("CHANNELS", u32::from(channels))];
         let kernel = self.kernel(&ROWS, "fp8_rows", &defines)?;
-        let launch = Launch::new(kernel, (to.padded as u32, 1, 1), THREADS, 0)
-            .arg_ptr(to.x)
-            .arg_ptr(to.scales)
+        let launch = Launch::new(kernel, (padded as u32, 1, 1), THREADS, 0)
+            .arg_ptr(to)
+            .arg_ptr(scales)
             .arg(x)
-            .u32(to.rows as u32)
+            .u32(x.rows() as u32)
             .u32(x.cols() as u32)
             .u32(x.stride() as u32)
-            .u32(to.padded as u32);
+            .u32(padded as u32);
         // SAFETY: scratch memory of these sizes; the caller compared the shapes.
         unsafe { launch.overlaps_predecessor().go(self, s) }
     }

@@ -1,16 +1,20 @@
-//! Linear layers whose weights are kept in fp8, and who computes them.
+//! Linear layers and experts whose weights are kept in fp8, and who computes them.
 //!
 //! | rows | by | inputs |
 //! |---|---|---|
 //! | ≤ 16 | `fp8_few`, with its neighbours: it reads the weights once | as they are |
 //! | more | the matrix library where it knows the scales, else `fp8_tile` | quantised: `after`, else `fp8_rows` |
+//! | experts, few rows each | `moe_fp8_few` | as they are |
+//! | more | `moe_fp8_tile` | quantised: `fp8_rows` |
 
 mod after;
+mod experts;
 mod few;
 mod many;
 mod pack;
 mod shape;
 
+pub(super) use experts::keeps;
 pub(super) use many::Quantised;
 pub(super) use pack::grid;
 
@@ -32,7 +36,7 @@ const KERNEL: &str = "linear";
 /// Threads of a block of all kernels but those that stream.
 const THREADS: u32 = 256;
 /// Inputs that share a scale in blocks.
-const BLOCK: usize = 128;
+pub(super) const BLOCK: usize = 128;
 
 /// The scales of a matrix in fp8.
 fn known(w: &Packed) -> Result<&Scales, DeviceError> {

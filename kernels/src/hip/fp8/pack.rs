@@ -16,7 +16,7 @@ const SCALE_STRIDE: usize = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct Grid {
     /// Outputs.
-    rows: usize,
+    pub(super) rows: usize,
     /// Inputs.
     cols: usize,
 }

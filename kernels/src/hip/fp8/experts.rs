@@ -1,0 +1,78 @@
+//! Experts whose weights are kept in fp8 with scales of blocks: the two grouped products.
+
+use super::super::device::HipDevice;
+use super::super::launch::Launch;
+use super::super::moe_call::{Call, FEW_ROWS, KERNEL};
+use super::super::source::Source;
+use super::{THREADS, grid};
+use crate::{DType, DeviceError, HostMat, PackedGroup, Scales, Stream};
+
+static EXPERTS: Source =
+    Source { name: "moe_fp8/moe_fp8.hip", text: include_str!("../../../csrc/moe_fp8/moe_fp8.hip") };
+
+/// Lines of `W` in a tile, as `TILE` in fp8_tile/tile.h.
+const TILE_LINES: usize = 64;
+
+/// Whether kernels take this projection of experts in fp8: its scales are of blocks, and no unit of them
+/// crosses from the gates to what they gate.
+pub(in super::super) fn keeps(matrices: &[Vec<HostMat<'_>>], gated: bool) -> bool {
+    let parts: Vec<HostMat<'_>> = matrices.iter().flatten().copied().collect();
+    let outputs =
+        matrices.first().map_or(0, |parts| parts.iter().map(HostMat::rows).sum::<usize>());
+    let apart = |unit: usize| unit > 1 && (!gated || (outputs / 2).is_multiple_of(unit));
+    grid(&parts).is_some_and(|grid| apart(grid.rows))
+}
+
+impl HipDevice {
+    /// For few tokens an expert: inputs stay bf16.
+    pub(in super::super) fn few_fp8_product(
+        &self,
+        s: &Stream,
+        call: &Call<'_>,
+        first: bool,
+    ) -> Result<(), DeviceError> {
+        let (group, k) = call.product(first);
+        let fit = self.fp8_strips(FEW_ROWS, group.n(), k, call.busy_experts());
+        let Some((strips, shared_bytes)) = fit else {
+            let (what, got) = ("inputs of few rows", k);
+            return Err(DeviceError::Shape { kernel: KERNEL, what, got, expected: 0 }); // The way was chosen by it.
+        };
+        let defines = [("GATED", u32::from(first)), ("TILES", strips as u32)];
+        let kernel = self.kernel(&EXPERTS, "moe_fp8_few", &defines)?;
+        let lines = self.strip_lines();
+        let (outputs, width) = if first { (group.n() / 2, lines / 2) } else { (group.n(), lines) };
+        let blocks = outputs.div_ceil(strips * width);
+        let grid = (blocks as u32, call.most_segments() as u32, 1);
+        let launch = Launch::new(kernel, grid, THREADS, shared_bytes as u32);
+        let launch = with_scales(call.product_args(launch, first), group)?;
+        // SAFETY: all shapes were compared; scratch memory has the sizes of the call.
+        unsafe { launch.overlaps_predecessor().go(self, s) }
+    }
+
+    /// For many: inputs are quantised.
+    pub(in super::super) fn tile_fp8_product(
+        &self,
+        s: &Stream,
+        call: &Call<'_>,
+        first: bool,
+    ) -> Result<(), DeviceError> {
+        let (x, (group, _)) = (call.inputs(first), call.product(first));
+        self.quantise(s, call.quantised, x, x.rows(), false)?;
+        let defines = [("GATED", u32::from(first)), ("TILES", 0)];
+        let kernel = self.kernel(&EXPERTS, "moe_fp8_tile", &defines)?;
+        let blocks = group.n().div_ceil(TILE_LINES);
+        let grid = (blocks as u32, call.most_segments() as u32, 1);
+        let launch = call.product_args(Launch::new(kernel, grid, THREADS, 0), first);
+        let launch = with_scales(launch, group)?;
+        let launch = launch.arg_ptr(call.quantised[1]).u32(x.rows() as u32);
+        // SAFETY: as above.
+        unsafe { launch.overlaps_predecessor().go(self, s) }
+    }
+}
+
+fn with_scales(launch: Launch, group: &PackedGroup) -> Result<Launch, DeviceError> {
+    let (what, dtype) = ("experts without scales", DType::F8E4M3);
+    let none = DeviceError::Unsupported { kernel: KERNEL, what, dtype };
+    let Scales { buffer, rows, stride } = group.scales().ok_or(none)?;
+    Ok(launch.arg_ptr(buffer.as_ptr()).u32(*rows as u32).u32(*stride as u32))
+}

@@ -1,0 +1,240 @@
+//! Experts in fp8 with scales of blocks: few rows against the CPU, which multiplies the weights out; more rows
+//! against sums over what inputs are quantised to.
+
+use kernels::{DType, Experts, HostMat, Kernels, PackedGroup, Routes, bf16};
+
+use crate::fp8::{Grid, Weights, quantise};
+use crate::pair::{Pair, Twin, pairs, tolerance};
+use crate::support::{Numbers, S};
+
+const BF16: DType = DType::BF16;
+
+/// The experts of one layer as files store them and on both devices, and the router's choices for some tokens.
+struct Case {
+    sizes: Sizes,
+    /// Of each expert: gate, up, down.
+    stored: Vec<[Weights; 3]>,
+    gate_up: [PackedGroup; 2],
+    down: [PackedGroup; 2],
+    chosen: Vec<i32>,
+    weights: Vec<f32>,
+}
+
+/// Hidden size, inner size, experts in all, experts a token.
+type Sizes = (usize, usize, usize, usize);
+
+/// Expert 0 is on another rank.
+const FIRST: usize = 1;
+
+impl Case {
+    fn new(pair: &Pair, numbers: &mut Numbers, sizes: Sizes, tokens: usize) -> Self {
+        let (hidden, inner, count, top_k) = sizes;
+        let mut made = |n: usize, k: usize| Weights::new(numbers, (n, k), Grid::Blocks);
+        let shapes = [(inner, hidden), (inner, hidden), (hidden, inner)];
+        let stored: Vec<[Weights; 3]> =
+            (FIRST..count).map(|_| shapes.map(|(n, k)| made(n, k))).collect();
+        let (gate_up, down) = projections(&stored);
+        assert_eq!(pair.gpu.experts_dtype(&gate_up, &down, BF16), DType::F8E4M3, "{sizes:?}");
+        assert_eq!(pair.cpu.experts_dtype(&gate_up, &down, BF16), BF16);
+        let pack = |matrices: &[Vec<HostMat<'_>>], gated| {
+            let gpu = pair.gpu.pack_group(matrices, DType::F8E4M3, gated).unwrap();
+            assert!(gpu.bytes() < 3 * gpu.len() * gpu.n() * gpu.k() / 2, "scales beside bytes");
+            [gpu, pair.cpu.pack_group(matrices, BF16, gated).unwrap()]
+        };
+        let (gate_up, down) = (pack(&gate_up, true), pack(&down, false));
+        let mut chosen = Vec::new();
+        for _ in 0..tokens {
+            let mut free: Vec<i32> = (0..count as i32).collect();
+            chosen.extend((0..top_k).map(|_| free.swap_remove(numbers.below(free.len()))));
+        }
+        let weights = (0..tokens * top_k).map(|_| numbers.unit()).collect();
+        Self { sizes, stored, gate_up, down, chosen, weights }
+    }
+
+    /// Tokens `[from, from + x.rows())` on the GPU, and with `on_cpu` there.
+    fn run(&self, pair: &Pair, x: &Twin, from: usize, on_cpu: bool) -> Twin {
+        let (tokens, top_k) = (x.gpu().rows(), self.sizes.3);
+        let own = from * top_k..(from + tokens) * top_k;
+        let chosen = pair.put(&self.chosen[own.clone()], tokens, top_k);
+        let weights = pair.put(&self.weights[own], tokens, top_k);
+        let mut y = pair.poisoned(BF16, tokens, self.sizes.0);
+        let experts =
+            |i: usize| Experts { first: FIRST, gate_up: &self.gate_up[i], down: &self.down[i] };
+        let routes = Routes { experts: chosen.gpu(), weights: weights.gpu() };
+        pair.gpu.moe_mlp(&S, y.gpu_mut(), x.gpu(), &routes, &experts(0)).unwrap();
+        if on_cpu {
+            let routes = Routes { experts: chosen.cpu(), weights: weights.cpu() };
+            pair.cpu.moe_mlp(&S, y.cpu_mut(), x.cpu(), &routes, &experts(1)).unwrap();
+        }
+        y
+    }
+
+    /// What the GPU computes for many rows, in f64: every input is quantised.
+    fn quantised(&self, x: &[bf16]) -> Vec<bf16> {
+        let (hidden, _, _, top_k) = self.sizes;
+        let wide: Vec<[Vec<Vec<f32>>; 3]> = self.stored.iter().map(each_row).collect();
+        let mut y = Vec::new();
+        for (t, x) in x.chunks(hidden).enumerate() {
+            let x: Vec<f32> = x.chunks(128).flat_map(quantise_block).collect();
+            let mut sum = vec![0.0; hidden];
+            for choice in t * top_k..(t + 1) * top_k {
+                let expert = (self.chosen[choice] as usize).checked_sub(FIRST);
+                let Some([gate, up, down]) = expert.map(|expert| &wide[expert]) else { continue };
+                let between: Vec<bf16> =
+                    gate.iter().zip(up).map(|(g, u)| gated(dot(g, &x), dot(u, &x))).collect();
+                let between: Vec<f32> = between.chunks(128).flat_map(quantise_block).collect();
+                for (sum, row) in sum.iter_mut().zip(down) {
+                    *sum += f64::from(self.weights[choice]) * dot(row, &between);
+                }
+            }
+            y.extend(sum.into_iter().map(|sum| bf16::from_f32(sum as f32)));
+        }
+        y
+    }
+}
+
+/// As loaders hand them over.
+type Projections<'a> = Vec<Vec<HostMat<'a>>>;
+
+fn projections(stored: &[[Weights; 3]]) -> (Projections<'_>, Projections<'_>) {
+    let gate_up = stored.iter().map(|[gate, up, _]| vec![gate.mat(), up.mat()]).collect();
+    (gate_up, stored.iter().map(|[_, _, down]| vec![down.mat()]).collect())
+}
+
+fn each_row(expert: &[Weights; 3]) -> [Vec<Vec<f32>>; 3] {
+    [0, 1, 2].map(|i| {
+        let mat = expert[i].mat();
+        let row = |r| {
+            let mut row = vec![0.0; mat.cols()];
+            mat.read_row(r, &mut row);
+            row
+        };
+        (0..mat.rows()).map(row).collect()
+    })
+}
+
+/// Zeros have no scale of their own.
+fn quantise_block(block: &[bf16]) -> Vec<f32> {
+    let zero = block.iter().all(|x| x.to_f32() == 0.0);
+    if zero { vec![0.0; block.len()] } else { quantise(block) }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+}
+
+/// silu(gate) · up of sums that were rounded.
+fn gated(gate: f64, up: f64) -> bf16 {
+    let [gate, up] = [gate, up].map(|sum| bf16::from_f32(sum as f32).to_f32());
+    bf16::from_f32(gate / (1.0 + (-gate).exp()) * up)
+}
+
+#[test]
+fn few_tokens_agree_with_the_cpu() {
+    for pair in &pairs() {
+        check_few(pair, (64, 64, 6, 2), 1);
+        check_few(pair, (192, 64, 5, 3), 10);
+        check_few(pair, (320, 192, 5, 2), 7); // Units of 64: blocks that gates end inside.
+    }
+}
+
+fn check_few(pair: &Pair, sizes: Sizes, tokens: usize) {
+    let mut numbers = pair.numbers(tokens as u64);
+    let case = Case::new(pair, &mut numbers, sizes, tokens);
+    let x = pair.random(&mut numbers, BF16, tokens, sizes.0);
+    let y = case.run(pair, &x, 0, true);
+    pair.check(&format!("{sizes:?}, {tokens} tokens"), &y, 2.0 * tolerance(BF16));
+}
+
+#[test]
+fn many_tokens_are_sums_over_quantised_inputs() {
+    for pair in &pairs() {
+        check_many(pair, (64, 64, 3, 2), 40);
+        check_many(pair, (192, 128, 3, 2), 30);
+        check_many(pair, (128, 192, 3, 3), 70); // More than a segment for each.
+    }
+}
+
+fn check_many(pair: &Pair, sizes: Sizes, tokens: usize) {
+    let mut numbers = pair.numbers((tokens + sizes.1) as u64);
+    let case = Case::new(pair, &mut numbers, sizes, tokens);
+    check_quantised(pair, &case, &mut numbers, tokens, &format!("{sizes:?}, {tokens} tokens"));
+}
+
+fn check_quantised(pair: &Pair, case: &Case, numbers: &mut Numbers, tokens: usize, what: &str) {
+    let hidden = case.sizes.0;
+    let values: Vec<bf16> = numbers.reals(tokens * hidden);
+    let mut y = case.run(pair, &pair.put(&values, tokens, hidden), 0, false);
+    let mut expected = pair.put(&case.quantised(&values), tokens, hidden);
+    std::mem::swap(&mut expected.gpu, &mut y.gpu);
+    pair.check(what, &expected, 2.0 * tolerance(BF16));
+}
+
+/// Everybody asks the same experts, or none of this rank.
+#[test]
+fn crowded_and_idle_experts() {
+    for pair in &pairs() {
+        // Up to eight choices an expert are few: with 20 tokens two segments of one expert.
+        for (choices, tokens, few) in
+            [([1, 2], 70, false), ([1, 0], 50, false), ([0, 0], 50, false), ([3, 0], 20, true)]
+        {
+            let (sizes, mut numbers) = ((64, 64, 10, 2), pair.numbers(3));
+            let mut case = Case::new(pair, &mut numbers, sizes, tokens);
+            case.chosen = choices.repeat(tokens);
+            let what = format!("{tokens} tokens of {choices:?}");
+            if few {
+                let x = pair.random(&mut numbers, BF16, tokens, sizes.0);
+                pair.check(&what, &case.run(pair, &x, 0, true), 2.0 * tolerance(BF16));
+            } else {
+                check_quantised(pair, &case, &mut numbers, tokens, &what);
+            }
+        }
+    }
+}
+
+/// Alone or among others: the same bits, as long as the same kernel takes them.
+#[test]
+fn a_token_has_one_result_in_every_batch() {
+    for pair in &pairs() {
+        one_result(pair, (192, 64, 5, 2), 6, 1);
+        one_result(pair, (64, 128, 3, 2), 40, 30);
+    }
+}
+
+/// `tokens` tokens together, and any `some` of them.
+fn one_result(pair: &Pair, sizes: Sizes, tokens: usize, some: usize) {
+    let hidden = sizes.0;
+    let mut numbers = pair.numbers(2);
+    let case = Case::new(pair, &mut numbers, sizes, tokens);
+    let values = numbers.reals::<bf16>(tokens * hidden);
+    let whole = case.run(pair, &pair.put(&values, tokens, hidden), 0, false);
+    let [all, _] = pair.read_floats(&whole);
+    for first in (0..=tokens - some).step_by(some.div_ceil(6)) {
+        let own = first * hidden..(first + some) * hidden;
+        let x = pair.put(&values[own.clone()], some, hidden);
+        let [alone, _] = pair.read_floats(&case.run(pair, &x, first, false));
+        assert_eq!(alone, all[own], "{some} tokens from {first}");
+    }
+}
+
+/// What the kernels do not take is multiplied out, and gives what the CPU gives.
+#[test]
+fn other_scales_and_sizes_are_multiplied_out() {
+    for pair in &pairs() {
+        let mut numbers = pair.numbers(4);
+        for (hidden, inner, grid) in
+            [(64, 96, Grid::Blocks), (64, 64, Grid::Channels), (64, 68, Grid::Blocks)]
+        {
+            let mut made = |n: usize, k: usize| Weights::new(&mut numbers, (n, k), grid);
+            let stored = [[made(inner, hidden), made(inner, hidden), made(hidden, inner)]];
+            let (gate_up, down) = projections(&stored);
+            let what = format!("{hidden} x {inner} {grid:?}");
+            assert_eq!(pair.gpu.experts_dtype(&gate_up, &down, BF16), BF16, "{what}");
+            assert_eq!(pair.gpu.experts_dtype(&down, &down, DType::F32), DType::F32, "{what}");
+            let refused = [&gate_up, &down]
+                .into_iter()
+                .any(|group| pair.gpu.pack_group(group, DType::F8E4M3, false).is_err());
+            assert!(refused, "{what}");
+        }
+    }
+}
