@@ -1,15 +1,16 @@
 //! A server on several nodes: each is a `hadron serve`, node 0 schedules and answers, the others run executors.
 //!
-//! Node 0 listens (`listener.rs`) and knows who is there (`registry.rs`); every other node connects, shows that it
-//! knows the secret (`handshake.rs`), and does what it is ordered (`member.rs`). An order to start a replica is
-//! answered with one connection for each rank, which the executor inherits: it speaks to node 0 itself, as it would
-//! on node 0. Secrets never leave the processes that serve.
+//! Node 0 listens (`listener.rs`), knows who is there (`registry.rs`) and what it has ordered (`order.rs`); every other
+//! node connects, shows that it knows the secret (`handshake.rs`), and does what it is told (`member.rs`). An order to
+//! start a replica is answered with one connection for each rank, which the executor inherits: it speaks to node 0
+//! itself, as it would on node 0. Secrets never leave the processes that serve.
 
 mod dial;
 mod handshake;
 mod hurried;
 mod listener;
 pub mod member;
+mod order;
 mod proof;
 mod registry;
 mod remote_executor;

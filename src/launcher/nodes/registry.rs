@@ -1,10 +1,11 @@
-//! Who of the other nodes is there, what they have been ordered to start, and which links have come of it.
+//! Who of the other nodes is there, and what passes between them and this one.
 
+use super::order::{Arrived, Given, Order, Progress};
 use super::remote_executor::RemoteExecutor;
 use super::{BEAT_INTERVAL, BODY_BYTES_MAX, EPOCH, OUTBOX_MESSAGES};
 use crate::launcher::silence::{SECOND_LOOK, SILENCE, heard};
 use protocol::link::{Beat, FrameReader, FrameWriter, Sending, drain};
-use protocol::{Epoch, FromNode, HostSettings, LinkOffer, Member, Parallel, Rank, Replica, ToNode};
+use protocol::{Epoch, FromNode, LinkOffer, Member, Parallel, Rank, Replica, ToNode};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -12,7 +13,7 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a node waits for its predecessor to be given up: it may have been cut off without a word.
 const PREDECESSOR_WAIT: Duration =
@@ -80,47 +81,6 @@ struct Seat {
     session: u64,
     to: SyncSender<ToNode>,
     stream: TcpStream,
-}
-
-/// Executors that a node shall start.
-struct Order {
-    node: u16,
-    epoch: Epoch,
-    ranks: Vec<Rank>,
-    given: Option<Given>,
-}
-
-/// An order that a node has got.
-struct Given {
-    session: u64,
-    ticket: u64,
-    at: Instant,
-    /// By rank, until somebody takes them.
-    arrived: Vec<Option<Arrived>>,
-    /// Of those that have arrived, to close them.
-    streams: Vec<TcpStream>,
-    executors: Vec<Arc<RemoteExecutor>>,
-    failed: Option<String>,
-}
-
-/// A link that an executor of another node is about to use.
-pub(super) struct Arrived {
-    pub(super) rank: Rank,
-    pub(super) stream: TcpStream,
-    pub(super) host: HostSettings,
-    pub(super) executor: Arc<RemoteExecutor>,
-}
-
-/// How far an order is.
-pub(super) enum Progress {
-    /// The node is not there.
-    Absent,
-    /// It starts the executors, since then.
-    Ordered(Instant),
-    /// It cannot.
-    Failed(String),
-    /// Here they are, in the order of their ranks.
-    Arrived(Vec<Arrived>),
 }
 
 impl Registry {
@@ -289,7 +249,7 @@ impl Registry {
         let Some(order) = orders.get_mut(&replica.0) else { return Progress::Absent };
         let Some(seat) = &seats[usize::from(order.node)] else { return Progress::Absent };
         let ticket = *tickets;
-        if order.give(seat, replica, ticket) {
+        if order.give(seat.session, &seat.to, replica, ticket) {
             *tickets = tickets.wrapping_add(1);
         }
         // Links of a former session of the node are closed.
@@ -346,40 +306,10 @@ impl State {
     }
 }
 
-impl Order {
-    /// Sends it to the node, unless that has it already. Returns whether it was sent.
-    fn give(&mut self, seat: &Seat, replica: Replica, ticket: u64) -> bool {
-        if self.given.as_ref().is_some_and(|given| given.session == seat.session) {
-            return false;
-        }
-        let start = ToNode::Start { replica, epoch: self.epoch, ticket };
-        if seat.to.try_send(start).is_err() {
-            return false; // It is about to be given up.
-        }
-        self.given = Some(Given {
-            session: seat.session,
-            ticket,
-            at: Instant::now(),
-            arrived: self.ranks.iter().map(|_| None).collect(),
-            streams: Vec::new(),
-            executors: Vec::new(),
-            failed: None,
-        });
-        true
-    }
-}
-
-impl Given {
-    fn close(&self) {
-        for stream in &self.streams {
-            let _ = stream.shutdown(Shutdown::Both); // It may be closed already.
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use protocol::HostSettings;
     use protocol::link::Receiving;
     use std::io::Read;
     use std::net::TcpListener;

@@ -1,6 +1,7 @@
 //! The ranks of a replica on another node: ordered there, linked here.
 
-use super::registry::{Arrived, Progress, Registry};
+use super::order::{Arrived, Progress};
+use super::registry::Registry;
 use crate::launcher::executor::{ExecutorLink, Incoming, Process, Restarts, TooOften, outbox};
 use crate::launcher::start_up::{StartError, Who};
 use executor::ExecutorConfig;
@@ -96,8 +97,8 @@ pub(in crate::launcher) struct Absence {
 }
 
 impl Awaited {
-    /// Waits until all have linked up; `None` = `cut` has said that there is no use in waiting. `absence` bounds how long
-    /// their node may be away.
+    /// Waits until all have linked up; `None` = `cut` has said that there is no use in waiting. `absence` bounds how
+    /// long their node may be away.
     pub(in crate::launcher) fn link(
         self,
         absence: Option<Absence>,

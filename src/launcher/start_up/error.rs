@@ -1,0 +1,108 @@
+//! Why executors did not come up, and whose fault it was.
+
+use protocol::{Phase, Rank};
+use std::fmt;
+use std::time::Duration;
+
+/// Why the executors did not come up.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// One said why.
+    #[error("{who}{text} (while: {phase})")]
+    Fault {
+        /// Whose words these are.
+        who: Who,
+        /// What it was doing.
+        phase: &'static str,
+        /// Its own words.
+        text: String,
+    },
+    /// One ended without a word.
+    #[error("{cause} (while: {phase})")]
+    Gone {
+        /// What it was doing.
+        phase: &'static str,
+        /// Who it was, and how it ended.
+        cause: String,
+    },
+    /// Nothing moved for too long.
+    #[error("{who}no progress for {} s (while: {phase})", limit.as_secs())]
+    Stalled {
+        /// Who moved least.
+        who: Who,
+        /// What it was doing.
+        phase: &'static str,
+        /// Longest time without progress.
+        limit: Duration,
+    },
+    /// They move, but the time is over.
+    #[error("{who}not ready after {} s (while: {phase}); --startup-timeout sets this bound", limit.as_secs())]
+    Timeout {
+        /// Who moved least.
+        who: Who,
+        /// What it was doing.
+        phase: &'static str,
+        /// Longest start.
+        limit: Duration,
+    },
+    /// One is another build, or serves something else.
+    #[error("{who}the executor has {what} {theirs}, this process {ours}")]
+    Mismatch {
+        /// Which one.
+        who: Who,
+        /// What differs.
+        what: &'static str,
+        /// Of the executor.
+        theirs: String,
+        /// Of this process.
+        ours: String,
+    },
+    /// A node has not come.
+    #[error("node {node} has not joined after {} s; --startup-timeout sets this bound", limit.as_secs())]
+    Absent {
+        /// Which.
+        node: u16,
+        /// Longest time.
+        limit: Duration,
+    },
+    /// The process was asked to stop.
+    #[error("stopped by signal {0} while starting")]
+    Signal(i32),
+    /// The system gives no thread.
+    #[error("cannot listen to the executors: {0}")]
+    Threads(#[from] std::io::Error),
+}
+
+/// An executor in front of what is said of it; nobody, if there is only one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Who {
+    /// Another node than this.
+    pub(super) node: Option<u16>,
+    pub(super) rank: Option<Rank>,
+}
+
+impl Who {
+    /// Whichever executor of another node.
+    pub fn of_node(node: u16) -> Self {
+        Self { node: Some(node), rank: None }
+    }
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.node, self.rank) {
+            (None, None) => Ok(()),
+            (None, Some(rank)) => write!(f, "rank {}: ", rank.0),
+            (Some(node), None) => write!(f, "node {node}: "),
+            (Some(node), Some(rank)) => write!(f, "node {node}, rank {}: ", rank.0),
+        }
+    }
+}
+
+impl StartError {
+    /// Whether an executor could not even open its device.
+    pub fn is_of_the_device(&self) -> bool {
+        let opening = Phase::Device.name();
+        matches!(self, Self::Fault { phase, .. } | Self::Gone { phase, .. } if *phase == opening)
+    }
+}

@@ -1,0 +1,268 @@
+//! The executors' start-up, seen from the scheduler's side: hello, progress, memory, ready.
+//!
+//! All ranks start together: the number of KV blocks is the least that any of them can hold, and none serves
+//! before all are ready. A thread listens to each of them meanwhile.
+
+mod error;
+mod room;
+
+pub use error::{StartError, Who};
+
+use super::executor::{ExecutorLink, Incoming};
+use protocol::{Epoch, FromExecutor, Memory, Phase, Ready};
+use room::{Room, Starting};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+/// How often a waiting start-up looks for signals.
+const POLL: Duration = Duration::from_millis(100);
+
+/// How long a start may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    /// Until the executor has said who it is.
+    pub hello: Duration,
+    /// Without progress; `None` = no bound. A CPU may take minutes for one pass of a large model.
+    pub stall: Option<Duration>,
+    /// In all.
+    pub total: Duration,
+}
+
+/// Who must answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Expected {
+    /// Generation.
+    pub epoch: Epoch,
+    /// Digest of the model folder.
+    pub manifest: u64,
+}
+
+/// What the executors brought up.
+#[derive(Debug)]
+pub struct Up {
+    /// Measured after warm-up: the least blocks, the slowest pace.
+    pub memory: Memory,
+    /// Blocks allocated and graphs captured, by all of them.
+    pub ready: Ready,
+    /// How long each part of the start took the one that was ready last.
+    pub phases: Vec<(&'static str, Duration)>,
+}
+
+/// A start: how long it may take, and who must answer.
+#[derive(Debug, Clone, Copy)]
+pub struct Start {
+    /// How long.
+    pub patience: Patience,
+    /// Who.
+    pub expected: Expected,
+}
+
+impl Start {
+    /// Waits until all executors are ready. `size` chooses the number of KV blocks from those each of them can
+    /// hold; `stop` says which signal has come; `progress` sees every step of the first one's way.
+    pub fn bring_up(
+        self,
+        links: &mut [ExecutorLink],
+        size: impl Fn(u32) -> u32,
+        stop: impl Fn() -> Option<i32>,
+        progress: impl FnMut(Phase, u64, u64),
+    ) -> Result<Up, StartError> {
+        let to = links.iter().map(|link| link.to.clone()).collect();
+        let from: Vec<&mut Incoming> = links.iter_mut().flat_map(|link| &mut link.from).collect();
+        let several = from.len() > 1;
+        let ranks = from.iter().map(|from| Starting::new(from, several)).collect();
+        let mut room = Room::new(self, to, ranks);
+        let over = AtomicBool::new(false);
+        let (heard, news) = channel();
+        thread::scope(|scope| {
+            let listens = from.into_iter().enumerate().try_for_each(|(index, from)| {
+                let (heard, over) = (heard.clone(), &over);
+                let listener = thread::Builder::new().name("executor-start".to_owned());
+                let listener =
+                    listener.spawn_scoped(scope, move || listen(from, index, &heard, over));
+                listener.map(drop)
+            });
+            let up = match listens {
+                Ok(()) => room.wait(&news, size, stop, progress),
+                Err(error) => Err(error.into()),
+            };
+            over.store(true, Ordering::Relaxed);
+            up
+        })
+    }
+}
+
+/// What a listener heard from its executor: a message, or what became of it.
+type Heard = (usize, Result<FromExecutor, String>);
+
+/// Passes on what an executor says, until it is ready or gone, or the start is `over`.
+fn listen(from: &mut Incoming, index: usize, heard: &Sender<Heard>, over: &AtomicBool) {
+    while !over.load(Ordering::Relaxed) {
+        let message = match from.messages.recv(POLL) {
+            Ok(None | Some(FromExecutor::Beat)) => continue,
+            Ok(Some(message)) => Ok(message),
+            Err(error) => Err(from.cause(&error)),
+        };
+        let last = matches!(message, Ok(FromExecutor::Ready(_) | FromExecutor::Fault { .. }));
+        if heard.send((index, message)).is_err() || last {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use protocol::link::{InProcess, Link as _, pair};
+    use protocol::{Hello, KvSpec, PROTOCOL_VERSION, Pace, Rank, ToExecutor};
+
+    const EXPECTED: Expected = Expected { epoch: Epoch(4), manifest: 7 };
+
+    fn hello() -> Hello {
+        Hello {
+            version: PROTOCOL_VERSION,
+            rank: Rank(0),
+            epoch: EXPECTED.epoch,
+            device: "none".to_owned(),
+            build: env!("CARGO_PKG_VERSION").to_owned(),
+            manifest: EXPECTED.manifest,
+        }
+    }
+
+    type Peer = InProcess<FromExecutor, ToExecutor>;
+
+    /// Starts against an executor that behaves like this.
+    fn start(peer: impl FnOnce(Peer) + Send + 'static) -> String {
+        start_all(vec![Box::new(peer)])
+    }
+
+    /// Starts against executors that behave like these, each a replica of its own.
+    fn start_all(peers: Vec<Box<dyn FnOnce(Peer) + Send>>) -> String {
+        let (mut links, mut threads) = (Vec::new(), Vec::new());
+        for (peer, rank) in peers.into_iter().zip(0..) {
+            let (ours, theirs) = pair(8);
+            let (messages, epoch) = (Box::new(ours.receiver), EXPECTED.epoch);
+            let from = Incoming { messages, epoch, rank: Rank(rank), process: None };
+            links.push(ExecutorLink { to: ours.sender, from: vec![from] });
+            threads.push(thread::spawn(move || peer(theirs)));
+        }
+        let patience = Patience {
+            hello: Duration::from_millis(150),
+            stall: Some(Duration::from_millis(300)),
+            total: Duration::from_secs(2),
+        };
+        let start = Start { patience, expected: EXPECTED };
+        let up = start.bring_up(&mut links, |b| b.min(50), || None, |_, _, _| {});
+        drop(links);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        match up {
+            Ok(up) => {
+                let phases: Vec<_> = up.phases.iter().map(|(phase, _)| *phase).collect();
+                format!("{} blocks after {}", up.ready.blocks, phases.join(", "))
+            }
+            Err(error) => error.to_string(),
+        }
+    }
+
+    /// An executor that can hold so many blocks and says so after `wait`, for as long as somebody listens.
+    fn holds(rank: u16, blocks: u32, wait: Duration) -> Box<dyn FnOnce(Peer) + Send> {
+        Box::new(move |mut link| {
+            let spec = KvSpec { block_tokens: 16, groups: Vec::new() };
+            let memory = Memory { spec, blocks, pace: Pace::default() };
+            let _ = link.send(FromExecutor::Hello(Hello { rank: Rank(rank), ..hello() }));
+            for phase in [Phase::Load, Phase::Load, Phase::Compile, Phase::WarmUp] {
+                let _ = link.send(FromExecutor::Progress { phase, done: 1, total: 1 });
+            }
+            thread::sleep(wait);
+            let _ = link.send(FromExecutor::Memory(memory));
+            if let Ok(Some(ToExecutor::SizeKv { blocks })) = link.recv(Duration::from_secs(2)) {
+                let _ = link.send(FromExecutor::Ready(Ready { blocks, graph_rows: Vec::new() }));
+            }
+        })
+    }
+
+    #[test]
+    fn every_end_of_a_start_is_told_apart() {
+        assert_eq!(start(|_| {}), "the executor exited (while: say hello)");
+        let silent = |link: InProcess<FromExecutor, ToExecutor>| {
+            std::thread::sleep(Duration::from_millis(600));
+            drop(link);
+        };
+        assert_eq!(start(silent), "no progress for 0 s (while: say hello)");
+        let greets = |change: fn(&mut Hello)| {
+            move |mut link: InProcess<FromExecutor, ToExecutor>| {
+                let mut hello = hello();
+                change(&mut hello);
+                let _ = link.send(FromExecutor::Hello(hello));
+                // Beats are no progress.
+                while link.send(FromExecutor::Beat).is_ok() {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            }
+        };
+        assert_eq!(start(greets(|_| {})), "no progress for 0 s (while: open device)");
+        let text = start(greets(|hello| hello.version = 9));
+        assert_eq!(text, format!("the executor has protocol 9, this process {PROTOCOL_VERSION}"));
+        let text = start(greets(|hello| hello.build = "0.0.1".to_owned()));
+        assert!(text.starts_with("the executor has build 0.0.1"), "{text}");
+        let text = start(greets(|hello| hello.epoch = Epoch(3)));
+        assert_eq!(text, "the executor has epoch 3, this process 4");
+        let text = start(greets(|hello| hello.manifest = 255));
+        let ours = "0000000000000007";
+        assert_eq!(
+            text,
+            format!("the executor has model digest 00000000000000ff, this process {ours}")
+        );
+    }
+
+    #[test]
+    fn progress_prolongs_a_phase_but_not_the_whole() {
+        let text = start(|mut link| {
+            let _ = link.send(FromExecutor::Hello(hello()));
+            let news = FromExecutor::Progress { phase: Phase::Compile, done: 1, total: 2 };
+            while link.send(news.clone()).is_ok() {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let expected =
+            "not ready after 2 s (while: compile kernels); --startup-timeout sets this bound";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn the_size_is_chosen_by_this_side() {
+        let phases = "say hello, open device, load weights, compile kernels, warm up, \
+                      allocate the KV cache";
+        assert_eq!(
+            start_all(vec![holds(0, 90, Duration::ZERO)]),
+            format!("50 blocks after {phases}")
+        );
+    }
+
+    #[test]
+    fn all_get_what_the_smallest_can_hold_and_wait_for_the_slowest() {
+        let slow = Duration::from_millis(250); // Within the stall of 300 ms.
+        let text = start_all(vec![holds(0, 90, Duration::ZERO), holds(1, 7, slow)]);
+        assert!(text.starts_with("7 blocks after say hello, "), "{text}");
+        let stuck = Duration::from_millis(600);
+        let text = start_all(vec![holds(0, 90, Duration::ZERO), holds(1, 7, stuck)]);
+        assert_eq!(text, "rank 1: no progress for 0 s (while: warm up)");
+    }
+
+    #[test]
+    fn who_does_not_come_up_is_named() {
+        let fails: Box<dyn FnOnce(Peer) + Send> = Box::new(|mut link| {
+            link.send(FromExecutor::Hello(Hello { rank: Rank(1), ..hello() })).unwrap();
+            let text = "no such file".to_owned();
+            link.send(FromExecutor::Fault { step: None, text }).unwrap();
+        });
+        let text = start_all(vec![holds(0, 9, Duration::ZERO), fails]);
+        assert_eq!(text, "rank 1: no such file (while: open device)");
+        let text = start_all(vec![holds(0, 9, Duration::ZERO), holds(0, 9, Duration::ZERO)]);
+        assert_eq!(text, "rank 1: the executor has rank 0, this process 1");
+    }
+}
