@@ -265,7 +265,7 @@ fn the_nodes() {
             ccffccffccffccffccffccffccffccffccffccffccffccffccffccffccffccff
             ccffccff"#]],
     );
-    check(&Handshake::Denied, &expect!["4844524e07002e000200000000000000000000009437cf37"]);
+    check(&Handshake::Denied, &expect!["4844524e08002e00020000000000000000000000abd4d66b"]);
     let parallel = Parallel { tp_size: 1, dp_size: 2, experts: false };
     let build = "0.1.0".to_owned();
     let member = Member { node: 1, nodes: 2, parallel, build, manifest: 7 };
