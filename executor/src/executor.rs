@@ -9,9 +9,8 @@ use crate::{
     ExecutorConfig, ExecutorError, GPU_LOGPROBS_MAX, check_world, device, kv_pool, ranks,
     rehearsal, sampler, source, warm_up,
 };
-use kernels::KvLayout;
 use models::sharding::{Indivisible, Ranks};
-use models::{ExpertLoad, LoadError, LoadOptions, kv_spec, load_model};
+use models::{ExpertLoad, LoadError, LoadOptions, kv_layout, kv_spec, load_model};
 use ops::{Ops, StepShape};
 use protocol::{Batch, KvSpec, Memory, Phase, Ready, Settings, StepOutput};
 use std::path::Path;
@@ -254,15 +253,14 @@ impl Executor {
         let ExecutorConfig { model, settings, .. } = &self.config;
         let Settings { block_tokens, max_num_seqs, max_model_len, .. } = settings;
         let (device, longest) = (self.engine.ops.device(), *max_model_len as usize);
-        let kv = KvLayout {
-            layers: model.layers,
-            blocks: blocks as usize,
-            block_tokens: *block_tokens as usize,
-            kv_heads: self.ranks.kv_heads(model).map_err(of_heads)?.len(),
-            head_dim: model.head_dim,
-            dtype: device::kv_dtype(&self.config.settings, self.engine.ops.dtype()),
-            order: device.kv_order(),
-        };
+        let kv = kv_layout(
+            model,
+            device::kv_dtype(&self.config.settings, self.engine.ops.dtype()),
+            (blocks as usize, *block_tokens as usize),
+            device.kv_order(),
+            &self.ranks,
+        )
+        .map_err(of_heads)?;
         let limits = StepLimits {
             tokens: self.config.settings.tokens_per_step as usize,
             rows: *max_num_seqs as usize,

@@ -13,8 +13,8 @@ use crate::trace::{Laps, Scope, StepFacts, StepTrace, Tracer};
 use collectives::{Group, Operation, Spent};
 use models::{ExpertLoad, Forward, Model};
 use ops::{
-    AnswerMemory, AnswersInFlight, InFlight, KvLayout, KvPool, Mat, MatMut, Ops, Pinned, RowBounds,
-    Stage, StepBuffers, StepShape, StepSize, Tensor, VocabPart,
+    AnswerMemory, AnswersInFlight, InFlight, KvPool, Mat, MatMut, Ops, Pinned, PoolLayout,
+    RowBounds, Stage, StepBuffers, StepShape, StepSize, Tensor, VocabPart,
 };
 use protocol::{
     Batch, Bucket, CollectiveTiming, Epoch, ExpertTokens, Row, RowError, RowOutput, StepId,
@@ -43,7 +43,7 @@ pub(crate) struct Engine {
 /// How large everything is that steps change.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StateSize {
-    pub(crate) kv: KvLayout,
+    pub(crate) kv: PoolLayout,
     pub(crate) limits: StepLimits,
     /// Longest request.
     pub(crate) longest: usize,
@@ -144,7 +144,7 @@ impl State {
                 seats: ops::Seats::new(ops, limits.rows, limits.width, longest, limits.vocab)?,
                 buffers,
             },
-            seats: Seats::new(limits.rows as u32, limits.width, kv.blocks as u32),
+            seats: Seats::new(limits.rows as u32, limits.width, kv.blocks() as u32),
             stage: Stage::default(),
             stage_words_max: words,
             changes: Vec::new(),

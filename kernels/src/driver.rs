@@ -4,8 +4,8 @@ use crate::marks::HostMarks;
 use crate::step::{AnswerArrays, SeatArrays, StageView, StepArrays};
 use crate::{
     Around, Attention, BatchRows, Before, Buffer, DType, DeviceError, Experts, Gather, HostMat,
-    InFlight, KvLayout, KvOrder, Marks, Mat, MatMut, Packed, PackedGroup, Pinned, QkRope, Routes,
-    Scores, VocabPart,
+    InFlight, KvLayout, KvOrder, LatentAttention, LatentLayout, LatentWrite, Marks, Mat, MatMut,
+    Packed, PackedGroup, Pinned, QkRope, RouteRule, Routes, Scores, VocabPart,
 };
 use std::sync::Arc;
 
@@ -296,6 +296,41 @@ pub trait Kernels: Driver {
         Err(DeviceError::Unsupported { kernel, what, dtype: qk.qkv.dtype() })
     }
 
+    /// Whether attention over latent rows exists here: `latent_write` and `latent_attention`.
+    fn has_latent_attention(&self) -> bool {
+        false
+    }
+
+    /// What latent attention does before its scores: `norm(c)` and the turned key channels of `args.kv [T, C + P]` go into the
+    /// pool by slot, and the last `P` channels of every head of `q [T, N (M + P)]` are turned in place.
+    ///
+    /// Errors: [`DeviceError::NoLatent`] on devices that cannot.
+    fn latent_write(
+        &self,
+        s: &Stream,
+        q: MatMut<'_>,
+        kv: (&mut Buffer, &LatentLayout),
+        args: &LatentWrite<'_>,
+    ) -> Result<(), DeviceError> {
+        let _ = (s, q, kv, args);
+        Err(DeviceError::NoLatent { device: self.name() })
+    }
+
+    /// `o = softmax(scale q kᵀ) v` over the tokens at or before each query, keys and values made of the pool's rows:
+    /// `o [T, N V]`.
+    ///
+    /// Errors: [`DeviceError::NoLatent`] on devices that cannot.
+    fn latent_attention(
+        &self,
+        s: &Stream,
+        o: MatMut<'_>,
+        kv: (&Buffer, &LatentLayout),
+        args: &LatentAttention<'_>,
+    ) -> Result<(), DeviceError> {
+        let _ = (s, o, kv, args);
+        Err(DeviceError::NoLatent { device: self.name() })
+    }
+
     /// `y = silu(gate) · up`: `x [T, 2 I]` holds the gate columns, then the up columns; `y [T, I]`.
     fn silu_mul(&self, s: &Stream, y: MatMut<'_>, x: Mat<'_>) -> Result<(), DeviceError>;
 
@@ -321,6 +356,21 @@ pub trait Kernels: Driver {
         logits: Mat<'_>,
         normalise: bool,
     ) -> Result<(), DeviceError>;
+
+    /// The experts of each token by any rule, best first: `logits` f32 `[T, E]`, `experts` i32 and `weights` f32 `[T, k]`.
+    ///
+    /// Errors: [`DeviceError::NoRule`] on devices that know but one.
+    fn moe_route(
+        &self,
+        s: &Stream,
+        experts: MatMut<'_>,
+        weights: MatMut<'_>,
+        logits: Mat<'_>,
+        rule: &RouteRule<'_>,
+    ) -> Result<(), DeviceError> {
+        let _ = (s, experts, weights, logits, rule);
+        Err(DeviceError::NoRule { device: self.name() })
+    }
 
     /// [`Kernels::moe_route_softmax`] and [`Kernels::moe_mlp`] in one, if the device does that for these sizes, with the
     /// same results: whether it did.
@@ -403,85 +453,5 @@ pub trait Kernels: Driver {
     ) -> Result<(), DeviceError> {
         let _ = (s, logits, stage, seats, answers, gather);
         Err(DeviceError::NoParts { device: self.name() })
-    }
-}
-
-/// Checks what kernels read without a type: lengths, tables and slots that come from the host.
-impl BatchRows<'_> {
-    /// Rows of the step.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.context_lens.cols()
-    }
-
-    /// Whether there is no row.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Tokens `[from, to)` of row `r`.
-    pub(crate) fn tokens(&self, r: usize) -> (usize, usize) {
-        let cu_q = self.cu_q.row::<i32>(0);
-        (cu_q[r] as usize, cu_q[r + 1] as usize)
-    }
-
-    /// Keys of row `r`.
-    pub(crate) fn context(&self, r: usize) -> usize {
-        self.context_lens.row::<i32>(0)[r] as usize
-    }
-
-    /// Blocks of row `r`.
-    pub(crate) fn table(&self, r: usize) -> &[i32] {
-        let at = self.table_rows.map_or(r, |rows| rows.row::<i32>(0)[r] as usize);
-        self.block_tables.row::<i32>(at)
-    }
-
-    /// Refuses rows that overlap, exceed the tokens, or name blocks outside the pool.
-    pub(crate) fn check(&self, tokens: usize, layout: &KvLayout) -> Result<(), DeviceError> {
-        const KERNEL: &str = "paged_attention";
-        let shape =
-            |what, got, expected| DeviceError::Shape { kernel: KERNEL, what, got, expected };
-        let rows = self.len();
-        if self.cu_q.cols() != rows + 1 {
-            return Err(shape("cu_q", self.cu_q.cols(), rows + 1));
-        }
-        match self.table_rows {
-            None if self.block_tables.rows() != rows && rows > 0 => {
-                return Err(shape("block_tables", self.block_tables.rows(), rows));
-            }
-            Some(at) => {
-                let limit = self.block_tables.rows();
-                let seats = &at.row::<i32>(0)[..rows];
-                if let Some(&seat) = seats.iter().find(|&&s| s < 0 || s as usize >= limit) {
-                    let (what, index) = ("table", i64::from(seat));
-                    return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
-                }
-            }
-            None => {}
-        }
-        let cu_q = self.cu_q.row::<i32>(0);
-        if cu_q[0] != 0 || cu_q[rows] as usize != tokens || !cu_q.is_sorted() {
-            return Err(shape("cu_q", cu_q[rows] as usize, tokens));
-        }
-        for r in 0..rows {
-            let (from, to) = self.tokens(r);
-            let context = self.context_lens.row::<i32>(0)[r];
-            if context < (to - from) as i32 {
-                return Err(shape("context_lens", context.max(0) as usize, to - from));
-            }
-            let used = (context as usize).div_ceil(layout.block_tokens);
-            let table = self.table(r);
-            if used > table.len() {
-                return Err(shape("block_tables", table.len(), used));
-            }
-            for &block in &table[..used] {
-                if block < 0 || block as usize >= layout.blocks {
-                    let (what, index, limit) = ("block", i64::from(block), layout.blocks);
-                    return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
-                }
-            }
-        }
-        Ok(())
     }
 }

@@ -75,6 +75,18 @@ pub enum DeviceError {
         /// Device, in words.
         device: String,
     },
+    /// This device has no attention over latent rows.
+    #[error("{device} has no kernels for latent attention")]
+    NoLatent {
+        /// Device, in words.
+        device: String,
+    },
+    /// This device routes by softmax over all experts alone.
+    #[error("{device} routes tokens by softmax alone")]
+    NoRule {
+        /// Device, in words.
+        device: String,
+    },
     /// The ranks that have the other parts of the vocabulary are gone.
     #[error("the ranks that share the vocabulary are gone")]
     Peers,

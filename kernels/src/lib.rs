@@ -12,6 +12,7 @@
 #![allow(clippy::unused_self, reason = "kernels are methods of their device, threads or not")]
 
 mod args;
+mod batch_rows;
 mod buffer;
 mod check;
 pub mod cpu;
@@ -22,12 +23,14 @@ mod error;
 pub mod hip;
 mod host_mat;
 mod kv_layout;
+mod latent;
 mod mapped;
 mod marks;
 mod mat;
 mod packed;
 mod packed_group;
 mod pinned;
+mod route_rule;
 mod shared_memory;
 pub mod step;
 mod vocab_part;
@@ -42,11 +45,13 @@ pub use e4m3::E4m3;
 pub use error::DeviceError;
 pub use host_mat::{HostMat, HostScales};
 pub use kv_layout::{KvLayout, KvOrder};
+pub use latent::{LatentAttention, LatentHeads, LatentLayout, LatentWrite};
 pub use mapped::MappedFile;
 pub use marks::Marks;
 pub use mat::{Mat, MatMut};
 pub use packed::{PANEL_COLUMNS, Packed, Scales};
 pub use packed_group::PackedGroup;
 pub use pinned::{Fence, InFlight, Pinned};
+pub use route_rule::{ExpertGroups, GroupScore, RouteRule, RouterScore};
 pub use shared_memory::SharedMemory;
 pub use vocab_part::{Gather, VocabPart};

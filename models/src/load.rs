@@ -1,6 +1,7 @@
 //! From a model folder to a model.
 
 use crate::config::Architecture;
+use crate::deepseek::Deepseek;
 use crate::llama::Llama;
 use crate::mistral::Mistral;
 use crate::qwen2::Qwen2;
@@ -66,6 +67,11 @@ pub fn load_model(
 ) -> Result<Box<dyn Model>, LoadError> {
     let LoadOptions { ops, ranks, placement, format, kv_dtype, max_positions, threads, progress } =
         options;
+    if config.latent.is_some() {
+        let refused =
+            |error| LoadError::Device { tensor: "model.layers.*.self_attn".to_owned(), error };
+        ops.check_latent_attention(kv_dtype).map_err(refused)?;
+    }
     check_split(config, &ranks, placement)?;
     let source = match format {
         LoadFormat::Safetensors => Source::open(dir, config, &tensors(config))?,
@@ -79,6 +85,9 @@ pub fn load_model(
         Architecture::Qwen2 => Box::new(Qwen2::load(config, &w)?),
         Architecture::Qwen3 => Box::new(Qwen3::load(config, &w)?),
         Architecture::Qwen3Moe => Box::new(Qwen3Moe::load(config, &w)?),
+        Architecture::DeepseekV2 | Architecture::DeepseekV3 => {
+            Box::new(Deepseek::load(config, &w)?)
+        }
     };
     w.finish()?;
     Ok(model)

@@ -1,9 +1,13 @@
 //! What a model is to those who run it: a forward pass over a batch, and the logits of some rows.
 
+use crate::config::LatentConfig;
 use crate::sharding::{Indivisible, Ranks};
 use crate::{Config, ExpertLoad, LoadError, Weights};
 use collectives::{CollectiveError, Group};
-use ops::{BatchView, DType, KvPool, OpError, Ops, Routing, Tensor};
+use ops::{
+    BatchView, DType, KvLayout, KvOrder, KvPool, LatentLayout, OpError, Ops, PoolLayout, Routing,
+    Tensor,
+};
 use protocol::{KvGroup, KvKind, KvSpec};
 use std::fmt;
 
@@ -77,17 +81,38 @@ pub trait Model: Send {
 
 /// What the scheduler must know about this model's KV cache, of elements in `dtype`, on one of `ranks`.
 ///
-/// Every supported layer keeps the keys and values of every position: one group.
+/// Every supported layer keeps the keys and values of every position, or what they are made of: one group.
 pub fn kv_spec(
     config: &Config,
     dtype: DType,
     block_tokens: u32,
     ranks: &Ranks,
 ) -> Result<KvSpec, Indivisible> {
-    let heads = ranks.kv_heads(config)?.len();
-    let per_token = config.layers * 2 * heads * config.head_dim * dtype.bytes();
+    let size = (1, block_tokens as usize);
+    let layout = kv_layout(config, dtype, size, KvOrder::Rows, ranks)?;
+    let kind = match layout {
+        PoolLayout::Heads(_) => KvKind::Full,
+        PoolLayout::Latent(_) => KvKind::Latent,
+    };
     let layers = (0..config.layers as u16).collect();
-    let bytes_per_block = per_token as u64 * u64::from(block_tokens);
-    let groups = vec![KvGroup { layers, kind: KvKind::Full, bytes_per_block }];
+    let groups = vec![KvGroup { layers, kind, bytes_per_block: layout.bytes_per_block() as u64 }];
     Ok(KvSpec { block_tokens, groups })
+}
+
+/// The pool of such a cache, of so many blocks of so many tokens each, `order` being the device's.
+pub fn kv_layout(
+    config: &Config,
+    dtype: DType,
+    (blocks, block_tokens): (usize, usize),
+    order: KvOrder,
+    ranks: &Ranks,
+) -> Result<PoolLayout, Indivisible> {
+    let layers = config.layers;
+    if let Some(LatentConfig { key_value: latent, turned: rotary, .. }) = config.latent {
+        let layout = LatentLayout { layers, blocks, block_tokens, latent, rotary, dtype };
+        return Ok(PoolLayout::Latent(layout));
+    }
+    let (kv_heads, head_dim) = (ranks.kv_heads(config)?.len(), config.head_dim);
+    let layout = KvLayout { layers, blocks, block_tokens, kv_heads, head_dim, dtype, order };
+    Ok(PoolLayout::Heads(layout))
 }

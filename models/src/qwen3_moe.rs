@@ -4,7 +4,7 @@
 //! sums and softmax are f32 in every dtype. Goldens: `tests/data/golden/qwen3_moe-*`.
 //! Shapes: T tokens, H hidden.
 
-use crate::layers::{Attention, Decoder, DecoderLayer, GatedMlp, MoeMlp, Residual, RmsNorm, Rope};
+use crate::layers::{Attention, Decoder, DecoderLayer, FeedForward, Residual, RmsNorm, Rope};
 use crate::{Config, Forward, ForwardError, LoadError, Weights, qwen3};
 use ops::Tensor;
 
@@ -17,19 +17,12 @@ pub(crate) struct Layer {
     attn_norm: RmsNorm,
     attn: Attention,
     mlp_norm: RmsNorm,
-    mlp: Mlp,
-}
-
-/// What a layer has after its attention.
-#[derive(Debug)]
-enum Mlp {
-    Dense(GatedMlp),
-    Sparse(MoeMlp),
+    mlp: FeedForward,
 }
 
 impl DecoderLayer for Layer {
     fn precede(&mut self, next: &Self) {
-        if let Mlp::Dense(mlp) = &mut self.mlp {
+        if let FeedForward::Dense(mlp) = &mut self.mlp {
             mlp.precede(&next.attn);
         }
     }
@@ -47,11 +40,8 @@ impl DecoderLayer for Layer {
 
     fn load(config: &Config, w: &Weights<'_>, rope: &Rope, i: usize) -> Result<Self, LoadError> {
         let mut attn = qwen3::attention(config, &w.at("self_attn"), rope, i)?;
-        let mlp = match config.moe_at(i) {
-            Some(moe) => Mlp::Sparse(MoeMlp::load(moe, &w.at("mlp"), i)?),
-            None => Mlp::Dense(GatedMlp::load(&w.at("mlp"), false)?),
-        };
-        if let Mlp::Dense(mlp) = &mlp {
+        let mlp = FeedForward::load(config, &w.at("mlp"), i)?;
+        if let FeedForward::Dense(mlp) = &mlp {
             attn.precede(mlp);
         }
         Ok(Self {
@@ -60,20 +50,5 @@ impl DecoderLayer for Layer {
             mlp_norm: RmsNorm::load(&w.at("post_attention_layernorm"), config.rms_eps)?,
             mlp,
         })
-    }
-}
-
-impl Mlp {
-    fn forward(
-        &self,
-        f: &Forward<'_>,
-        x: &mut Residual,
-        norm: &RmsNorm,
-        asked: Option<&Tensor>,
-    ) -> Result<(), ForwardError> {
-        match self {
-            Self::Dense(mlp) => mlp.forward(f, x, norm),
-            Self::Sparse(mlp) => mlp.forward(f, x, norm, asked),
-        }
     }
 }

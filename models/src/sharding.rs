@@ -36,6 +36,8 @@ pub enum Heads {
     Query,
     /// Key and value heads; replicated if there are fewer than ranks.
     KeyValue,
+    /// A key and a value of each query head, made of a latent.
+    Latent,
 }
 
 /// What a split may not cut through.
@@ -43,7 +45,7 @@ pub enum Heads {
 pub enum Unit {
     /// One channel.
     Channel,
-    /// The channels of a head.
+    /// The value channels of a head.
     Head,
 }
 
@@ -173,7 +175,8 @@ impl Shard {
         ranks: &Ranks,
     ) -> Result<Slice, Indivisible> {
         let all = Slice { rows: 0..rows, cols: 0..cols, padding: 0 };
-        let heads = |r: Range<usize>| r.start * config.head_dim..r.end * config.head_dim;
+        let of = |r: Range<usize>, dim: usize| r.start * dim..r.end * dim;
+        let heads = |r: Range<usize>| of(r, config.head_dim);
         let spread = ranks.ep.size > 1;
         Ok(match self {
             Self::Replicated => all,
@@ -183,6 +186,10 @@ impl Shard {
             }
             Self::Heads(Heads::Query) => Slice { rows: heads(ranks.query_heads(config)?), ..all },
             Self::Heads(Heads::KeyValue) => Slice { rows: heads(ranks.kv_heads(config)?), ..all },
+            Self::Heads(Heads::Latent) => {
+                let dim = config.latent.map_or(0, |latent| latent.unturned + latent.value);
+                Slice { rows: of(ranks.query_heads(config)?, dim), ..all }
+            }
             Self::OnFirst if ranks.tp.rank == 0 => all,
             Self::OnFirst => Slice { rows: 0..0, ..all },
             Self::ExpertCols | Self::ExpertRows if spread => all,
@@ -192,7 +199,9 @@ impl Shard {
             Self::Rows(Unit::Channel) | Self::ExpertRows => {
                 Slice { cols: ranks.tp.share("input channels", cols)?, ..all }
             }
-            Self::Rows(Unit::Head) => Slice { cols: heads(ranks.query_heads(config)?), ..all },
+            Self::Rows(Unit::Head) => {
+                Slice { cols: of(ranks.query_heads(config)?, config.value_dim()), ..all }
+            }
         })
     }
 }

@@ -77,6 +77,15 @@ enum Dim {
     Intermediate,
     Experts,
     ExpertIntermediate,
+    SharedIntermediate,
+    /// All value heads of queries.
+    Value,
+    QueryLatent,
+    Latent,
+    /// A latent and the turned channels of a key.
+    LatentRow,
+    /// What is made of a latent: of each head a key and a value.
+    LatentHeads,
 }
 
 /// Where a name sits.
@@ -104,10 +113,16 @@ const TABLE: &[Entry] = &[
 
     (Place::Layer, "input_layernorm.weight", &[Dim::Hidden], Shard::Replicated, Values::Norm, always),
     (Place::Layer, "post_attention_layernorm.weight", &[Dim::Hidden], Shard::Replicated, Values::Norm, always),
-    (Place::Layer, "self_attn.q_proj.weight", &[Dim::Query, Dim::Hidden], Shard::Heads(Heads::Query), Values::Linear, always),
-    (Place::Layer, "self_attn.k_proj.weight", &[Dim::KeyValue, Dim::Hidden], Shard::Heads(Heads::KeyValue), Values::Linear, always),
-    (Place::Layer, "self_attn.v_proj.weight", &[Dim::KeyValue, Dim::Hidden], Shard::Heads(Heads::KeyValue), Values::Linear, always),
-    (Place::Layer, "self_attn.o_proj.weight", &[Dim::Hidden, Dim::Query], Shard::Rows(Unit::Head), Values::Linear, always),
+    (Place::Layer, "self_attn.q_proj.weight", &[Dim::Query, Dim::Hidden], Shard::Heads(Heads::Query), Values::Linear, |c| !makes_queries(c)),
+    (Place::Layer, "self_attn.k_proj.weight", &[Dim::KeyValue, Dim::Hidden], Shard::Heads(Heads::KeyValue), Values::Linear, |c| c.latent.is_none()),
+    (Place::Layer, "self_attn.v_proj.weight", &[Dim::KeyValue, Dim::Hidden], Shard::Heads(Heads::KeyValue), Values::Linear, |c| c.latent.is_none()),
+    (Place::Layer, "self_attn.q_a_proj.weight", &[Dim::QueryLatent, Dim::Hidden], Shard::Replicated, Values::Linear, makes_queries),
+    (Place::Layer, "self_attn.q_a_layernorm.weight", &[Dim::QueryLatent], Shard::Replicated, Values::Norm, makes_queries),
+    (Place::Layer, "self_attn.q_b_proj.weight", &[Dim::Query, Dim::QueryLatent], Shard::Heads(Heads::Query), Values::Linear, makes_queries),
+    (Place::Layer, "self_attn.kv_a_proj_with_mqa.weight", &[Dim::LatentRow, Dim::Hidden], Shard::Replicated, Values::Linear, |c| c.latent.is_some()),
+    (Place::Layer, "self_attn.kv_a_layernorm.weight", &[Dim::Latent], Shard::Replicated, Values::Norm, |c| c.latent.is_some()),
+    (Place::Layer, "self_attn.kv_b_proj.weight", &[Dim::LatentHeads, Dim::Latent], Shard::Heads(Heads::Latent), Values::Linear, |c| c.latent.is_some()),
+    (Place::Layer, "self_attn.o_proj.weight", &[Dim::Hidden, Dim::Value], Shard::Rows(Unit::Head), Values::Linear, always),
     (Place::Layer, "self_attn.q_proj.bias", &[Dim::Query], Shard::Heads(Heads::Query), Values::Bias, |c| c.qkv_bias),
     (Place::Layer, "self_attn.k_proj.bias", &[Dim::KeyValue], Shard::Heads(Heads::KeyValue), Values::Bias, |c| c.qkv_bias),
     (Place::Layer, "self_attn.v_proj.bias", &[Dim::KeyValue], Shard::Heads(Heads::KeyValue), Values::Bias, |c| c.qkv_bias),
@@ -123,6 +138,10 @@ const TABLE: &[Entry] = &[
     (Place::Dense, "mlp.down_proj.bias", &[Dim::Hidden], Shard::OnFirst, Values::Bias, |c| c.mlp_bias),
 
     (Place::Sparse, "mlp.gate.weight", &[Dim::Experts, Dim::Hidden], Shard::Replicated, Values::Router, always),
+    (Place::Sparse, "mlp.gate.e_score_correction_bias", &[Dim::Experts], Shard::Replicated, Values::Bias, |c| c.moe.as_ref().is_some_and(|m| m.corrected)),
+    (Place::Sparse, "mlp.shared_experts.gate_proj.weight", &[Dim::SharedIntermediate, Dim::Hidden], Shard::Cols, Values::Linear, has_shared),
+    (Place::Sparse, "mlp.shared_experts.up_proj.weight", &[Dim::SharedIntermediate, Dim::Hidden], Shard::Cols, Values::Linear, has_shared),
+    (Place::Sparse, "mlp.shared_experts.down_proj.weight", &[Dim::Hidden, Dim::SharedIntermediate], Shard::Rows(Unit::Channel), Values::Linear, has_shared),
     (Place::Expert, "gate_proj.weight", &[Dim::ExpertIntermediate, Dim::Hidden], Shard::ExpertCols, Values::Linear, always),
     (Place::Expert, "up_proj.weight", &[Dim::ExpertIntermediate, Dim::Hidden], Shard::ExpertCols, Values::Linear, always),
     (Place::Expert, "down_proj.weight", &[Dim::Hidden, Dim::ExpertIntermediate], Shard::ExpertRows, Values::Linear, always),
@@ -130,6 +149,14 @@ const TABLE: &[Entry] = &[
 
 fn always(_: &Config) -> bool {
     true
+}
+
+fn makes_queries(config: &Config) -> bool {
+    config.latent.is_some_and(|latent| latent.query.is_some())
+}
+
+fn has_shared(config: &Config) -> bool {
+    config.moe.as_ref().is_some_and(|moe| moe.shared_intermediate > 0)
 }
 
 /// Every weight that a checkpoint of this configuration holds, in a fixed order.
@@ -179,7 +206,7 @@ fn scales(config: &Config, place: Place, name: &str, values: Values) -> Option<S
 
 impl Dim {
     fn of(self, config: &Config) -> usize {
-        let moe = config.moe.as_ref();
+        let (moe, latent) = (config.moe.as_ref(), config.latent);
         match self {
             Self::Vocab => config.vocab,
             Self::Hidden => config.hidden,
@@ -189,6 +216,12 @@ impl Dim {
             Self::Intermediate => config.intermediate,
             Self::Experts => moe.map_or(0, |m| m.experts),
             Self::ExpertIntermediate => moe.map_or(0, |m| m.intermediate),
+            Self::SharedIntermediate => moe.map_or(0, |m| m.shared_intermediate),
+            Self::Value => config.heads * config.value_dim(),
+            Self::QueryLatent => latent.and_then(|l| l.query).unwrap_or(0),
+            Self::Latent => latent.map_or(0, |l| l.key_value),
+            Self::LatentRow => latent.map_or(0, |l| l.key_value + l.turned),
+            Self::LatentHeads => config.heads * latent.map_or(0, |l| l.unturned + l.value),
         }
     }
 }

@@ -10,8 +10,8 @@ use crate::{BatchView, KvPool, OpError, Ops, Tensor};
 /// Cosines and sines by position, f32 `[P, rotary / 2]`, made by the model from its rope rule.
 #[derive(Debug)]
 pub struct RopeTable {
-    cos: Tensor,
-    sin: Tensor,
+    pub(crate) cos: Tensor,
+    pub(crate) sin: Tensor,
 }
 
 /// What the query/key norms and the rotation need besides the batch.
@@ -67,13 +67,13 @@ impl Ops {
         batch: &BatchView,
     ) -> Result<Tensor, OpError> {
         let args = qk_rope(qkv, weights, shape, batch)?;
-        let rows = batch.kernel_rows()?;
-        if !self.device.fuses_attention(&args, &rows, kv.layout()) {
+        let (rows, layout) = (batch.kernel_rows()?, kv.head_layout("rope_attention")?);
+        if !self.device.fuses_attention(&args, &rows, layout) {
             let q = self.qk_norm_rope_kv_write(qkv, weights, shape, kv, batch)?;
             return self.paged_attention(&q, shape, kv, batch);
         }
-        let mut o = self.scratch(qkv.dtype(), &[qkv.rows(), shape.heads * kv.layout().head_dim])?;
-        let (s, out, pool) = (&self.stream, o.mat_mut()?, (&mut *kv.write(), kv.layout()));
+        let mut o = self.scratch(qkv.dtype(), &[qkv.rows(), shape.heads * layout.head_dim])?;
+        let (s, out, pool) = (&self.stream, o.mat_mut()?, (&mut *kv.write(), layout));
         self.device.rope_attention(s, out, pool, &args, (&rows, shape.scale))?;
         Ok(o)
     }
@@ -89,7 +89,7 @@ impl Ops {
         kv: &KvPool,
         batch: &BatchView,
     ) -> Result<Tensor, OpError> {
-        let layout = kv.layout();
+        let layout = kv.head_layout("qk_norm_rope_kv_write")?;
         let mut q = self.scratch(qkv.dtype(), &[qkv.rows(), shape.heads * layout.head_dim])?;
         let args = qk_rope(qkv, weights, shape, batch)?;
         let (s, out) = (&self.stream, q.mat_mut()?);
@@ -114,8 +114,8 @@ impl Ops {
             layer: shape.layer,
             scale: shape.scale,
         };
-        let (s, out) = (&self.stream, o.mat_mut()?);
-        self.device.paged_attention(s, out, (&kv.read(), kv.layout()), &args)?;
+        let (s, out, layout) = (&self.stream, o.mat_mut()?, kv.head_layout("paged_attention")?);
+        self.device.paged_attention(s, out, (&kv.read(), layout), &args)?;
         Ok(o)
     }
 }

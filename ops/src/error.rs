@@ -27,6 +27,14 @@ pub enum OpError {
         /// Its type.
         dtype: DType,
     },
+    /// The KV pool is that of another kind of attention.
+    #[error("{op}: the pool stores {stores}")]
+    Pool {
+        /// The op.
+        op: &'static str,
+        /// What the pool stores.
+        stores: &'static str,
+    },
     /// A tensor was to be written while part of it is in use under another name.
     #[error("a tensor that is shared cannot be written")]
     Shared,

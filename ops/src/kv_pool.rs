@@ -2,23 +2,82 @@
 
 use std::cell::{Ref, RefCell, RefMut};
 
-use kernels::{Buffer, DType, KvLayout};
+use kernels::{Buffer, DType, DeviceError, KvLayout, LatentLayout};
 
 use crate::{OpError, Ops};
 
-/// Keys and values of every layer for a fixed number of blocks.
+/// What a pool stores of a token and layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PoolLayout {
+    /// Keys and values of some heads.
+    Heads(KvLayout),
+    /// A latent row from which all heads make theirs.
+    Latent(LatentLayout),
+}
+
+impl PoolLayout {
+    /// Checks that kernels exist for this layout.
+    pub fn check(&self) -> Result<(), DeviceError> {
+        match self {
+            Self::Heads(layout) => layout.check(),
+            Self::Latent(layout) => layout.check(),
+        }
+    }
+
+    /// Bytes of the pool.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        match self {
+            Self::Heads(layout) => layout.bytes(),
+            Self::Latent(layout) => layout.bytes(),
+        }
+    }
+
+    /// Blocks.
+    #[must_use]
+    pub const fn blocks(&self) -> usize {
+        match self {
+            Self::Heads(layout) => layout.blocks,
+            Self::Latent(layout) => layout.blocks,
+        }
+    }
+
+    /// Bytes of one block over all layers.
+    #[must_use]
+    pub const fn bytes_per_block(&self) -> usize {
+        match self {
+            Self::Heads(layout) => layout.bytes_per_block(),
+            Self::Latent(layout) => layout.bytes_per_block(),
+        }
+    }
+}
+
+impl From<KvLayout> for PoolLayout {
+    fn from(layout: KvLayout) -> Self {
+        Self::Heads(layout)
+    }
+}
+
+impl From<LatentLayout> for PoolLayout {
+    fn from(layout: LatentLayout) -> Self {
+        Self::Latent(layout)
+    }
+}
+
+/// What attention keeps of every layer for a fixed number of blocks.
 ///
 /// A shared reference writes, because one forward pass stores keys and reads them through the same
 /// view; the one thread that owns the device borrows the bytes op by op. `Send`, not `Sync`.
 #[derive(Debug)]
 pub struct KvPool {
     bytes: RefCell<Buffer>,
-    layout: KvLayout,
+    layout: PoolLayout,
 }
 
 impl KvPool {
     /// Allocates the pool, zeroed.
-    pub fn new(ops: &Ops, layout: KvLayout) -> Result<Self, OpError> {
+    pub fn new(ops: &Ops, layout: impl Into<PoolLayout>) -> Result<Self, OpError> {
+        let layout = layout.into();
         layout.check()?;
         let bytes = RefCell::new(ops.device.alloc(layout.bytes())?);
         Ok(Self { bytes, layout })
@@ -26,8 +85,22 @@ impl KvPool {
 
     /// Layers, blocks, heads and type.
     #[must_use]
-    pub fn layout(&self) -> &KvLayout {
+    pub fn layout(&self) -> &PoolLayout {
         &self.layout
+    }
+
+    pub(crate) fn head_layout(&self, op: &'static str) -> Result<&KvLayout, OpError> {
+        match &self.layout {
+            PoolLayout::Heads(layout) => Ok(layout),
+            PoolLayout::Latent(_) => Err(OpError::Pool { op, stores: "latents" }),
+        }
+    }
+
+    pub(crate) fn latent_layout(&self, op: &'static str) -> Result<&LatentLayout, OpError> {
+        match &self.layout {
+            PoolLayout::Latent(layout) => Ok(layout),
+            PoolLayout::Heads(_) => Err(OpError::Pool { op, stores: "keys and values" }),
+        }
     }
 
     pub(crate) fn read(&self) -> Ref<'_, Buffer> {
@@ -46,7 +119,7 @@ impl KvPool {
         slot: usize,
         head: usize,
     ) -> Result<(Vec<f32>, Vec<f32>), OpError> {
-        let layout = &self.layout;
+        let layout = self.head_layout("read_slot")?;
         for (what, got, limit) in [
             ("layer", layer, layout.layers),
             ("slot", slot, layout.slots()),

@@ -13,6 +13,7 @@ mod dense;
 mod error;
 mod fused;
 mod kv_pool;
+mod latent;
 mod moe;
 mod seats;
 mod step;
@@ -28,11 +29,13 @@ pub use kernels::step::{
     Stage, StageEdit, StageHeader, StageInit, StageQuestion, StageRow,
 };
 pub use kernels::{
-    DType, E4m3, Gather, Graph, HostMat, InFlight, KvLayout, KvOrder, MappedFile, Mat, MatMut,
-    Pinned, RowBounds, Stream, VocabPart, bf16, f16,
+    DType, E4m3, ExpertGroups, Gather, Graph, GroupScore, HostMat, InFlight, KvLayout, KvOrder,
+    LatentLayout, MappedFile, Mat, MatMut, Pinned, RouterScore, RowBounds, Stream, VocabPart, bf16,
+    f16,
 };
-pub use kv_pool::KvPool;
-pub use moe::{PackedExperts, Routing};
+pub use kv_pool::{KvPool, PoolLayout};
+pub use latent::{LatentWeights, PackedLatentHeads};
+pub use moe::{PackedExperts, RouteRule, Routing};
 pub use seats::Seats;
 pub use step::{AnswerMemory, Answers, AnswersInFlight, StepBuffers, StepShape, StepSize};
 pub use tensor::Tensor;

@@ -1,6 +1,8 @@
 //! Mixture of experts: T tokens, E experts, k choices a token.
 
-use kernels::{DType, DeviceError, Experts, HostMat, PackedGroup, Routes, Scores};
+use kernels::{
+    DType, DeviceError, ExpertGroups, Experts, HostMat, PackedGroup, RouterScore, Routes, Scores,
+};
 
 use crate::error::check_size;
 use crate::{OpError, Ops, Tensor};
@@ -12,6 +14,31 @@ pub struct Routing {
     pub experts: Tensor,
     /// f32 `[T, k]`.
     pub weights: Tensor,
+}
+
+/// How a router's logits become choices. See [`kernels::RouteRule`].
+#[derive(Debug)]
+pub struct RouteRule {
+    /// From logits to scores.
+    pub score: RouterScore,
+    /// Added to the scores for the choice alone; f32 `[E]`.
+    pub bias: Option<Tensor>,
+    /// Experts that are chosen by groups first.
+    pub groups: Option<ExpertGroups>,
+    /// Whether a token's weights are divided by their sum.
+    pub normalise: bool,
+    /// What weights are multiplied by at the end.
+    pub scale: f32,
+}
+
+impl RouteRule {
+    /// Whether it is softmax over all experts and nothing else.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        let Self { score, bias, groups, scale, .. } = self;
+        let softmax = *score == RouterScore::Softmax && scale.to_bits() == 1f32.to_bits();
+        softmax && bias.is_none() && groups.is_none()
+    }
 }
 
 /// The experts of one layer on this rank, packed.
@@ -88,6 +115,24 @@ impl Ops {
         let (s, logits) = (&self.stream, logits.mat()?);
         let (out, out_weights) = (experts.mat_mut()?, weights.mat_mut()?);
         self.device.moe_route_softmax(s, out, out_weights, logits, normalise)?;
+        Ok(Routing { experts, weights })
+    }
+
+    /// The `k` experts of each token by `rule`, best first: `logits` f32 `[T, E]`.
+    pub fn moe_route(
+        &self,
+        logits: &Tensor,
+        k: usize,
+        rule: &RouteRule,
+    ) -> Result<Routing, OpError> {
+        let mut experts = self.scratch(DType::I32, &[logits.rows(), k])?;
+        let mut weights = self.scratch(DType::F32, &[logits.rows(), k])?;
+        let RouteRule { score, bias, groups, normalise, scale } = rule;
+        let bias = bias.as_ref().map(Tensor::mat).transpose()?;
+        let (groups, normalise, scale) = (*groups, *normalise, *scale);
+        let rule = kernels::RouteRule { score: *score, bias, groups, normalise, scale };
+        let (s, logits) = (&self.stream, logits.mat()?);
+        self.device.moe_route(s, experts.mat_mut()?, weights.mat_mut()?, logits, &rule)?;
         Ok(Routing { experts, weights })
     }
 

@@ -27,6 +27,8 @@ pub struct KvGroup {
 pub enum KvKind {
     /// Keys and values of every position.
     Full,
+    /// A latent of every position, from which keys and values are made.
+    Latent,
 }
 
 impl KvSpec {

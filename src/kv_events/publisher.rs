@@ -114,6 +114,7 @@ fn room(config: &KvEventsConfig) -> Room {
 fn kind_name(kind: KvKind) -> &'static str {
     match kind {
         KvKind::Full => "full_attention",
+        KvKind::Latent => "mla_attention",
     }
 }
 

@@ -51,6 +51,7 @@ fn calls_of(architecture: Architecture, mentions: impl Fn(&str) -> bool) -> Call
         Architecture::Llama => CallSyntax::Llama3Json,
         Architecture::Mistral => CallSyntax::Mistral,
         Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => CallSyntax::Hermes,
+        Architecture::DeepseekV2 | Architecture::DeepseekV3 => CallSyntax::DeepSeekV3,
     }
 }
 

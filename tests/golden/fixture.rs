@@ -14,6 +14,8 @@ pub(crate) struct Fixture {
     pub(crate) bf16_gate_scale: f32,
     /// The same where inputs are quantised as well, if weights are.
     pub(crate) fp8_gate_scale: Option<f32>,
+    /// Share of positions where bf16 must choose the experts of f32.
+    pub(crate) same_experts: f64,
     pub(crate) tokens: Vec<i32>,
     /// `[T][V]`
     pub(crate) logits: Vec<Vec<f32>>,
@@ -42,6 +44,11 @@ pub(crate) fn names() -> Vec<String> {
 }
 
 impl Fixture {
+    /// Whether its model attends to latents.
+    pub(crate) fn has_latents(&self) -> bool {
+        self.config.contains("kv_lora_rank")
+    }
+
     pub(crate) fn read(name: &str) -> Self {
         let bytes = fs::read(folder().join(format!("{name}.safetensors"))).unwrap();
         let (length, rest) = bytes.split_first_chunk::<8>().unwrap();
@@ -59,6 +66,7 @@ impl Fixture {
             config: about["config"].as_str().unwrap().to_owned(),
             seed: about["seed"].as_u64().unwrap(),
             bf16_gate_scale: about["bf16_gate"]["scale"].as_f64().unwrap() as f32,
+            same_experts: about["bf16_gate"]["same_experts"].as_f64().unwrap_or(0.75),
             fp8_gate_scale: about["fp8_gate"]["scale"].as_f64().map(|scale| scale as f32),
             tokens: ids("tokens"),
             logits: rows(&floats("logits"), width),

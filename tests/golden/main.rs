@@ -16,6 +16,7 @@ use models::{Config, check_split};
 use ops::DType;
 use replay::{
     Closeness, Place, Replay, Row, Sharing, chunks, closeness, difference, in_a_world, top,
+    watched_chunks,
 };
 
 /// CPU f32 against HF f32: sums in another order.
@@ -83,6 +84,11 @@ cases! {
     qwen3_moe_normalised_dense1 => "qwen3_moe-normalised-dense1",
     qwen3_moe_plain_tied => "qwen3_moe-plain-tied",
     qwen3_moe_step2_d64_gqa8 => "qwen3_moe-step2-d64-gqa8",
+    deepseek_v2_greedy => "deepseek_v2-greedy",
+    deepseek_v2_groups_yarn => "deepseek_v2-groups-yarn",
+    deepseek_v3_groups_yarn => "deepseek_v3-groups-yarn",
+    deepseek_v3_whole_queries => "deepseek_v3-whole-queries",
+    deepseek_v3_fp8_blocks => "deepseek_v3-fp8-blocks",
 }
 
 #[test]
@@ -196,14 +202,26 @@ fn bf16_is_close_and_as_invariant(place: &Place, fixture: &Fixture) {
     let expected = replay.run(&[&whole]);
     let row = Row::new(&mut replay, &fixture.tokens);
     let chunked = chunks(&mut replay, &row, 7);
-    assert!(chunked == expected || few_rows_differ(DType::BF16), "chunks of 7");
-    let tipped = (place.is_shared() || replay::on_a_gpu()) && !fixture.routes.is_empty();
-    let found = if tipped {
+    let latent = fixture.has_latents();
+    assert!(chunked == expected || latent || few_rows_differ(DType::BF16), "chunks of 7");
+    let tipped = place.is_shared() || replay::on_a_gpu() || latent;
+    let found = if tipped && !fixture.routes.is_empty() {
         let routes = replay.watched(&whole).routes;
         closeness_where_routes_agree(fixture, &expected, &routes)
     } else {
         closeness(&expected, &fixture.logits)
     };
+    check_bf16(fixture, &found);
+    if latent {
+        // Queries of few rows go to the latents; for those of many, keys are made of them.
+        let seen = watched_chunks(&mut replay, &row, 7);
+        assert!(seen.logits == chunked, "watched and not");
+        assert!(chunks(&mut replay, &row, 1) == chunked, "chunks of 1 and of 7");
+        check_bf16(fixture, &closeness_where_routes_agree(fixture, &chunked, &seen.routes));
+    }
+}
+
+fn check_bf16(fixture: &Fixture, found: &Closeness) {
     println!("{found:?}");
     // The CPU multiplies fp8 weights out; a GPU quantises the inputs of many rows.
     let quantised = fixture.fp8_gate_scale.filter(|_| replay::on_a_gpu());
@@ -214,7 +232,8 @@ fn bf16_is_close_and_as_invariant(place: &Place, fixture: &Fixture) {
 }
 
 /// Ranks round their parts of a sum to bf16 before they add them, and a GPU adds in another order, which tips other near ties
-/// of the router than one rank of the CPU does: compares where the same experts are chosen as in f32.
+/// of the router than one rank of the CPU does; scores that are sigmoids lie closer together than those of a softmax. Compares
+/// where the same experts are chosen as in f32.
 fn closeness_where_routes_agree(
     fixture: &Fixture,
     logits: &[Vec<f32>],
@@ -224,7 +243,8 @@ fn closeness_where_routes_agree(
         |t: &usize| routes.iter().zip(&fixture.routes).all(|(ours, f32)| ours[*t] == f32[*t]);
     let kept: Vec<usize> = (0..logits.len()).filter(agree).collect();
     println!("the same experts at {} of {} positions", kept.len(), logits.len());
-    assert!(kept.len() * 4 >= logits.len() * 3, "{} positions of {}", kept.len(), logits.len());
+    let least = fixture.same_experts * logits.len() as f64;
+    assert!(kept.len() as f64 >= least, "{} positions of {}", kept.len(), logits.len());
     let rows =
         |all: &[Vec<f32>]| -> Vec<Vec<f32>> { kept.iter().map(|&t| all[t].clone()).collect() };
     closeness(&rows(logits), &rows(&fixture.logits))
@@ -240,6 +260,10 @@ const REFUSED: &[(&str, usize, Sharing)] = &[
     ("qwen3_moe-fp8-blocks", 4, Sharing::Parts),
     ("qwen3_moe-fp8-blocks", 2, Sharing::Experts), // Layer 1 is dense.
     ("qwen3_moe-fp8-blocks", 4, Sharing::Experts),
+    ("deepseek_v3-fp8-blocks", 2, Sharing::Parts), // Layer 0 is dense.
+    ("deepseek_v3-fp8-blocks", 4, Sharing::Parts),
+    ("deepseek_v3-fp8-blocks", 2, Sharing::Experts),
+    ("deepseek_v3-fp8-blocks", 4, Sharing::Experts),
 ];
 
 /// Two and four ranks: KV heads split or held twice, experts in parts or spread; and two replicas that share experts.

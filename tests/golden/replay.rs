@@ -9,7 +9,7 @@ use kernels::hip::{HipConfig, HipDevice, Libraries};
 use models::sharding::{Part, Ranks};
 use models::synth::{self, SynthDType, SynthOptions};
 use models::{Config, Forward, LoadFormat, LoadOptions, Model, Probe, load_model};
-use ops::{BatchInputs, BatchView, DType, KvLayout, KvPool, OpError, Ops, Routing, Tensor};
+use ops::{BatchInputs, BatchView, DType, KvPool, OpError, Ops, Routing, Tensor};
 use std::cell::{Cell, RefCell};
 use std::fs;
 use std::hash::{DefaultHasher, Hasher};
@@ -179,15 +179,8 @@ impl<'a> Replay<'a> {
         let model = load_model(dir, config, options).unwrap();
         let (done, total) = progress.into_inner();
         assert!(done == total && total > 0, "{done} of {total} bytes loaded");
-        let layout = KvLayout {
-            layers: config.layers,
-            blocks: BLOCKS,
-            block_tokens: BLOCK_TOKENS,
-            kv_heads: place.ranks.kv_heads(config).unwrap().len(),
-            head_dim: config.head_dim,
-            dtype: kv_dtype,
-            order: ops.device().kv_order(),
-        };
+        let (size, order) = ((BLOCKS, BLOCK_TOKENS), ops.device().kv_order());
+        let layout = models::kv_layout(config, kv_dtype, size, order, &place.ranks).unwrap();
         let spec = models::kv_spec(config, kv_dtype, BLOCK_TOKENS as u32, &place.ranks).unwrap();
         assert_eq!(spec.bytes_per_block(), layout.bytes_per_block() as u64);
         let kv = KvPool::new(&ops, layout).unwrap();
@@ -337,6 +330,20 @@ pub(crate) fn chunks(replay: &mut Replay<'_>, row: &Row, size: usize) -> Vec<Vec
     let starts = (row.start..row.start + row.len).step_by(size);
     let part = |start| row.part(start, size.min(row.start + row.len - start));
     starts.flat_map(|start| replay.run(&[&part(start)])).collect()
+}
+
+/// The same with everything a probe sees but the residual stream.
+pub(crate) fn watched_chunks(replay: &mut Replay<'_>, row: &Row, size: usize) -> Seen {
+    let mut all = Seen { logits: Vec::new(), hidden: Vec::new(), routes: Vec::new() };
+    for start in (row.start..row.start + row.len).step_by(size) {
+        let seen = replay.watched(&row.part(start, size.min(row.start + row.len - start)));
+        all.logits.extend(seen.logits);
+        all.routes.resize_with(seen.routes.len(), Vec::new);
+        for (all, routes) in all.routes.iter_mut().zip(seen.routes) {
+            all.extend(routes);
+        }
+    }
+    all
 }
 
 /// The lowest id with the largest logit.

@@ -13,7 +13,8 @@ use crate::pinned::Passed;
 use crate::step::{AnswerArrays, SeatArrays, StageView, StepArrays};
 use crate::{
     Attention, Buffer, DType, DeviceError, Driver, Experts, Gather, HostMat, InFlight, Kernels,
-    KvLayout, KvOrder, Mat, MatMut, MemInfo, Packed, Pinned, QkRope, Routes, Stream, VocabPart,
+    KvLayout, KvOrder, LatentAttention, LatentLayout, LatentWrite, Mat, MatMut, MemInfo, Packed,
+    Pinned, QkRope, RouteRule, Routes, Stream, VocabPart,
 };
 
 /// How a CPU device computes.
@@ -243,6 +244,30 @@ impl Kernels for CpuDevice {
         self.attend(o, kv, args)
     }
 
+    fn has_latent_attention(&self) -> bool {
+        true
+    }
+
+    fn latent_write(
+        &self,
+        _: &Stream,
+        q: MatMut<'_>,
+        kv: (&mut Buffer, &LatentLayout),
+        args: &LatentWrite<'_>,
+    ) -> Result<(), DeviceError> {
+        self.store_latents(q, kv, args)
+    }
+
+    fn latent_attention(
+        &self,
+        _: &Stream,
+        o: MatMut<'_>,
+        kv: (&Buffer, &LatentLayout),
+        args: &LatentAttention<'_>,
+    ) -> Result<(), DeviceError> {
+        self.attend_latent(o, kv, args)
+    }
+
     fn silu_mul(&self, _: &Stream, y: MatMut<'_>, x: Mat<'_>) -> Result<(), DeviceError> {
         self.silu_mul_rows(y, x)
     }
@@ -269,7 +294,18 @@ impl Kernels for CpuDevice {
         logits: Mat<'_>,
         normalise: bool,
     ) -> Result<(), DeviceError> {
-        self.route_softmax(experts, weights, logits, normalise)
+        Self::route(experts, weights, logits, &RouteRule::softmax(normalise))
+    }
+
+    fn moe_route(
+        &self,
+        _: &Stream,
+        experts: MatMut<'_>,
+        weights: MatMut<'_>,
+        logits: Mat<'_>,
+        rule: &RouteRule<'_>,
+    ) -> Result<(), DeviceError> {
+        Self::route(experts, weights, logits, rule)
     }
 
     fn place_experts(

@@ -1,10 +1,9 @@
-//! Mixture of experts: routing, and the expert MLPs over tokens grouped by expert.
+//! Mixture of experts: the expert MLPs over tokens grouped by expert.
 
 use std::sync::PoisonError;
 
 use super::device::{CpuDevice, for_float};
 use super::elementwise::min_rows;
-use super::maths::exp;
 use super::row_kernel::{RowKernel, dispatch};
 use super::share::Rows;
 use crate::check::{check_dtype, check_size};
@@ -12,41 +11,6 @@ use crate::dtype::Float;
 use crate::{Buffer, DType, DeviceError, Driver, Experts, Mat, MatMut, Routes};
 
 impl CpuDevice {
-    pub(super) fn route_softmax(
-        &self,
-        mut experts: MatMut<'_>,
-        mut weights: MatMut<'_>,
-        logits: Mat<'_>,
-        normalise: bool,
-    ) -> Result<(), DeviceError> {
-        const KERNEL: &str = "moe_route_softmax";
-        check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;
-        check_dtype(KERNEL, "experts", experts.dtype(), DType::I32)?;
-        check_dtype(KERNEL, "weights", weights.dtype(), DType::F32)?;
-        let k = experts.cols();
-        check_size(KERNEL, "rows of experts", experts.rows(), logits.rows())?;
-        check_size(KERNEL, "rows of weights", weights.rows(), logits.rows())?;
-        check_size(KERNEL, "columns of weights", weights.cols(), k)?;
-        check_size(KERNEL, "choices", k.min(logits.cols()), k)?;
-        let mut scores = vec![0.0; logits.cols()];
-        for t in 0..logits.rows() {
-            softmax(&mut scores, logits.row(t));
-            let (chosen, weight) = (experts.row_mut::<i32>(t), weights.row_mut::<f32>(t));
-            for (e, w) in chosen.iter_mut().zip(weight.iter_mut()) {
-                let best = first_largest(&scores);
-                (*e, *w) = (best as i32, scores[best]);
-                scores[best] = f32::NEG_INFINITY; // Taken.
-            }
-            if normalise {
-                let sum: f32 = weight.iter().sum();
-                for w in weight {
-                    *w /= sum;
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// The copy at index `position mod copies` of each chosen expert.
     pub(super) fn place_chosen(
         mut experts: MatMut<'_>,
@@ -248,27 +212,4 @@ fn check_mlp(
     check_size(MLP, "outputs of gate_up", experts.gate_up.n(), 2 * experts.down.k())?;
     check_size(MLP, "outputs of down", experts.down.n(), x.cols())?;
     Ok(())
-}
-
-fn softmax(scores: &mut [f32], logits: &[f32]) {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut sum = 0.0;
-    for (s, l) in scores.iter_mut().zip(logits) {
-        *s = exp(l - max);
-        sum += *s;
-    }
-    for s in scores {
-        *s /= sum;
-    }
-}
-
-/// Index of the largest score, the lowest among equals.
-fn first_largest(scores: &[f32]) -> usize {
-    let mut best = 0;
-    for (i, score) in scores.iter().enumerate() {
-        if *score > scores[best] {
-            best = i;
-        }
-    }
-    best
 }

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 
 mod attention;
+mod latent;
 mod linear;
 mod rows;
 mod support;

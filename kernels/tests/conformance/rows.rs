@@ -1,6 +1,9 @@
 //! Row-wise kernels: embedding, norms, activations, sums, gathers, routing and experts.
 
-use kernels::{DType, Experts, Kernels, Mat, MatMut, Routes, Stream, bf16};
+use kernels::{
+    DType, ExpertGroups, Experts, GroupScore, Kernels, Mat, MatMut, RouteRule, RouterScore, Routes,
+    Stream, bf16,
+};
 
 use crate::support::{Numbers, Real, bytes_of, cast, devices, error, host, tolerance};
 
@@ -150,6 +153,73 @@ fn routing_takes_the_lower_index_among_equals() {
             assert!((sum - if normalise { 1.0 } else { 0.75 }).abs() < 1e-6);
             assert!(weights[0] == weights[1] && weights[1] > weights[2]);
         }
+    }
+}
+
+/// Scores of six experts in three groups: 0.9 and 0.1, 0.6 and 0.5, 0.8 and 0.2.
+#[test]
+fn groups_are_chosen_before_experts() {
+    let scores = [0.9f32, 0.1, 0.6, 0.5, 0.8, 0.2];
+    let odds = scores.map(|p| (p / (1.0 - p)).ln());
+    let shares = scores.map(f32::ln);
+    let bias = [0.3f32, 0.0, 0.0, 0.0, 0.0, 0.0];
+    let plain = RouteRule {
+        score: RouterScore::Sigmoid,
+        bias: None,
+        groups: None,
+        normalise: false,
+        scale: 1.0,
+    };
+    let groups = |kept, by| Some(ExpertGroups { count: 3, kept, by });
+    let two = GroupScore::TwoLargest;
+    let corrected = Some(Mat::of(&bias, 1, 6).unwrap());
+    let shared = scores.iter().sum::<f32>();
+    let softmax = RouteRule { score: RouterScore::Softmax, scale: shared, ..plain };
+    // Rule, logits, experts, weights.
+    type Routed<'a> = (RouteRule<'a>, [f32; 6], &'a [i32], &'a [f32]);
+    let cases: [Routed<'_>; 6] = [
+        (plain, odds, &[0, 4, 2], &[0.9, 0.8, 0.6]),
+        (RouteRule { groups: groups(1, two), ..plain }, odds, &[2, 3], &[0.6, 0.5]),
+        // What is added counts for the choice alone.
+        (
+            RouteRule { groups: groups(1, two), bias: corrected, ..plain },
+            odds,
+            &[0, 1],
+            &[0.9, 0.1],
+        ),
+        (
+            RouteRule { groups: groups(1, two), normalise: true, scale: 2.2, ..plain },
+            odds,
+            &[2, 3],
+            &[1.2, 1.0],
+        ),
+        (softmax, shares, &[0, 4, 2], &[0.9, 0.8, 0.6]),
+        (
+            RouteRule { groups: groups(2, GroupScore::Largest), ..softmax },
+            shares,
+            &[0, 4, 5],
+            &[0.9, 0.8, 0.2],
+        ),
+    ];
+    for device in devices(1) {
+        for (rule, logits, wanted, weighed) in &cases {
+            let k = wanted.len();
+            let (mut experts, mut weights) = (vec![0i32; k], vec![0f32; k]);
+            let out = MatMut::of(&mut experts, 1, k).unwrap();
+            let out_weights = MatMut::of(&mut weights, 1, k).unwrap();
+            let logits = Mat::of(logits, 1, 6).unwrap();
+            device.moe_route(&S, out, out_weights, logits, rule).unwrap();
+            assert_eq!(experts, *wanted, "{rule:?}");
+            let off = weights.iter().zip(*weighed).map(|(w, e)| (w - e).abs());
+            assert!(off.fold(0.0, f32::max) < 1e-6, "{rule:?}: {weights:?}");
+        }
+        // More choices than the groups kept have experts.
+        let rule = RouteRule { groups: groups(1, two), ..plain };
+        let (mut experts, mut weights) = ([0i32; 3], [0f32; 3]);
+        let (out, out_weights) =
+            (MatMut::of(&mut experts, 1, 3).unwrap(), MatMut::of(&mut weights, 1, 3).unwrap());
+        let logits = Mat::of(&odds, 1, 6).unwrap();
+        assert!(device.moe_route(&S, out, out_weights, logits, &rule).is_err());
     }
 }
 

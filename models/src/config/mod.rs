@@ -3,9 +3,13 @@
 //! Whatever changes the arithmetic is either read here or refused here, naming file and field: a
 //! feature that is silently ignored would give fluent, wrong text.
 
+#[cfg(test)]
+mod deepseek_tests;
 mod error;
 mod fields;
 mod generation;
+mod latent;
+mod moe;
 mod quantization;
 mod read;
 mod rope;
@@ -17,6 +21,7 @@ pub use generation::GenerationConfig;
 pub use quantization::{Ignored, Quantization, ScaleGrid};
 pub use rope::{RopeConfig, RopeScaling};
 
+use ops::{ExpertGroups, RouterScore};
 use serde_json::{Map, Value};
 use std::fmt;
 use std::path::Path;
@@ -34,9 +39,9 @@ pub struct Config {
     pub layers: usize,
     /// Query heads over all ranks.
     pub heads: usize,
-    /// Key and value heads over all ranks.
+    /// Key and value heads over all ranks; of latent attention as many as query heads.
     pub kv_heads: usize,
-    /// Channels per head.
+    /// Channels of a head's queries and keys.
     pub head_dim: usize,
     /// Width of a dense MLP.
     pub intermediate: usize,
@@ -54,6 +59,10 @@ pub struct Config {
     pub out_bias: bool,
     /// Whether the projections of a dense MLP have biases.
     pub mlp_bias: bool,
+    /// Sizes of latent attention, if the layers have it.
+    pub latent: Option<LatentConfig>,
+    /// Layers behind the last one that predict further tokens; they are not read.
+    pub draft_layers: usize,
     /// Experts, if some layers have them.
     pub moe: Option<MoeConfig>,
     /// How linear layers are quantised, if they are.
@@ -68,6 +77,21 @@ pub struct Config {
     pub generation: GenerationConfig,
 }
 
+/// Sizes of latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LatentConfig {
+    /// Channels of the latent from which queries are made, if they are.
+    pub query: Option<usize>,
+    /// Channels of the latent from which keys and values are made.
+    pub key_value: usize,
+    /// Channels of a head's key that do not turn.
+    pub unturned: usize,
+    /// Channels of the key that turn with the position; the same in all heads.
+    pub turned: usize,
+    /// Channels of a head's value.
+    pub value: usize,
+}
+
 /// Settings of the layers with experts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MoeConfig {
@@ -77,8 +101,18 @@ pub struct MoeConfig {
     pub top_k: usize,
     /// Width of one expert.
     pub intermediate: usize,
+    /// Width of all shared experts of a layer together; 0 = none.
+    pub shared_intermediate: usize,
+    /// What the router makes of its logits.
+    pub score: RouterScore,
+    /// Whether something is added to the scores for the choice alone.
+    pub corrected: bool,
+    /// Groups of experts that are chosen first.
+    pub groups: Option<ExpertGroups>,
     /// Whether the weights of a token's experts are scaled to sum to 1.
     pub normalise: bool,
+    /// What these weights are multiplied by.
+    pub scale: f32,
     /// Layer `i` has experts iff `(i + 1) % sparse_step = 0` and it is not in `dense_layers`.
     pub sparse_step: usize,
     /// Layers with a dense MLP, ascending.
@@ -98,6 +132,10 @@ pub enum Architecture {
     Qwen3,
     /// `Qwen3MoeForCausalLM`
     Qwen3Moe,
+    /// `DeepseekV2ForCausalLM`
+    DeepseekV2,
+    /// `DeepseekV3ForCausalLM`
+    DeepseekV3,
 }
 
 /// A dtype that a checkpoint may declare.
@@ -141,6 +179,18 @@ impl Config {
         matches!(self.architecture, Architecture::Qwen3 | Architecture::Qwen3Moe)
     }
 
+    /// Channels of a head that turn with the position.
+    #[must_use]
+    pub fn rotary(&self) -> usize {
+        self.latent.map_or(self.head_dim, |latent| latent.turned)
+    }
+
+    /// Channels of a head's values.
+    #[must_use]
+    pub fn value_dim(&self) -> usize {
+        self.latent.map_or(self.head_dim, |latent| latent.value)
+    }
+
     /// Longest context the rotary embedding was made for, in tokens: `max_positions`, but where a
     /// scaling stretches a shorter range, that range times its factor.
     #[must_use]
@@ -165,8 +215,15 @@ impl Config {
 
 impl Architecture {
     /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3, Self::Qwen3Moe];
+    pub const ALL: [Self; 7] = [
+        Self::Llama,
+        Self::Mistral,
+        Self::Qwen2,
+        Self::Qwen3,
+        Self::Qwen3Moe,
+        Self::DeepseekV2,
+        Self::DeepseekV3,
+    ];
 
     /// The name in `config.json`.
     #[must_use]
@@ -177,6 +234,8 @@ impl Architecture {
             Self::Qwen2 => "Qwen2ForCausalLM",
             Self::Qwen3 => "Qwen3ForCausalLM",
             Self::Qwen3Moe => "Qwen3MoeForCausalLM",
+            Self::DeepseekV2 => "DeepseekV2ForCausalLM",
+            Self::DeepseekV3 => "DeepseekV3ForCausalLM",
         }
     }
 }

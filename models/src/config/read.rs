@@ -4,15 +4,17 @@
 //! u64 whatever a hostile file says.
 
 use super::fields::Fields;
+use super::latent::latent;
+use super::moe::moe;
 use super::rope::RopeConfig;
 use super::{
-    Architecture, CheckpointDType, Config, ConfigError, GenerationConfig, MoeConfig, Quantization,
+    Architecture, CheckpointDType, Config, ConfigError, GenerationConfig, LatentConfig,
+    Quantization,
 };
 
-const WIDTH_LIMIT: u64 = 1 << 20;
+pub(super) const WIDTH_LIMIT: u64 = 1 << 20;
 const VOCAB_LIMIT: u64 = 1 << 24;
-const LAYER_LIMIT: u64 = 1 << 12;
-const EXPERT_LIMIT: u64 = 1 << 14;
+pub(super) const LAYER_LIMIT: u64 = 1 << 12;
 const POSITION_LIMIT: u64 = 1 << 24;
 
 /// Channels of a head that the layout of the KV pool keeps together.
@@ -24,13 +26,19 @@ pub(super) fn config(fields: &Fields, generation: GenerationConfig) -> Result<Co
     let layers = fields.size("num_hidden_layers", LAYER_LIMIT)?;
     refuse_windows(fields, architecture, layers)?;
     let hidden = fields.size("hidden_size", WIDTH_LIMIT)?;
-    let (heads, kv_heads, head_dim) = heads(fields, hidden)?;
+    let latent = latent(fields, architecture)?;
+    let (heads, kv_heads, head_dim) = match &latent {
+        Some(latent) => latent_heads(fields, latent)?,
+        None => heads(fields, hidden)?,
+    };
     let max_positions = fields.size("max_position_embeddings", POSITION_LIMIT)?;
     let bias = fields.flag("attention_bias", false)?;
     let (qkv_bias, out_bias) = match architecture {
         Architecture::Llama | Architecture::Qwen3 | Architecture::Qwen3Moe => (bias, bias),
         Architecture::Qwen2 => (true, false),
-        Architecture::Mistral => (false, false),
+        Architecture::Mistral | Architecture::DeepseekV2 | Architecture::DeepseekV3 => {
+            (false, false)
+        }
     };
     let stated_eos = fields.tokens("eos_token_id")?;
     let config = Config {
@@ -49,6 +57,8 @@ pub(super) fn config(fields: &Fields, generation: GenerationConfig) -> Result<Co
         qkv_bias,
         out_bias,
         mlp_bias: architecture == Architecture::Llama && fields.flag("mlp_bias", false)?,
+        latent,
+        draft_layers: draft_layers(fields, architecture)?,
         moe: moe(fields, architecture, layers)?,
         quantization: Quantization::read(fields)?,
         dtype: dtype(fields)?,
@@ -80,8 +90,14 @@ fn refuse_unsupported(fields: &Fields, architecture: Architecture) -> Result<(),
     if fields.text("hidden_act")?.is_some_and(|act| act != "silu") {
         return Err(fields.unsupported("hidden_act", "only silu is"));
     }
-    let biased = architecture == Architecture::Mistral || architecture == Architecture::Qwen2;
-    if biased && fields.flag("attention_bias", false)? {
+    let fixed = matches!(
+        architecture,
+        Architecture::Mistral
+            | Architecture::Qwen2
+            | Architecture::DeepseekV2
+            | Architecture::DeepseekV3
+    );
+    if fixed && fields.flag("attention_bias", false)? {
         return Err(fields.unsupported("attention_bias", "this architecture fixes its biases"));
     }
     if architecture != Architecture::Llama && fields.flag("mlp_bias", false)? {
@@ -99,7 +115,7 @@ fn refuse_windows(
     const WHY: &str = "every layer must attend to the whole context";
     let window = fields.size_or_none("sliding_window", POSITION_LIMIT)?;
     let on = match architecture {
-        Architecture::Llama => false,
+        Architecture::Llama | Architecture::DeepseekV2 | Architecture::DeepseekV3 => false,
         Architecture::Mistral => window.is_some(),
         Architecture::Qwen2 | Architecture::Qwen3 => {
             let from = fields.number_or_none("max_window_layers")?.unwrap_or(28.0);
@@ -145,49 +161,32 @@ fn heads(fields: &Fields, hidden: usize) -> Result<(usize, usize, usize), Config
     Ok((heads, kv_heads, head_dim))
 }
 
-fn moe(
+/// The same of latent attention: every head has a key and a value of its own.
+fn latent_heads(
     fields: &Fields,
-    architecture: Architecture,
-    layers: usize,
-) -> Result<Option<MoeConfig>, ConfigError> {
-    if architecture != Architecture::Qwen3Moe {
-        return Ok(None);
-    }
-    let experts = match fields.size_or_none("num_experts", EXPERT_LIMIT)? {
-        Some(experts) => experts,
-        None => fields
-            .size_or_none("num_local_experts", EXPERT_LIMIT)?
-            .ok_or_else(|| fields.missing("num_experts"))?,
-    };
-    let top_k = fields.size("num_experts_per_tok", EXPERT_LIMIT)?;
-    if top_k > experts {
-        let detail = format!("{top_k} of {experts} experts");
-        return Err(fields.contradiction("num_experts_per_tok", detail));
-    }
-    Ok(Some(MoeConfig {
-        experts,
-        top_k,
-        intermediate: fields.size("moe_intermediate_size", WIDTH_LIMIT)?,
-        normalise: fields.flag("norm_topk_prob", false)?,
-        sparse_step: fields.size_or_none("decoder_sparse_step", LAYER_LIMIT)?.unwrap_or(1),
-        dense_layers: dense_layers(fields, layers)?,
-    }))
-}
-
-fn dense_layers(fields: &Fields, layers: usize) -> Result<Vec<usize>, ConfigError> {
-    const FIELD: &str = "mlp_only_layers";
-    let Some(value) = fields.value(FIELD) else { return Ok(Vec::new()) };
-    let wrong = || fields.wrong(FIELD, "a list of layer numbers", value);
-    let list = value.as_array().ok_or_else(wrong)?;
-    let numbers: Option<Vec<u64>> = list.iter().map(serde_json::Value::as_u64).collect();
-    let mut numbers = numbers.ok_or_else(wrong)?;
-    numbers.sort_unstable();
-    numbers.dedup();
-    if let Some(beyond) = numbers.iter().find(|n| **n >= layers as u64) {
-        let detail = format!("layer {beyond} of {layers} layers");
+    latent: &LatentConfig,
+) -> Result<(usize, usize, usize), ConfigError> {
+    const FIELD: &str = "num_key_value_heads";
+    let heads = fields.size("num_attention_heads", WIDTH_LIMIT)?;
+    let kv_heads = fields.size_or_none(FIELD, WIDTH_LIMIT)?.unwrap_or(heads);
+    if kv_heads != heads {
+        let detail = format!("{kv_heads} of {heads} heads; latent attention has one for each");
         return Err(fields.contradiction(FIELD, detail));
     }
-    Ok(numbers.into_iter().map(|n| n as usize).collect())
+    Ok((heads, heads, latent.unturned + latent.turned))
+}
+
+/// Layers that predict further tokens.
+fn draft_layers(fields: &Fields, architecture: Architecture) -> Result<usize, ConfigError> {
+    if architecture != Architecture::DeepseekV3 {
+        return Ok(0);
+    }
+    const FIELD: &str = "num_nextn_predict_layers";
+    match fields.value(FIELD) {
+        None => Ok(0),
+        Some(value) if value.as_u64() == Some(0) => Ok(0),
+        Some(_) => fields.size(FIELD, LAYER_LIMIT),
+    }
 }
 
 /// `dtype` (new) or `torch_dtype` (old); weights are cast, so this is a default and no promise.

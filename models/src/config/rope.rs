@@ -48,6 +48,8 @@ pub enum RopeScaling {
         original_positions: f64,
         /// Factor on cosine and sine.
         attention_factor: f64,
+        /// Factor that latent attention multiplies its scores by, twice.
+        all_dim_gain: f64,
         /// Whether the ends of the ramp are rounded to whole channels.
         truncate: bool,
     },
@@ -118,6 +120,7 @@ impl RopeScaling {
             beta_fast: map.positive_or_none("beta_fast")?.unwrap_or(32.0),
             beta_slow: map.positive_or_none("beta_slow")?.unwrap_or(1.0),
             original_positions: original,
+            all_dim_gain: both.1.filter(|all| *all != 0.0).map_or(1.0, gain),
             attention_factor: map.positive_or_none("attention_factor")?.unwrap_or(inferred),
             truncate: map.flag("truncate", true)?,
         })

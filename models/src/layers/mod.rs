@@ -7,6 +7,8 @@
 mod attention;
 mod decoder;
 mod embedding;
+mod feed_forward;
+mod latent_attention;
 mod linear;
 mod mlp;
 mod moe;
@@ -17,6 +19,8 @@ mod rope;
 pub(crate) use attention::{Attention, QkNorm};
 pub(crate) use decoder::{Decoder, DecoderLayer};
 pub(crate) use embedding::{LmHead, VocabParallelEmbedding};
+pub(crate) use feed_forward::FeedForward;
+pub(crate) use latent_attention::LatentAttention;
 pub(crate) use linear::{ColumnParallelLinear, RowParallelLinear};
 pub(crate) use mlp::GatedMlp;
 pub(crate) use moe::MoeMlp;

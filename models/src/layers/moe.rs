@@ -1,20 +1,21 @@
-//! A mixture of experts behind a softmax router.
+//! A mixture of experts behind a router.
 
 use super::{Residual, RmsNorm};
 use crate::config::MoeConfig;
 use crate::{Forward, ForwardError, LoadError, Weights};
-use ops::{PackedExperts, PackedLinear, Routing, Tensor};
+use ops::{PackedExperts, PackedLinear, RouteRule, Routing, Tensor};
 
-/// `x += Σ weight_e · expert_e(h)` over the `top_k` experts with the largest `softmax(router h)`, `h = norm(x)`.
+/// `x += Σ weight_e · expert_e(h) + shared(h)` over the `top_k` experts that the router's rule chooses by `router h`, `h = norm(x)`.
 ///
 /// Each rank holds a part of all experts, or some of them whole. Tokens are the same on all ranks of `f.tp`, so a
 /// sum over them completes what each has computed; ranks of `f.dp` first get each other's.
 #[derive(Debug)]
 pub(crate) struct MoeMlp {
     router: PackedLinear,
+    rule: RouteRule,
     experts: PackedExperts,
+    shared: Option<SharedExperts>,
     top_k: usize,
-    normalise: bool,
     layer: usize,
     /// Where copies of experts lie, if an operator has placed them.
     places: Option<Tensor>,
@@ -30,8 +31,12 @@ impl MoeMlp {
             router: w.linear(&["gate"], false)?,
             experts: w.at("experts").experts(layer, config.experts)?,
             places: w.expert_places(layer, config.experts)?,
+            shared: match config.shared_intermediate {
+                0 => None,
+                _ => Some(SharedExperts::load(&w.at("shared_experts"))?),
+            },
             top_k: config.top_k,
-            normalise: config.normalise,
+            rule: rule(config, w)?,
             layer,
         })
     }
@@ -47,10 +52,10 @@ impl MoeMlp {
         let h = x.normed(f, norm)?; // [T, H]
         let logits = f.ops.linear_f32(&h, &self.router)?; // [T, E]
         let watched = f.probe.is_some() || f.load.is_some() || self.places.is_some();
-        let mut y = if !watched && f.dp.size() == 1 {
-            f.ops.moe(&h, &logits, (self.top_k, self.normalise), &self.experts)?
+        let mut y = if !watched && f.dp.size() == 1 && self.rule.is_plain() {
+            f.ops.moe(&h, &logits, (self.top_k, self.rule.normalise), &self.experts)?
         } else {
-            let mut routing = f.ops.moe_route_softmax(&logits, self.top_k, self.normalise)?;
+            let mut routing = self.route(f, &logits)?;
             self.show(f, &routing)?;
             if let Some(places) = &self.places {
                 f.ops.place_experts(&mut routing, (&f.batch.positions, asked), places)?;
@@ -60,9 +65,20 @@ impl MoeMlp {
                 _ => self.of_all(f, &h, &routing)?,
             }
         }; // [T, H]
+        if let Some(shared) = &self.shared {
+            y = f.ops.add(&y, &shared.forward(f, &h)?)?;
+        }
         f.tp.all_reduce(f.ops.stream(), y.mat_mut()?)?;
         x.add(y);
         Ok(())
+    }
+
+    fn route(&self, f: &Forward<'_>, logits: &Tensor) -> Result<Routing, ForwardError> {
+        Ok(if self.rule.is_plain() {
+            f.ops.moe_route_softmax(logits, self.top_k, self.rule.normalise)?
+        } else {
+            f.ops.moe_route(logits, self.top_k, &self.rule)?
+        })
     }
 
     /// The experts of all ranks of `f.dp` on this one's `h [T, H]`: each computes its own on everybody's rows, and
@@ -90,5 +106,32 @@ impl MoeMlp {
             probe.routes(f.ops, self.layer, routing)?;
         }
         Ok(())
+    }
+}
+
+fn rule(config: &MoeConfig, w: &Weights<'_>) -> Result<RouteRule, LoadError> {
+    let bias = config.corrected.then(|| w.vector_f32("gate.e_score_correction_bias"));
+    let bias = bias.transpose()?;
+    let MoeConfig { score, groups, normalise, scale, .. } = *config;
+    Ok(RouteRule { score, bias, groups, normalise, scale })
+}
+
+/// Experts that every token goes to, as one MLP. Each rank of `f.tp` holds a part of it.
+#[derive(Debug)]
+struct SharedExperts {
+    gate_up: PackedLinear,
+    down: PackedLinear,
+}
+
+impl SharedExperts {
+    fn load(w: &Weights<'_>) -> Result<Self, LoadError> {
+        let gate_up = w.linear(&["gate_proj", "up_proj"], false)?;
+        Ok(Self { gate_up, down: w.linear(&["down_proj"], false)? })
+    }
+
+    /// This rank's part of the sum: `h`, result `[T, H]`.
+    fn forward(&self, f: &Forward<'_>, h: &Tensor) -> Result<Tensor, ForwardError> {
+        let inner = f.ops.linear_silu_mul(h, &self.gate_up)?; // [T, I]
+        Ok(f.ops.linear(&inner, &self.down)?)
     }
 }

@@ -17,8 +17,8 @@ pub(crate) struct Rope {
 impl Rope {
     /// Tables for positions below `positions`.
     pub(crate) fn load(config: &Config, w: &Weights<'_>) -> Result<Self, LoadError> {
-        let half = config.head_dim / 2;
-        let frequencies = frequencies(&config.rope, config.head_dim);
+        let half = config.rotary() / 2;
+        let frequencies = frequencies(&config.rope, config.rotary());
         let scale = match config.rope.scaling {
             RopeScaling::Yarn { attention_factor, .. } => attention_factor as f32,
             _ => 1.0,
@@ -114,6 +114,7 @@ mod tests {
             beta_slow: 1.0,
             original_positions: 4096.0,
             attention_factor: 1.0,
+            all_dim_gain: 1.0,
             truncate: true,
         });
         let plain = rope(RopeScaling::Default);

@@ -29,6 +29,14 @@ const MISTRAL_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\
 {% if message['role'] == 'assistant' %}{{ message['content'] + eos_token }}\
 {% else %}{{ '[INST]' + message['content'] + '[/INST]' }}{% endif %}{% endfor %}";
 
+const DEEPSEEK: &[&str] =
+    &["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"];
+const DEEPSEEK_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\
+{% if message['role'] == 'user' %}{{ '<｜User｜>' + message['content'] }}\
+{% elif message['role'] == 'assistant' %}{{ '<｜Assistant｜>' + message['content'] + eos_token }}\
+{% else %}{{ message['content'] }}{% endif %}{% endfor %}\
+{% if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}";
+
 /// The tokens of a family; the first id is 256.
 pub(super) struct Family {
     special: &'static [&'static str],
@@ -60,6 +68,12 @@ impl Family {
                 template: CHAT_TEMPLATE,
                 bos: None,
                 eos: &["<|im_end|>", "<|endoftext|>"],
+            },
+            Architecture::DeepseekV2 | Architecture::DeepseekV3 => Self {
+                special: DEEPSEEK,
+                template: DEEPSEEK_TEMPLATE,
+                bos: Some("<｜begin▁of▁sentence｜>"),
+                eos: &["<｜end▁of▁sentence｜>"],
             },
         }
     }

@@ -18,7 +18,7 @@ use crate::placement::{Places, check_placement};
 use crate::sharding::{Indivisible, Part, Ranks, Slice};
 use crate::table::{TensorSpec, tensors};
 use crate::{Config, LoadError};
-use ops::{DType, HostMat, OpError, Ops, PackedExperts, PackedLinear, Tensor};
+use ops::{DType, HostMat, OpError, Ops, PackedExperts, PackedLatentHeads, PackedLinear, Tensor};
 use protocol::ExpertPlacement;
 use source::HostPart;
 use std::cell::{Cell, RefCell};
@@ -154,13 +154,22 @@ impl<'a> Weights<'a> {
 
     /// A vector in the model's dtype.
     pub fn vector(&self, name: &str) -> Result<Tensor, LoadError> {
+        self.vector_as(name, self.store.ops.dtype())
+    }
+
+    /// A vector in f32, whatever the model's dtype.
+    pub fn vector_f32(&self, name: &str) -> Result<Tensor, LoadError> {
+        self.vector_as(name, DType::F32)
+    }
+
+    fn vector_as(&self, name: &str, dtype: DType) -> Result<Tensor, LoadError> {
         let ops = self.store.ops;
         let part = self.part(name)?;
         let upload = || -> Result<_, OpError> {
             let values = part.vector()?;
             let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
             let row = HostMat::new(&bytes, DType::F32, 1, values.len())?;
-            ops.upload(&[row], ops.dtype())?.reshape(&[values.len()])
+            ops.upload(&[row], dtype)?.reshape(&[values.len()])
         };
         upload().map_err(|e| self.device(name, e))
     }
@@ -175,6 +184,17 @@ impl<'a> Weights<'a> {
     pub fn vocab_linear(&self, name: &str) -> Result<PackedLinear, LoadError> {
         let (ops, part) = (self.store.ops, self.part(name)?);
         with_padding(&part, |rows| ops.pack_linear(rows, None)).map_err(|e| self.device(name, e))
+    }
+
+    /// What makes keys and values of this rank's heads out of latents: of each head `keys` rows, then `values`.
+    pub fn latent_heads(
+        &self,
+        name: &str,
+        (keys, values): (usize, usize),
+    ) -> Result<PackedLatentHeads, LoadError> {
+        let part = self.part(format_args!("{name}.weight"))?;
+        let pack = || self.store.ops.pack_latent_heads(&part.matrix()?, (keys, values));
+        pack().map_err(|e| self.device(name, e))
     }
 
     /// This rank's experts of layer `layer`: `{e}.{gate,up}_proj` stacked, and `{e}.down_proj`.

@@ -72,13 +72,22 @@ pub(crate) fn locate(
         check_tied(checkpoint)?;
         used.insert(HEAD.to_owned());
     }
-    let ignored = |name: &str| IGNORED.iter().chain(CACHE_SCALES).any(|end| name.ends_with(end));
+    let ends = |name: &str| IGNORED.iter().chain(CACHE_SCALES).any(|end| name.ends_with(end));
+    let ignored = |name: &str| ends(name) || is_draft(name, config);
     let left_over = checkpoint.names().filter(|name| !used.contains(*name) && !ignored(name));
     let left_over: Vec<String> = left_over.map(str::to_owned).collect();
     if missing.is_empty() && left_over.is_empty() {
         return Ok(located);
     }
     Err(LoadError::Coverage { dir: checkpoint.dir.clone(), missing, left_over })
+}
+
+/// Whether it belongs to a layer behind the last one, which predicts further tokens.
+fn is_draft(name: &str, config: &Config) -> bool {
+    let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next());
+    let layer: Option<usize> = layer.and_then(|layer| layer.parse().ok());
+    let drafts = config.layers..config.layers + config.draft_layers;
+    layer.is_some_and(|layer| drafts.contains(&layer))
 }
 
 /// A weight stored under its own name. What is stored decides whether it is quantised.

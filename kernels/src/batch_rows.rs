@@ -1,0 +1,86 @@
+//! The rows of a step as the host reads them: lengths, tables and slots that kernels read without a type.
+
+use crate::{BatchRows, DeviceError};
+
+impl BatchRows<'_> {
+    /// Rows of the step.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.context_lens.cols()
+    }
+
+    /// Whether there is no row.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Tokens `[from, to)` of row `r`.
+    pub(crate) fn tokens(&self, r: usize) -> (usize, usize) {
+        let cu_q = self.cu_q.row::<i32>(0);
+        (cu_q[r] as usize, cu_q[r + 1] as usize)
+    }
+
+    /// Keys of row `r`.
+    pub(crate) fn context(&self, r: usize) -> usize {
+        self.context_lens.row::<i32>(0)[r] as usize
+    }
+
+    /// Blocks of row `r`.
+    pub(crate) fn table(&self, r: usize) -> &[i32] {
+        let at = self.table_rows.map_or(r, |rows| rows.row::<i32>(0)[r] as usize);
+        self.block_tables.row::<i32>(at)
+    }
+
+    /// Refuses rows that overlap, exceed the tokens, or name blocks outside a pool of so many, of so many tokens each.
+    pub(crate) fn check(
+        &self,
+        tokens: usize,
+        (blocks, block_tokens): (usize, usize),
+    ) -> Result<(), DeviceError> {
+        const KERNEL: &str = "paged_attention";
+        let shape =
+            |what, got, expected| DeviceError::Shape { kernel: KERNEL, what, got, expected };
+        let rows = self.len();
+        if self.cu_q.cols() != rows + 1 {
+            return Err(shape("cu_q", self.cu_q.cols(), rows + 1));
+        }
+        match self.table_rows {
+            None if self.block_tables.rows() != rows && rows > 0 => {
+                return Err(shape("block_tables", self.block_tables.rows(), rows));
+            }
+            Some(at) => {
+                let limit = self.block_tables.rows();
+                let seats = &at.row::<i32>(0)[..rows];
+                if let Some(&seat) = seats.iter().find(|&&s| s < 0 || s as usize >= limit) {
+                    let (what, index) = ("table", i64::from(seat));
+                    return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
+                }
+            }
+            None => {}
+        }
+        let cu_q = self.cu_q.row::<i32>(0);
+        if cu_q[0] != 0 || cu_q[rows] as usize != tokens || !cu_q.is_sorted() {
+            return Err(shape("cu_q", cu_q[rows] as usize, tokens));
+        }
+        for r in 0..rows {
+            let (from, to) = self.tokens(r);
+            let context = self.context_lens.row::<i32>(0)[r];
+            if context < (to - from) as i32 {
+                return Err(shape("context_lens", context.max(0) as usize, to - from));
+            }
+            let used = (context as usize).div_ceil(block_tokens);
+            let table = self.table(r);
+            if used > table.len() {
+                return Err(shape("block_tables", table.len(), used));
+            }
+            for &block in &table[..used] {
+                if block < 0 || block as usize >= blocks {
+                    let (what, index, limit) = ("block", i64::from(block), blocks);
+                    return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
+                }
+            }
+        }
+        Ok(())
+    }
+}

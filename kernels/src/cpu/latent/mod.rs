@@ -1,0 +1,116 @@
+//! Attention over latent rows, in two forms that are equal in exact arithmetic.
+//!
+//! *Expanded*: keys and values of every head are made of the latents, then ordinary attention. *Absorbed*: queries are taken to
+//! the latents instead, `(W q)ᵀ c = qᵀ (Wᵀ c)`, and one value projection follows the mean of latents: less work where a row asks
+//! few questions of many tokens. In f32, the oracle, everything is expanded, so that a row's result does not depend on the chunk
+//! it came in; in bf16 rows of few tokens are absorbed.
+
+mod absorbed;
+mod expanded;
+mod write;
+
+use super::device::{CpuDevice, for_float};
+use crate::check::{check_dtype, check_size};
+use crate::{BatchRows, Buffer, DType, DeviceError, LatentAttention, LatentLayout, MatMut};
+
+const KERNEL: &str = "latent_attention";
+/// Tokens of a row up to which bf16 queries are taken to the latents. By multiplications alone both forms cost the same at
+/// `C (M + V) / (2 C − M − V)`, 170 tokens in DeepSeek-V3; expanded keys meet the tile product, which is several times faster.
+const ABSORBED_TOKENS: usize = 16;
+
+/// What both forms know of a call.
+struct Call<'a, 'b> {
+    args: &'a LatentAttention<'b>,
+    layout: &'a LatentLayout,
+    pool: *const u8,
+    /// Query heads `N`, unturned key channels `M`, value channels `V` of a head.
+    heads: usize,
+    unturned: usize,
+    values: usize,
+}
+
+// SAFETY: the pool is only read while it is borrowed.
+unsafe impl Sync for Call<'_, '_> {}
+
+impl Call<'_, '_> {
+    /// Channels of a query.
+    fn query(&self) -> usize {
+        self.unturned + self.layout.rotary
+    }
+
+    /// The row of a position: latent, then turned channels.
+    fn row<T>(&self, table: &[i32], position: usize) -> &[T] {
+        let tokens = self.layout.block_tokens;
+        let slot = table[position / tokens] as usize * tokens + position % tokens;
+        let start = self.layout.row(self.args.layer, slot);
+        // SAFETY: layer and blocks were checked, so the row lies in the pool; nobody writes it meanwhile.
+        unsafe { std::slice::from_raw_parts(self.pool.cast::<T>().add(start), self.layout.width()) }
+    }
+}
+
+impl CpuDevice {
+    pub(super) fn attend_latent(
+        &self,
+        mut o: MatMut<'_>,
+        (kv, layout): (&Buffer, &LatentLayout),
+        args: &LatentAttention<'_>,
+    ) -> Result<(), DeviceError> {
+        check(&o, kv, layout, args)?;
+        let (heads, unturned, values) =
+            (args.heads.key.len(), args.heads.key.n(), args.heads.value.n());
+        let call = Call { args, layout, pool: kv.as_ptr(), heads, unturned, values };
+        let rows = 0..args.rows.len();
+        let (few, many): (Vec<usize>, Vec<usize>) = rows.partition(|&r| absorbs(args, r));
+        for_float!(KERNEL, layout.dtype, T => {
+            for row in many {
+                self.attend_expanded::<T>(&mut o, &call, row)?;
+            }
+            if let Some(transposed) = args.heads.key_transposed {
+                self.attend_absorbed::<T>(&mut o, &call, transposed, &few)?;
+            }
+        });
+        Ok(())
+    }
+}
+
+fn absorbs(args: &LatentAttention<'_>, row: usize) -> bool {
+    let (from, to) = args.rows.tokens(row);
+    args.heads.key_transposed.is_some() && to - from <= ABSORBED_TOKENS
+}
+
+fn check(
+    o: &MatMut<'_>,
+    kv: &Buffer,
+    layout: &LatentLayout,
+    args: &LatentAttention<'_>,
+) -> Result<(), DeviceError> {
+    layout.check()?;
+    let size = |what, got, expected| check_size(KERNEL, what, got, expected);
+    let LatentAttention { heads, rows, .. } = args;
+    let count = heads.key.len();
+    size("heads of value", heads.value.len(), count)?;
+    size("inputs of key", heads.key.k(), layout.latent)?;
+    size("inputs of value", heads.value.k(), layout.latent)?;
+    if let Some(transposed) = heads.key_transposed {
+        size("heads of key_transposed", transposed.len(), count)?;
+        size("outputs of key_transposed", transposed.n(), layout.latent)?;
+        size("inputs of key_transposed", transposed.k(), heads.key.n())?;
+    }
+    size("columns of q", args.q.cols(), count * (heads.key.n() + layout.rotary))?;
+    size("rows of o", o.rows(), args.q.rows())?;
+    size("columns of o", o.cols(), count * heads.value.n())?;
+    size("pool bytes", kv.bytes().min(layout.bytes()), layout.bytes())?;
+    check_dtype(KERNEL, "q", args.q.dtype(), layout.dtype)?;
+    check_dtype(KERNEL, "o", o.dtype(), layout.dtype)?;
+    let BatchRows { cu_q, context_lens, block_tables, .. } = rows;
+    for (what, mat) in
+        [("cu_q", cu_q), ("context_lens", context_lens), ("block_tables", block_tables)]
+    {
+        check_dtype(KERNEL, what, mat.dtype(), DType::I32)?;
+    }
+    if args.layer >= layout.layers {
+        let (what, index, limit) = ("layer", args.layer as i64, layout.layers);
+        return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
+    }
+    rows.check(args.q.rows(), (layout.blocks, layout.block_tokens))
+}

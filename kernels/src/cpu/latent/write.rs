@@ -1,0 +1,142 @@
+//! What is done before the scores: latents are normed, keys and queries turned, rows stored.
+
+use super::super::device::{CpuDevice, for_float};
+use super::super::elementwise::min_rows;
+use super::super::norm::inverse_rms;
+use super::super::row_kernel::{RowKernel, dispatch};
+use super::super::share::{Rows, SendPtr};
+use crate::check::{check_dtype, check_size};
+use crate::dtype::Float;
+use crate::{Buffer, DType, DeviceError, LatentLayout, LatentWrite, MatMut};
+
+const KERNEL: &str = "latent_write";
+
+/// Turns channels `2 i` and `2 i + 1` against each other, in place.
+struct Turn<'a, T> {
+    x: &'a mut [T],
+    cos: &'a [f32],
+    sin: &'a [f32],
+}
+
+impl<T: Float> RowKernel for Turn<'_, T> {
+    #[inline(always)]
+    fn run(self) {
+        let pairs = self.x.as_chunks_mut::<2>().0.iter_mut();
+        for (([a, b], cos), sin) in pairs.zip(self.cos).zip(self.sin) {
+            let (x, y) = (a.load(), b.load());
+            *a = T::store(x * cos - y * sin);
+            *b = T::store(y * cos + x * sin);
+        }
+    }
+}
+
+/// `y = w · cast(x / sqrt(mean(x²) + eps))`
+struct Norm<'a, T> {
+    y: &'a mut [T],
+    x: &'a [T],
+    w: &'a [T],
+    eps: f32,
+}
+
+impl<T: Float> RowKernel for Norm<'_, T> {
+    #[inline(always)]
+    fn run(self) {
+        let scale = inverse_rms(self.x, self.eps);
+        for ((y, x), w) in self.y.iter_mut().zip(self.x).zip(self.w) {
+            let unit = T::store(x.load() * scale);
+            *y = T::store(w.load() * unit.load());
+        }
+    }
+}
+
+impl CpuDevice {
+    pub(in super::super) fn store_latents(
+        &self,
+        mut q: MatMut<'_>,
+        (kv, layout): (&mut Buffer, &LatentLayout),
+        args: &LatentWrite<'_>,
+    ) -> Result<(), DeviceError> {
+        check(&q, kv, layout, args)?;
+        for_float!(KERNEL, layout.dtype, T => self.turn_and_keep::<T>(&mut q, kv, layout, args));
+        Ok(())
+    }
+
+    fn turn_and_keep<T: Float>(
+        &self,
+        q: &mut MatMut<'_>,
+        kv: &mut Buffer,
+        layout: &LatentLayout,
+        args: &LatentWrite<'_>,
+    ) {
+        let (isa, pool) = (self.isa(), SendPtr(kv.as_mut_ptr().cast::<T>()));
+        let (query, rotary) = (q.cols() / args.heads.max(1), layout.rotary);
+        let out = Rows::<T>::new(q);
+        let work = args.kv.cols() + args.heads * query;
+        self.threads().split(args.kv.rows(), 1, min_rows(work), &|range| {
+            for t in range {
+                let position = args.positions.row::<i32>(0)[t] as usize;
+                let (cos, sin) = (args.rope.cos.row(position), args.rope.sin.row(position));
+                for head in 0..args.heads {
+                    // SAFETY: a token's queries belong to one thread.
+                    let x = unsafe { out.part(t, (head + 1) * query - rotary, rotary) };
+                    dispatch(isa, Turn { x, cos, sin });
+                }
+                let Ok(slot) = usize::try_from(args.slots.row::<i64>(0)[t]) else { continue };
+                // SAFETY: slots and layer were checked, so the row lies in the pool; tokens have slots of their own.
+                let row = unsafe {
+                    let start = pool.get().add(layout.row(args.layer, slot));
+                    std::slice::from_raw_parts_mut(start, layout.width())
+                };
+                let (latent, turned) = row.split_at_mut(layout.latent);
+                let (c, key) = args.kv.row::<T>(t).split_at(layout.latent);
+                dispatch(isa, Norm { y: latent, x: c, w: args.norm.row(0), eps: args.eps });
+                turned.copy_from_slice(key);
+                dispatch(isa, Turn { x: turned, cos, sin });
+            }
+        });
+    }
+}
+
+fn check(
+    q: &MatMut<'_>,
+    kv: &Buffer,
+    layout: &LatentLayout,
+    args: &LatentWrite<'_>,
+) -> Result<(), DeviceError> {
+    layout.check()?;
+    let size = |what, got, expected| check_size(KERNEL, what, got, expected);
+    let (tokens, rotary) = (args.kv.rows(), layout.rotary);
+    size("columns of kv", args.kv.cols(), layout.width())?;
+    size("norm weight", args.norm.cols(), layout.latent)?;
+    size("rows of q", q.rows(), tokens)?;
+    let query = q.cols() / args.heads.max(1);
+    size("columns of q", q.cols(), args.heads * query)?;
+    size("channels of a query", query.max(rotary), query)?;
+    size("positions", args.positions.cols(), tokens)?;
+    size("slots", args.slots.cols(), tokens)?;
+    size("columns of cos", args.rope.cos.cols(), rotary / 2)?;
+    size("columns of sin", args.rope.sin.cols(), rotary / 2)?;
+    size("rows of sin", args.rope.sin.rows(), args.rope.cos.rows())?;
+    size("pool bytes", kv.bytes().min(layout.bytes()), layout.bytes())?;
+    for (what, got) in
+        [("q", q.dtype()), ("kv", args.kv.dtype()), ("norm weight", args.norm.dtype())]
+    {
+        check_dtype(KERNEL, what, got, layout.dtype)?;
+    }
+    check_dtype(KERNEL, "cos", args.rope.cos.dtype(), DType::F32)?;
+    check_dtype(KERNEL, "sin", args.rope.sin.dtype(), DType::F32)?;
+    let index = |what, index: i64, limit: usize| {
+        if index < limit as i64 {
+            return Ok(());
+        }
+        Err(DeviceError::Index { kernel: KERNEL, what, index, limit })
+    };
+    index("layer", args.layer as i64, layout.layers)?;
+    for &p in args.positions.row::<i32>(0) {
+        index("position", i64::from(p as u32), args.rope.cos.rows())?;
+    }
+    for &slot in args.slots.row::<i64>(0) {
+        index("slot", slot, layout.slots())?;
+    }
+    Ok(())
+}

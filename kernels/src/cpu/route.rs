@@ -1,0 +1,140 @@
+//! Routing: which experts a token goes to, and with which weight.
+
+use super::device::CpuDevice;
+use super::maths::exp;
+use crate::check::{check_dtype, check_size};
+use crate::{DType, DeviceError, ExpertGroups, GroupScore, Mat, MatMut, RouteRule, RouterScore};
+
+const KERNEL: &str = "moe_route";
+/// Added to the sum that weights are divided by, as transformers `modeling_deepseek_v3.py` does: sigmoids may all be 0.
+const LEAST: f32 = 1e-20;
+
+impl RouteRule<'_> {
+    /// Softmax over all experts, the largest of them.
+    pub(super) const fn softmax(normalise: bool) -> Self {
+        Self { score: RouterScore::Softmax, bias: None, groups: None, normalise, scale: 1.0 }
+    }
+}
+
+impl CpuDevice {
+    pub(super) fn route(
+        mut experts: MatMut<'_>,
+        mut weights: MatMut<'_>,
+        logits: Mat<'_>,
+        rule: &RouteRule<'_>,
+    ) -> Result<(), DeviceError> {
+        check(&experts, &weights, logits, rule)?;
+        let bias = rule.bias.map(|bias| bias.row::<f32>(0));
+        let mut scores = vec![0.0; logits.cols()];
+        let mut choice = vec![0.0; logits.cols()];
+        for t in 0..logits.rows() {
+            match rule.score {
+                RouterScore::Softmax => softmax(&mut scores, logits.row(t)),
+                RouterScore::Sigmoid => sigmoid(&mut scores, logits.row(t)),
+            }
+            choice.copy_from_slice(&scores);
+            for (c, b) in choice.iter_mut().zip(bias.unwrap_or_default()) {
+                *c += b;
+            }
+            if let Some(groups) = &rule.groups {
+                keep_best(&mut choice, groups);
+            }
+            let (chosen, weight) = (experts.row_mut::<i32>(t), weights.row_mut::<f32>(t));
+            for (e, w) in chosen.iter_mut().zip(weight.iter_mut()) {
+                let best = first_largest(&choice);
+                (*e, *w) = (best as i32, scores[best]);
+                choice[best] = f32::NEG_INFINITY; // Taken.
+            }
+            if rule.normalise {
+                let sum: f32 = weight.iter().sum::<f32>() + LEAST;
+                for w in weight.iter_mut() {
+                    *w /= sum;
+                }
+            }
+            for w in weight {
+                *w *= rule.scale;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Leaves the experts of the best groups.
+fn keep_best(choice: &mut [f32], groups: &ExpertGroups) {
+    let each = choice.len() / groups.count;
+    let score = |group: &[f32]| match groups.by {
+        GroupScore::Largest => group[first_largest(group)],
+        GroupScore::TwoLargest => {
+            let best = first_largest(group);
+            let others = group.iter().enumerate().filter(|(i, _)| *i != best).map(|(_, c)| *c);
+            group[best] + others.fold(f32::NEG_INFINITY, f32::max)
+        }
+    };
+    let mut scores: Vec<f32> = choice.chunks(each).map(score).collect();
+    let mut kept = vec![false; groups.count];
+    for _ in 0..groups.kept {
+        let best = first_largest(&scores);
+        scores[best] = f32::NEG_INFINITY;
+        kept[best] = true;
+    }
+    for (group, _) in choice.chunks_mut(each).zip(kept).filter(|(_, kept)| !kept) {
+        group.fill(f32::NEG_INFINITY);
+    }
+}
+
+fn softmax(scores: &mut [f32], logits: &[f32]) {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut sum = 0.0;
+    for (s, l) in scores.iter_mut().zip(logits) {
+        *s = exp(l - max);
+        sum += *s;
+    }
+    for s in scores {
+        *s /= sum;
+    }
+}
+
+fn sigmoid(scores: &mut [f32], logits: &[f32]) {
+    for (s, l) in scores.iter_mut().zip(logits) {
+        *s = 1.0 / (1.0 + exp(-l));
+    }
+}
+
+/// Index of the largest score, the lowest among equals.
+fn first_largest(scores: &[f32]) -> usize {
+    let mut best = 0;
+    for (i, score) in scores.iter().enumerate() {
+        if *score > scores[best] {
+            best = i;
+        }
+    }
+    best
+}
+
+fn check(
+    experts: &MatMut<'_>,
+    weights: &MatMut<'_>,
+    logits: Mat<'_>,
+    rule: &RouteRule<'_>,
+) -> Result<(), DeviceError> {
+    check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;
+    check_dtype(KERNEL, "experts", experts.dtype(), DType::I32)?;
+    check_dtype(KERNEL, "weights", weights.dtype(), DType::F32)?;
+    let (k, mut choices) = (experts.cols(), logits.cols());
+    check_size(KERNEL, "rows of experts", experts.rows(), logits.rows())?;
+    check_size(KERNEL, "rows of weights", weights.rows(), logits.rows())?;
+    check_size(KERNEL, "columns of weights", weights.cols(), k)?;
+    if let Some(bias) = rule.bias {
+        check_dtype(KERNEL, "bias", bias.dtype(), DType::F32)?;
+        check_size(KERNEL, "bias", bias.cols(), logits.cols())?;
+    }
+    if let Some(ExpertGroups { count, kept, by }) = rule.groups {
+        let least = if by == GroupScore::TwoLargest { 2 } else { 1 };
+        let each = logits.cols() / count.max(1);
+        check_size(KERNEL, "experts in groups", count * each, logits.cols())?;
+        check_size(KERNEL, "experts of a group", each.min(least), least)?;
+        check_size(KERNEL, "groups kept", kept.clamp(1, count.max(1)), kept)?;
+        choices = kept * each;
+    }
+    check_size(KERNEL, "choices", k.min(choices), k)
+}

@@ -1,0 +1,117 @@
+//! Latent attention: keys and values of all heads from one row per token (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+//!
+//! `T` tokens, `R` rows, `N` query heads, `C` channels of a latent, `P` channels of a key that turn with the position and are the
+//! same in all heads, `M` further channels of a head's key, `V` channels of a head's value.
+
+use crate::{BatchRows, DType, DeviceError, Mat, PackedGroup, Rope};
+
+const KERNEL: &str = "latent layout";
+
+/// Shape of a pool of latent rows, `[layer][slot][C + P]`: the normed latent, then the turned key channels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LatentLayout {
+    /// Layers in the pool.
+    pub layers: usize,
+    /// Blocks in the pool.
+    pub blocks: usize,
+    /// Token positions per block.
+    pub block_tokens: usize,
+    /// `C`
+    pub latent: usize,
+    /// `P`, even.
+    pub rotary: usize,
+    /// f32 or bf16, as the activations.
+    pub dtype: DType,
+}
+
+impl LatentLayout {
+    /// Checks that kernels exist for this layout.
+    pub fn check(&self) -> Result<(), DeviceError> {
+        if !matches!(self.dtype, DType::F32 | DType::BF16) {
+            let (kernel, what) = (KERNEL, "dtype");
+            return Err(DeviceError::Unsupported { kernel, what, dtype: self.dtype });
+        }
+        if !self.rotary.is_multiple_of(2) {
+            let (what, got, expected) = ("turned channels", self.rotary, self.rotary + 1);
+            return Err(DeviceError::Shape { kernel: KERNEL, what, got, expected });
+        }
+        Ok(())
+    }
+
+    /// Elements of a row, `C + P`.
+    #[must_use]
+    pub const fn width(&self) -> usize {
+        self.latent + self.rotary
+    }
+
+    /// Bytes of one block over all layers.
+    #[must_use]
+    pub const fn bytes_per_block(&self) -> usize {
+        self.layers * self.block_tokens * self.width() * self.dtype.bytes()
+    }
+
+    /// Bytes of the pool.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.blocks * self.bytes_per_block()
+    }
+
+    /// Slots of the pool.
+    #[must_use]
+    pub const fn slots(&self) -> usize {
+        self.blocks * self.block_tokens
+    }
+
+    /// First element of a slot's row.
+    #[must_use]
+    pub const fn row(&self, layer: usize, slot: usize) -> usize {
+        (layer * self.slots() + slot) * self.width()
+    }
+}
+
+/// Arguments of `latent_write`.
+#[derive(Debug, Clone, Copy)]
+pub struct LatentWrite<'a> {
+    /// Latents and key channels before norm and rotation, `[T, C + P]`.
+    pub kv: Mat<'a>,
+    /// Weight `[C]` of the latents' norm.
+    pub norm: Mat<'a>,
+    /// Added to the mean square of that norm.
+    pub eps: f32,
+    /// Rotation by position of channels `2 i` and `2 i + 1`: f32 `[positions, P / 2]`.
+    pub rope: Rope<'a>,
+    /// Position of each token; i32 `[T]`.
+    pub positions: Mat<'a>,
+    /// Slot of each token, −1 stores nothing; i64 `[T]`.
+    pub slots: Mat<'a>,
+    /// Query heads.
+    pub heads: usize,
+    /// Layer of the pool.
+    pub layer: usize,
+}
+
+/// What makes keys and values of a head out of a latent.
+#[derive(Debug, Clone, Copy)]
+pub struct LatentHeads<'a> {
+    /// Of each head `[M, C]`: a latent to the key's unturned channels.
+    pub key: &'a PackedGroup,
+    /// The same transposed, `[C, M]`: a query to what meets latents themselves. Absent where all keys are made.
+    pub key_transposed: Option<&'a PackedGroup>,
+    /// Of each head `[V, C]`: a latent, or a mean of latents, to a value.
+    pub value: &'a PackedGroup,
+}
+
+/// Arguments of `latent_attention`.
+#[derive(Debug, Clone, Copy)]
+pub struct LatentAttention<'a> {
+    /// Queries `[T, N (M + P)]`, their last `P` channels turned.
+    pub q: Mat<'a>,
+    /// Rows, lengths, tables.
+    pub rows: BatchRows<'a>,
+    /// Of `N` heads.
+    pub heads: LatentHeads<'a>,
+    /// Layer of the pool.
+    pub layer: usize,
+    /// Factor of the scores.
+    pub scale: f32,
+}

@@ -1,0 +1,142 @@
+//! Experts and their routers.
+
+use super::fields::Fields;
+use super::read::{LAYER_LIMIT, WIDTH_LIMIT};
+use super::{Architecture, ConfigError, MoeConfig};
+use ops::{ExpertGroups, GroupScore, RouterScore};
+
+const EXPERT_LIMIT: u64 = 1 << 14;
+
+/// Of the families with experts; `None` elsewhere.
+pub(super) fn moe(
+    fields: &Fields,
+    architecture: Architecture,
+    layers: usize,
+) -> Result<Option<MoeConfig>, ConfigError> {
+    match architecture {
+        Architecture::Qwen3Moe => qwen3(fields, layers).map(Some),
+        Architecture::DeepseekV2 | Architecture::DeepseekV3 => {
+            deepseek(fields, architecture, layers).map(Some)
+        }
+        _ => Ok(None),
+    }
+}
+
+fn qwen3(fields: &Fields, layers: usize) -> Result<MoeConfig, ConfigError> {
+    let experts = match fields.size_or_none("num_experts", EXPERT_LIMIT)? {
+        Some(experts) => experts,
+        None => fields
+            .size_or_none("num_local_experts", EXPERT_LIMIT)?
+            .ok_or_else(|| fields.missing("num_experts"))?,
+    };
+    Ok(MoeConfig {
+        experts,
+        top_k: top_k(fields, experts)?,
+        intermediate: fields.size("moe_intermediate_size", WIDTH_LIMIT)?,
+        shared_intermediate: 0,
+        score: RouterScore::Softmax,
+        corrected: false,
+        groups: None,
+        normalise: fields.flag("norm_topk_prob", false)?,
+        scale: 1.0,
+        sparse_step: fields.size_or_none("decoder_sparse_step", LAYER_LIMIT)?.unwrap_or(1),
+        dense_layers: dense_layers(fields, layers)?,
+    })
+}
+
+/// Experts of a token, at most as many as there are to choose from.
+fn top_k(fields: &Fields, experts: usize) -> Result<usize, ConfigError> {
+    let top_k = fields.size("num_experts_per_tok", EXPERT_LIMIT)?;
+    if top_k > experts {
+        let detail = format!("{top_k} of {experts} experts");
+        return Err(fields.contradiction("num_experts_per_tok", detail));
+    }
+    Ok(top_k)
+}
+
+/// transformers `modeling_deepseek_v2.py` and `modeling_deepseek_v3.py`: the first layers are dense, all others have experts.
+fn deepseek(
+    fields: &Fields,
+    architecture: Architecture,
+    layers: usize,
+) -> Result<MoeConfig, ConfigError> {
+    let v3 = architecture == Architecture::DeepseekV3;
+    let score = if v3 { RouterScore::Sigmoid } else { RouterScore::Softmax };
+    let name = if v3 { "sigmoid" } else { "softmax" };
+    if fields.text("scoring_func")?.is_some_and(|stated| stated != name) {
+        return Err(fields.unsupported("scoring_func", "this architecture has its own"));
+    }
+    if fields.size_or_none("moe_layer_freq", LAYER_LIMIT)?.is_some_and(|every| every != 1) {
+        return Err(fields.unsupported("moe_layer_freq", "only 1 is"));
+    }
+    let normalise = fields.flag("norm_topk_prob", v3)?;
+    if normalise && !v3 {
+        return Err(fields.unsupported("norm_topk_prob", "this architecture does not normalise"));
+    }
+    let experts = fields.size("n_routed_experts", EXPERT_LIMIT)?;
+    let groups = groups(fields, v3, experts)?;
+    let reached = groups.map_or(experts, |groups| experts / groups.count * groups.kept);
+    let intermediate = fields.size("moe_intermediate_size", WIDTH_LIMIT)?;
+    let shared = fields.size_or_none("n_shared_experts", EXPERT_LIMIT)?.unwrap_or(0);
+    let dense = match fields.number_or_none("first_k_dense_replace")? {
+        None => {
+            if v3 {
+                3
+            } else {
+                0
+            }
+        }
+        Some(stated) => stated.max(0.0) as usize,
+    };
+    Ok(MoeConfig {
+        experts,
+        top_k: top_k(fields, reached)?,
+        intermediate,
+        shared_intermediate: shared * intermediate,
+        score,
+        corrected: v3,
+        groups,
+        normalise,
+        scale: fields.positive_or_none("routed_scaling_factor")?.unwrap_or(1.0) as f32,
+        sparse_step: 1,
+        dense_layers: (0..dense.min(layers)).collect(),
+    })
+}
+
+/// Groups of experts, if a choice among them leaves any out.
+fn groups(fields: &Fields, v3: bool, experts: usize) -> Result<Option<ExpertGroups>, ConfigError> {
+    let by = match (fields.text("topk_method")?, v3) {
+        (None | Some("greedy"), false) => return Ok(None),
+        (Some("group_limited_greedy"), false) => GroupScore::Largest,
+        (None | Some("noaux_tc"), true) => GroupScore::TwoLargest,
+        _ => return Err(fields.unsupported("topk_method", "this architecture has others")),
+    };
+    let count = fields.size("n_group", EXPERT_LIMIT)?;
+    let kept = fields.size("topk_group", EXPERT_LIMIT)?;
+    let least = if v3 { 2 } else { 1 };
+    if !experts.is_multiple_of(count) || experts / count < least {
+        let detail = format!("{count} groups of {experts} experts");
+        return Err(fields.contradiction("n_group", detail));
+    }
+    if kept > count {
+        let detail = format!("{kept} of {count} groups");
+        return Err(fields.contradiction("topk_group", detail));
+    }
+    Ok((kept < count).then_some(ExpertGroups { count, kept, by }))
+}
+
+fn dense_layers(fields: &Fields, layers: usize) -> Result<Vec<usize>, ConfigError> {
+    const FIELD: &str = "mlp_only_layers";
+    let Some(value) = fields.value(FIELD) else { return Ok(Vec::new()) };
+    let wrong = || fields.wrong(FIELD, "a list of layer numbers", value);
+    let list = value.as_array().ok_or_else(wrong)?;
+    let numbers: Option<Vec<u64>> = list.iter().map(serde_json::Value::as_u64).collect();
+    let mut numbers = numbers.ok_or_else(wrong)?;
+    numbers.sort_unstable();
+    numbers.dedup();
+    if let Some(beyond) = numbers.iter().find(|n| **n >= layers as u64) {
+        let detail = format!("layer {beyond} of {layers} layers");
+        return Err(fields.contradiction(FIELD, detail));
+    }
+    Ok(numbers.into_iter().map(|n| n as usize).collect())
+}

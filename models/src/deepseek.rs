@@ -1,0 +1,51 @@
+//! DeepSeek-V2, V3 and R1 (`DeepseekV2ForCausalLM`, `DeepseekV3ForCausalLM`), after transformers `modeling_deepseek_v2.py` and
+//! `modeling_deepseek_v3.py`.
+//!
+//! Latent attention; the first layers have a dense MLP, all others experts, some of them shared by all tokens. V2 routes by
+//! softmax, V3 by sigmoid with a correction of the choice; both may choose groups of experts first. Goldens:
+//! `tests/data/golden/deepseek_v*`. Shapes: T tokens, H hidden.
+
+use crate::config::LatentConfig;
+use crate::layers::{Decoder, DecoderLayer, FeedForward, LatentAttention, Residual, RmsNorm, Rope};
+use crate::{Config, Forward, ForwardError, LoadError, Weights};
+use ops::Tensor;
+
+/// The model.
+pub(crate) type Deepseek = Decoder<Layer>;
+
+/// One layer.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    attn_norm: RmsNorm,
+    attn: LatentAttention,
+    mlp_norm: RmsNorm,
+    mlp: FeedForward,
+}
+
+impl DecoderLayer for Layer {
+    fn precede(&mut self, _: &Self) {}
+
+    /// `x += attn(norm(x)); x += mlp(norm(x))`
+    fn forward(
+        &self,
+        f: &Forward<'_>,
+        x: &mut Residual,
+        asked: Option<&Tensor>,
+    ) -> Result<(), ForwardError> {
+        self.attn.forward(f, x, &self.attn_norm, asked)?;
+        self.mlp.forward(f, x, &self.mlp_norm, asked)
+    }
+
+    fn load(config: &Config, w: &Weights<'_>, rope: &Rope, i: usize) -> Result<Self, LoadError> {
+        let Some(latent): Option<&LatentConfig> = config.latent.as_ref() else {
+            let what = "has no sizes of latents";
+            return Err(LoadError::Table { tensor: "self_attn".to_owned(), what });
+        };
+        Ok(Self {
+            attn_norm: RmsNorm::load(&w.at("input_layernorm"), config.rms_eps)?,
+            attn: LatentAttention::load(config, latent, &w.at("self_attn"), rope, i)?,
+            mlp_norm: RmsNorm::load(&w.at("post_attention_layernorm"), config.rms_eps)?,
+            mlp: FeedForward::load(config, &w.at("mlp"), i)?,
+        })
+    }
+}

@@ -1,0 +1,36 @@
+//! What a layer of a family with experts has after its attention.
+
+use super::{GatedMlp, MoeMlp, Residual, RmsNorm};
+use crate::{Config, Forward, ForwardError, LoadError, Weights};
+use ops::Tensor;
+
+/// `x += mlp(norm(x))`, by the layer's number.
+#[derive(Debug)]
+pub(crate) enum FeedForward {
+    Dense(GatedMlp),
+    Sparse(Box<MoeMlp>),
+}
+
+impl FeedForward {
+    /// Of layer `i`.
+    pub(crate) fn load(config: &Config, w: &Weights<'_>, i: usize) -> Result<Self, LoadError> {
+        Ok(match config.moe_at(i) {
+            Some(moe) => Self::Sparse(Box::new(MoeMlp::load(moe, w, i)?)),
+            None => Self::Dense(GatedMlp::load(w, false)?),
+        })
+    }
+
+    /// The stream is of the tokens `asked`, i32 `[T]`, or of all.
+    pub(crate) fn forward(
+        &self,
+        f: &Forward<'_>,
+        x: &mut Residual,
+        norm: &RmsNorm,
+        asked: Option<&Tensor>,
+    ) -> Result<(), ForwardError> {
+        match self {
+            Self::Dense(mlp) => mlp.forward(f, x, norm),
+            Self::Sparse(mlp) => mlp.forward(f, x, norm, asked),
+        }
+    }
+}

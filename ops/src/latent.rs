@@ -1,0 +1,141 @@
+//! Latent attention: one row per token from which all heads make their keys and values. See `kernels/src/latent.rs`.
+//!
+//! Legend: T tokens, N query heads, C channels of a latent, P turned key channels, M other key channels and V value channels of a
+//! head.
+
+use kernels::{
+    DType, DeviceError, HostMat, LatentAttention, LatentHeads, LatentWrite, PackedGroup, Rope,
+};
+
+use crate::error::check_size;
+use crate::{AttentionShape, BatchView, KvPool, OpError, Ops, RopeTable, Tensor};
+
+/// What makes keys and values of each head out of latents, packed.
+#[derive(Debug)]
+pub struct PackedLatentHeads {
+    key: PackedGroup,
+    key_transposed: Option<PackedGroup>,
+    value: PackedGroup,
+}
+
+/// What latent attention needs besides the batch.
+#[derive(Debug, Clone, Copy)]
+pub struct LatentWeights<'a> {
+    /// Weight `[C]` of the latents' norm.
+    pub norm: &'a Tensor,
+    /// Added to its mean square.
+    pub eps: f32,
+    /// Rotation by position.
+    pub rope: &'a RopeTable,
+    /// Keys and values of heads.
+    pub heads: &'a PackedLatentHeads,
+}
+
+impl PackedLatentHeads {
+    /// Heads on this rank.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.key.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.key.is_empty()
+    }
+}
+
+impl Ops {
+    /// Refuses latent attention with a pool of `kv_dtype` where the device has no kernels for it.
+    pub fn check_latent_attention(&self, kv_dtype: DType) -> Result<(), OpError> {
+        if !self.device.has_latent_attention() {
+            return Err(DeviceError::NoLatent { device: self.device.name() }.into());
+        }
+        if kv_dtype != self.dtype() {
+            let (op, what) = ("latent attention", "KV cache");
+            return Err(OpError::Dtype { op, what, dtype: kv_dtype });
+        }
+        Ok(())
+    }
+
+    /// Packs `kv_b [N (M + V), C]`, of each head the rows of its key, then those of its value. In f32, the oracle, keys and values
+    /// are always made; else what takes queries to latents is packed besides.
+    pub fn pack_latent_heads(
+        &self,
+        kv_b: &HostMat<'_>,
+        (keys, values): (usize, usize),
+    ) -> Result<PackedLatentHeads, OpError> {
+        let heads = kv_b.rows() / (keys + values).max(1);
+        check_size("pack_latent_heads", "rows", kv_b.rows(), heads * (keys + values))?;
+        let rows = |from: usize, count: usize| {
+            let of_head = |head| vec![kv_b.row_range(head * (keys + values) + from, count)];
+            (0..heads).map(of_head).collect::<Vec<_>>()
+        };
+        let pack =
+            |matrices: &[Vec<HostMat<'_>>]| self.device.pack_group(matrices, self.dtype(), false);
+        let key_rows = rows(0, keys);
+        let key_transposed = if self.dtype() == DType::F32 {
+            None
+        } else {
+            let turned: Vec<Vec<u8>> = key_rows.iter().map(|key| transposed(&key[0])).collect();
+            let view = |bytes| HostMat::new(bytes, DType::F32, kv_b.cols(), keys);
+            let views = turned.iter().map(|bytes| Ok(vec![view(bytes)?]));
+            Some(pack(&views.collect::<Result<Vec<_>, OpError>>()?)?)
+        };
+        let (key, value) = (pack(&key_rows)?, pack(&rows(keys, values))?);
+        Ok(PackedLatentHeads { key, key_transposed, value })
+    }
+
+    /// Attention of queries `q [T, N (M + P)]` over latents, of which `kv [T, C + P]` are the step's own: normed, turned and kept
+    /// in the pool by slot (−1: nowhere). Returns `[T, N V]`.
+    pub fn latent_attention(
+        &self,
+        mut q: Tensor,
+        kv: &Tensor,
+        weights: &LatentWeights<'_>,
+        shape: &AttentionShape,
+        (pool, batch): (&KvPool, &BatchView),
+    ) -> Result<Tensor, OpError> {
+        let layout = pool.latent_layout("latent_attention")?;
+        let LatentWeights { norm, eps, rope, heads } = weights;
+        let own = LatentWrite {
+            kv: kv.mat()?,
+            norm: norm.mat()?,
+            eps: *eps,
+            rope: Rope { cos: rope.cos.mat()?, sin: rope.sin.mat()? },
+            positions: batch.positions.mat()?,
+            slots: batch.slots.mat()?,
+            heads: shape.heads,
+            layer: shape.layer,
+        };
+        let s = &self.stream;
+        self.device.latent_write(s, q.mat_mut()?, (&mut pool.write(), layout), &own)?;
+        let mut o = self.scratch(q.dtype(), &[q.rows(), shape.heads * heads.value.n()])?;
+        let args = LatentAttention {
+            q: q.mat()?,
+            rows: batch.kernel_rows()?,
+            heads: LatentHeads {
+                key: &heads.key,
+                key_transposed: heads.key_transposed.as_ref(),
+                value: &heads.value,
+            },
+            layer: shape.layer,
+            scale: shape.scale,
+        };
+        self.device.latent_attention(s, o.mat_mut()?, (&pool.read(), layout), &args)?;
+        Ok(o)
+    }
+}
+
+/// `[n, k]` to `[k, n]` in f32, little endian.
+fn transposed(x: &HostMat<'_>) -> Vec<u8> {
+    let (n, k) = (x.rows(), x.cols());
+    let (mut row, mut bytes) = (vec![0f32; k], vec![0; n * k * 4]);
+    for r in 0..n {
+        x.read_row(r, &mut row);
+        for (c, value) in row.iter().enumerate() {
+            bytes[(c * n + r) * 4..][..4].copy_from_slice(&value.to_le_bytes());
+        }
+    }
+    bytes
+}
