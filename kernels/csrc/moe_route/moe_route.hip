@@ -1,4 +1,4 @@
-// moe_route.hip - which experts a token goes to. CPU twin: cpu/moe.rs (route_softmax).
+// moe_route.hip - which experts a token goes to. CPU twin: cpu/route.rs.
 //
 // moe_route_softmax  experts i32, weights f32 [tokens, k]: the k largest of softmax(logits), in order; the lower index
 //                    first among equal logits. logits f32 [tokens, count], count <= 1024, k <= count.

@@ -14,11 +14,12 @@ use crate::{DeviceError, Mat, MatMut};
 
 const KERNEL: &str = "rms_norm";
 
-struct Norm<'a, T> {
-    y: &'a mut [T],
-    x: &'a [T],
-    w: &'a [T],
-    eps: f32,
+/// One row.
+pub(super) struct Norm<'a, T> {
+    pub(super) y: &'a mut [T],
+    pub(super) x: &'a [T],
+    pub(super) w: &'a [T],
+    pub(super) eps: f32,
 }
 
 impl<T: Float> RowKernel for Norm<'_, T> {

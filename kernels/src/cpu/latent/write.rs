@@ -2,7 +2,7 @@
 
 use super::super::device::{CpuDevice, for_float};
 use super::super::elementwise::min_rows;
-use super::super::norm::inverse_rms;
+use super::super::norm::Norm;
 use super::super::row_kernel::{RowKernel, dispatch};
 use super::super::share::{Rows, SendPtr};
 use crate::check::{check_dtype, check_size};
@@ -26,25 +26,6 @@ impl<T: Float> RowKernel for Turn<'_, T> {
             let (x, y) = (a.load(), b.load());
             *a = T::store(x * cos - y * sin);
             *b = T::store(y * cos + x * sin);
-        }
-    }
-}
-
-/// `y = w · cast(x / sqrt(mean(x²) + eps))`
-struct Norm<'a, T> {
-    y: &'a mut [T],
-    x: &'a [T],
-    w: &'a [T],
-    eps: f32,
-}
-
-impl<T: Float> RowKernel for Norm<'_, T> {
-    #[inline(always)]
-    fn run(self) {
-        let scale = inverse_rms(self.x, self.eps);
-        for ((y, x), w) in self.y.iter_mut().zip(self.x).zip(self.w) {
-            let unit = T::store(x.load() * scale);
-            *y = T::store(w.load() * unit.load());
         }
     }
 }
