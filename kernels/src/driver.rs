@@ -358,8 +358,6 @@ pub trait Kernels: Driver {
     ) -> Result<(), DeviceError>;
 
     /// The experts of each token by any rule, best first: `logits` f32 `[T, E]`, `experts` i32 and `weights` f32 `[T, k]`.
-    ///
-    /// Errors: [`DeviceError::NoRule`] on devices that know but one.
     fn moe_route(
         &self,
         s: &Stream,
@@ -367,10 +365,7 @@ pub trait Kernels: Driver {
         weights: MatMut<'_>,
         logits: Mat<'_>,
         rule: &RouteRule<'_>,
-    ) -> Result<(), DeviceError> {
-        let _ = (s, experts, weights, logits, rule);
-        Err(DeviceError::NoRule { device: self.name() })
-    }
+    ) -> Result<(), DeviceError>;
 
     /// [`Kernels::moe_route_softmax`] and [`Kernels::moe_mlp`] in one, if the device does that for these sizes, with the
     /// same results: whether it did.

@@ -81,12 +81,6 @@ pub enum DeviceError {
         /// Device, in words.
         device: String,
     },
-    /// This device routes by softmax over all experts alone.
-    #[error("{device} routes tokens by softmax alone")]
-    NoRule {
-        /// Device, in words.
-        device: String,
-    },
     /// The ranks that have the other parts of the vocabulary are gone.
     #[error("the ranks that share the vocabulary are gone")]
     Peers,

@@ -1,6 +1,9 @@
 //! How a router's logits become choices of experts.
 
-use crate::Mat;
+use crate::check::{check_dtype, check_size};
+use crate::{DType, DeviceError, Mat, MatMut};
+
+const KERNEL: &str = "moe_route";
 
 /// The rule of a router. Weights always come from the scores themselves, never from what is added for the choice.
 #[derive(Debug, Clone, Copy)]
@@ -44,4 +47,35 @@ pub enum GroupScore {
     Largest,
     /// The sum of the two largest.
     TwoLargest,
+}
+
+impl RouteRule<'_> {
+    /// Refuses what does not fit: `experts` i32 and `weights` f32 `[T, k]`, `logits` f32 `[T, E]`.
+    pub(crate) fn check(
+        &self,
+        experts: &MatMut<'_>,
+        weights: &MatMut<'_>,
+        logits: Mat<'_>,
+    ) -> Result<(), DeviceError> {
+        check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;
+        check_dtype(KERNEL, "experts", experts.dtype(), DType::I32)?;
+        check_dtype(KERNEL, "weights", weights.dtype(), DType::F32)?;
+        let (k, mut choices) = (experts.cols(), logits.cols());
+        check_size(KERNEL, "rows of experts", experts.rows(), logits.rows())?;
+        check_size(KERNEL, "rows of weights", weights.rows(), logits.rows())?;
+        check_size(KERNEL, "columns of weights", weights.cols(), k)?;
+        if let Some(bias) = self.bias {
+            check_dtype(KERNEL, "bias", bias.dtype(), DType::F32)?;
+            check_size(KERNEL, "bias", bias.cols(), logits.cols())?;
+        }
+        if let Some(ExpertGroups { count, kept, by }) = self.groups {
+            let least = if by == GroupScore::TwoLargest { 2 } else { 1 };
+            let each = logits.cols() / count.max(1);
+            check_size(KERNEL, "experts in groups", count * each, logits.cols())?;
+            check_size(KERNEL, "experts of a group", each.min(least), least)?;
+            check_size(KERNEL, "groups kept", kept.clamp(1, count.max(1)), kept)?;
+            choices = kept * each;
+        }
+        check_size(KERNEL, "choices", k.min(choices), k)
+    }
 }

@@ -2,10 +2,8 @@
 
 use super::device::CpuDevice;
 use super::maths::exp;
-use crate::check::{check_dtype, check_size};
-use crate::{DType, DeviceError, ExpertGroups, GroupScore, Mat, MatMut, RouteRule, RouterScore};
+use crate::{DeviceError, ExpertGroups, GroupScore, Mat, MatMut, RouteRule, RouterScore};
 
-const KERNEL: &str = "moe_route";
 /// Added to the sum that weights are divided by, as transformers `modeling_deepseek_v3.py` does: sigmoids may all be 0.
 const LEAST: f32 = 1e-20;
 
@@ -23,7 +21,7 @@ impl CpuDevice {
         logits: Mat<'_>,
         rule: &RouteRule<'_>,
     ) -> Result<(), DeviceError> {
-        check(&experts, &weights, logits, rule)?;
+        rule.check(&experts, &weights, logits)?;
         let bias = rule.bias.map(|bias| bias.row::<f32>(0));
         let mut scores = vec![0.0; logits.cols()];
         let mut choice = vec![0.0; logits.cols()];
@@ -109,32 +107,4 @@ fn first_largest(scores: &[f32]) -> usize {
         }
     }
     best
-}
-
-fn check(
-    experts: &MatMut<'_>,
-    weights: &MatMut<'_>,
-    logits: Mat<'_>,
-    rule: &RouteRule<'_>,
-) -> Result<(), DeviceError> {
-    check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;
-    check_dtype(KERNEL, "experts", experts.dtype(), DType::I32)?;
-    check_dtype(KERNEL, "weights", weights.dtype(), DType::F32)?;
-    let (k, mut choices) = (experts.cols(), logits.cols());
-    check_size(KERNEL, "rows of experts", experts.rows(), logits.rows())?;
-    check_size(KERNEL, "rows of weights", weights.rows(), logits.rows())?;
-    check_size(KERNEL, "columns of weights", weights.cols(), k)?;
-    if let Some(bias) = rule.bias {
-        check_dtype(KERNEL, "bias", bias.dtype(), DType::F32)?;
-        check_size(KERNEL, "bias", bias.cols(), logits.cols())?;
-    }
-    if let Some(ExpertGroups { count, kept, by }) = rule.groups {
-        let least = if by == GroupScore::TwoLargest { 2 } else { 1 };
-        let each = logits.cols() / count.max(1);
-        check_size(KERNEL, "experts in groups", count * each, logits.cols())?;
-        check_size(KERNEL, "experts of a group", each.min(least), least)?;
-        check_size(KERNEL, "groups kept", kept.clamp(1, count.max(1)), kept)?;
-        choices = kept * each;
-    }
-    check_size(KERNEL, "choices", k.min(choices), k)
 }

@@ -53,6 +53,7 @@ mod moe_stream;
 mod norm;
 mod qk_rope;
 mod rope_attention;
+mod route_rule;
 mod routes;
 mod runtime;
 mod sample;

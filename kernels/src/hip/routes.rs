@@ -5,7 +5,7 @@ use super::fp8;
 use crate::step::{AnswerArrays, SeatArrays, StageView, StepArrays};
 use crate::{
     Around, Attention, BatchRows, Before, Buffer, DType, DeviceError, Experts, HostMat, Kernels,
-    KvLayout, Mat, MatMut, Packed, PackedGroup, QkRope, Routes, Scores, Stream,
+    KvLayout, Mat, MatMut, Packed, PackedGroup, QkRope, RouteRule, Routes, Scores, Stream,
 };
 
 impl Kernels for HipDevice {
@@ -184,6 +184,17 @@ impl Kernels for HipDevice {
         normalise: bool,
     ) -> Result<(), DeviceError> {
         self.route_softmax(s, experts, weights, logits, normalise)
+    }
+
+    fn moe_route(
+        &self,
+        s: &Stream,
+        experts: MatMut<'_>,
+        weights: MatMut<'_>,
+        logits: Mat<'_>,
+        rule: &RouteRule<'_>,
+    ) -> Result<(), DeviceError> {
+        self.route(s, experts, weights, logits, rule)
     }
 
     fn moe_mlp_of_scores(

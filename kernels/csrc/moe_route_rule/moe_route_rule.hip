@@ -1,0 +1,86 @@
+// moe_route_rule.hip - which experts a token goes to, by any rule. CPU twin: cpu/route.rs.
+//
+// moe_route  experts i32, weights f32 [tokens, k], best first: scores are softmax(logits) or, with `sigmoid`, their
+//            sigmoids; choices are scores + bias (f32 [count], or null). With groups > 0 the experts lie in so many equal
+//            groups: a token chooses among those of the `kept` best ones, by the largest choice in a group or, with
+//            `two_largest`, by the sum of its two largest. Among equals the lower index comes first. A weight is the
+//            expert's score, over the sum of the chosen if `normalise`, times `scale`.
+// logits f32 [tokens, count], count <= 1024, k <= experts of the kept groups.
+// Grid: tokens. Block: count rounded up to a multiple of WAVE.
+// Rounding: f32 throughout; choices are compared as they are computed here.
+// Roofline: latency, as moe_route_softmax; groups add one pass of a group's experts per group.
+#include "dev.h"
+#include "sample/order.h"
+
+enum : u32 { MOST_EXPERTS = 1024 };
+// Added to the sum that weights are divided by: sigmoids may all be 0.
+#define LEAST_SUM 1e-20f
+
+struct Groups { u32 count, kept, two_largest; };
+
+// The score of a group whose choices begin at `c`.
+DEV float group_score(const float* c, u32 each, bool two) {
+    float first = c[0], second = -3.0e38f;
+    for (u32 i = 1; i < each; ++i) {
+        second = fmax_(second, fmin_(first, c[i]));
+        first = fmax_(first, c[i]);
+    }
+    return two ? first + second : first;
+}
+
+// How many of `n` keys come before that of `own`.
+DEV u32 rank_of(const u32* keys, u32 n, u32 own) {
+    const u32 key = keys[own];
+    u32 rank = 0;
+    for (u32 j = 0; j < n; ++j) rank += keys[j] > key || (keys[j] == key && j < own);
+    return rank;
+}
+
+// Whether this thread's expert is in one of the best groups.
+DEV bool in_kept_group(const float* choices, u32* keys, u32 count, const Groups& groups) {
+    const u32 each = count / groups.count;
+    if (tid() < groups.count) keys[tid()] = order_of(group_score(choices + tid() * each, each, groups.two_largest != 0));
+    sync();
+    const bool kept = tid() < count && rank_of(keys, groups.count, tid() / each) < groups.kept;
+    sync();
+    return kept;
+}
+
+KERNEL(1024)
+moe_route(i32* experts, float* weights, const float* logits, u32 stride, const float* bias, u32 count, u32 k, u32 sigmoid,
+          u32 groups, u32 kept, u32 two_largest, u32 normalise, float scale) {
+    SHARED(u32, keys, MOST_EXPERTS);
+    SHARED(float, choices, MOST_EXPERTS);
+    SHARED(float, chosen, MOST_EXPERTS);
+    grid_release();
+    grid_wait();
+    const u64 token = bid_x();
+    const u32 e = tid();
+    bool real = e < count;
+    const float logit = real ? logits[token * stride + e] : -3.0e38f;
+    float score;
+    if (sigmoid) {
+        score = 1.f / (1.f + exp2_(-1.44269504f * logit));
+    } else {
+        const float most = block_max(logit);
+        const float mass = real ? exp2_((logit - most) * 1.44269504f) : 0.f;
+        score = mass / block_sum(mass);
+    }
+    const float choice = score + (bias && real ? bias[e] : 0.f);
+    if (real) choices[e] = choice;
+    sync();
+    if (groups) real = in_kept_group(choices, keys, count, Groups{groups, kept, two_largest});
+    if (e < count) keys[e] = real ? order_of(choice) : 0;
+    sync();
+    const u32 rank = real ? rank_of(keys, count, e) : count;
+    if (rank < k) {
+        chosen[rank] = score;
+        experts[token * k + rank] = (i32)e;
+    }
+    sync();
+    if (e >= k) return;
+    float sum = LEAST_SUM;
+    for (u32 j = 0; j < k; ++j) sum += chosen[j];
+    weights[token * k + e] = (normalise ? chosen[e] / sum : chosen[e]) * scale;
+}
+EXPORT(moe_route)

@@ -1,0 +1,65 @@
+//! Which experts a token goes to, by any rule.
+
+use super::check::{check_dense, check_dtype, check_most, check_size};
+use super::device::HipDevice;
+use super::launch::Launch;
+use super::source::Source;
+use crate::{DType, DeviceError, GroupScore, Mat, MatMut, RouteRule, RouterScore, Stream};
+
+static MOE_ROUTE: Source = Source {
+    name: "moe_route_rule/moe_route_rule.hip",
+    text: include_str!("../../csrc/moe_route_rule/moe_route_rule.hip"),
+};
+
+const KERNEL: &str = "moe_route";
+/// Experts the kernel has shared memory for.
+const MAX_EXPERTS: usize = 1024;
+
+impl HipDevice {
+    pub(super) fn route(
+        &self,
+        s: &Stream,
+        mut experts: MatMut<'_>,
+        mut weights: MatMut<'_>,
+        logits: Mat<'_>,
+        rule: &RouteRule<'_>,
+    ) -> Result<(), DeviceError> {
+        check(&experts, &weights, logits, rule)?;
+        let (k, count) = (experts.cols() as u32, logits.cols());
+        let (groups, kept, by) =
+            rule.groups.map_or((0, 0, GroupScore::Largest), |g| (g.count, g.kept, g.by));
+        let threads = count.next_multiple_of(self.wave() as usize) as u32;
+        let kernel = self.kernel(&MOE_ROUTE, KERNEL, &[])?;
+        let launch = Launch::new(kernel, (logits.rows() as u32, 1, 1), threads, 0)
+            .overlaps_predecessor()
+            .out(&mut experts)
+            .out(&mut weights)
+            .arg(logits)
+            .u32(logits.stride() as u32)
+            .arg_or_null(rule.bias)
+            .u32(count as u32)
+            .u32(k)
+            .u32(u32::from(rule.score == RouterScore::Sigmoid))
+            .u32(groups as u32)
+            .u32(kept as u32)
+            .u32(u32::from(by == GroupScore::TwoLargest))
+            .u32(u32::from(rule.normalise))
+            .f32(rule.scale);
+        // SAFETY: the shapes agree; the arguments are those of the kernel.
+        unsafe { launch.go(self, s) }
+    }
+}
+
+fn check(
+    experts: &MatMut<'_>,
+    weights: &MatMut<'_>,
+    logits: Mat<'_>,
+    rule: &RouteRule<'_>,
+) -> Result<(), DeviceError> {
+    rule.check(experts, weights, logits)?;
+    check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;
+    check_size(KERNEL, "rows of experts", experts.rows(), logits.rows())?;
+    check_most(KERNEL, "experts", logits.cols(), MAX_EXPERTS)?;
+    check_dense(KERNEL, "experts", experts.as_ref())?;
+    check_dense(KERNEL, "weights", weights.as_ref())
+}
