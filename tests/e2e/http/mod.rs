@@ -7,6 +7,7 @@ mod faults;
 mod forced_calls;
 mod grammar_process;
 mod kv_events;
+mod latents;
 mod limits;
 mod malformed;
 mod messages;

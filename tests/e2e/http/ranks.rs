@@ -157,8 +157,7 @@ fn two_replicas_of_two_ranks_serve() {
 
 /// A checkpoint with experts, in a folder of its own.
 pub(crate) fn with_experts() -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    let config = json!({
+    synth(&json!({
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 272,
         "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16,
         "num_key_value_heads": 2, "intermediate_size": 96, "hidden_act": "silu",
@@ -166,7 +165,12 @@ pub(crate) fn with_experts() -> tempfile::TempDir {
         "tie_word_embeddings": false, "attention_bias": false, "num_experts": 8,
         "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": true,
         "decoder_sparse_step": 1, "mlp_only_layers": [], "bos_token_id": 1, "eos_token_id": 2,
-    });
+    }))
+}
+
+/// A checkpoint of a configuration, in 32 bits: `model` in a folder of its own.
+pub(super) fn synth(config: &Value) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.json");
     fs::write(&path, config.to_string()).unwrap();
     let mut hadron = Command::new(env!("CARGO_BIN_EXE_hadron"));
