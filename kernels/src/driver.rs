@@ -167,6 +167,20 @@ pub trait Kernels: Driver {
         PackedGroup::apart(packed.collect::<Result<_, _>>()?)
     }
 
+    /// Packs what latent attention makes of latents, a matrix a head.
+    fn pack_heads(
+        &self,
+        matrices: &[Vec<HostMat<'_>>],
+        dtype: DType,
+    ) -> Result<PackedGroup, DeviceError> {
+        self.pack_group(matrices, dtype, false)
+    }
+
+    /// Whether latent attention in `dtype` takes queries to latents by matrices of their own: `LatentHeads::key_transposed`.
+    fn wants_transposed_keys(&self, _dtype: DType) -> bool {
+        false
+    }
+
     /// `y = x Wᵀ + bias`: `x [T, K]`, `W [N, K]`, `bias [N]` f32, `y [T, N]` f32 or the dtype of `x`.
     fn linear(
         &self,

@@ -3,9 +3,8 @@
 //! `T` tokens, `R` rows, `N` query heads, `C` channels of a latent, `P` channels of a key that turn with the position and are the
 //! same in all heads, `M` further channels of a head's key, `V` channels of a head's value.
 
-use crate::{BatchRows, DType, DeviceError, Mat, PackedGroup, Rope};
-
-const KERNEL: &str = "latent layout";
+use crate::check::{check_dtype, check_size};
+use crate::{BatchRows, DType, DeviceError, Mat, MatMut, PackedGroup, Rope};
 
 /// Shape of a pool of latent rows, `[layer][slot][C + P]`: the normed latent, then the turned key channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,12 +27,13 @@ impl LatentLayout {
     /// Checks that kernels exist for this layout.
     pub fn check(&self) -> Result<(), DeviceError> {
         if !matches!(self.dtype, DType::F32 | DType::BF16) {
-            let (kernel, what) = (KERNEL, "dtype");
+            let (kernel, what) = ("latent layout", "dtype");
             return Err(DeviceError::Unsupported { kernel, what, dtype: self.dtype });
         }
         if !self.rotary.is_multiple_of(2) {
             let (what, got, expected) = ("turned channels", self.rotary, self.rotary + 1);
-            return Err(DeviceError::Shape { kernel: KERNEL, what, got, expected });
+            let kernel = "latent layout";
+            return Err(DeviceError::Shape { kernel, what, got, expected });
         }
         Ok(())
     }
@@ -88,6 +88,68 @@ pub struct LatentWrite<'a> {
     pub heads: usize,
     /// Layer of the pool.
     pub layer: usize,
+}
+
+impl LatentWrite<'_> {
+    /// Refuses what does not fit together: `q [T, N (M + P)]`.
+    pub(crate) fn check_shapes(
+        &self,
+        q: &MatMut<'_>,
+        layout: &LatentLayout,
+    ) -> Result<(), DeviceError> {
+        const KERNEL: &str = "latent_write";
+        layout.check()?;
+        let size = |what, got, expected| check_size(KERNEL, what, got, expected);
+        let (tokens, rotary, rope) = (self.kv.rows(), layout.rotary, &self.rope);
+        size("columns of kv", self.kv.cols(), layout.width())?;
+        size("norm weight", self.norm.cols(), layout.latent)?;
+        size("rows of q", q.rows(), tokens)?;
+        let query = q.cols() / self.heads.max(1);
+        size("columns of q", q.cols(), self.heads * query)?;
+        size("channels of a query", query.max(rotary), query)?;
+        size("positions", self.positions.cols(), tokens)?;
+        size("slots", self.slots.cols(), tokens)?;
+        size("columns of cos", rope.cos.cols(), rotary / 2)?;
+        size("columns of sin", rope.sin.cols(), rotary / 2)?;
+        size("rows of sin", rope.sin.rows(), rope.cos.rows())?;
+        let own = [("q", q.dtype()), ("kv", self.kv.dtype()), ("norm weight", self.norm.dtype())];
+        for (what, got) in own {
+            check_dtype(KERNEL, what, got, layout.dtype)?;
+        }
+        check_dtype(KERNEL, "cos", rope.cos.dtype(), DType::F32)?;
+        check_dtype(KERNEL, "sin", rope.sin.dtype(), DType::F32)
+    }
+}
+
+impl LatentAttention<'_> {
+    /// Refuses what does not fit together: `o [T, N V]`.
+    pub(crate) fn check_shapes(
+        &self,
+        o: &MatMut<'_>,
+        layout: &LatentLayout,
+    ) -> Result<(), DeviceError> {
+        const KERNEL: &str = "latent_attention";
+        layout.check()?;
+        let size = |what, got, expected| check_size(KERNEL, what, got, expected);
+        let Self { q, rows, heads, .. } = self;
+        let count = heads.key.len();
+        size("heads of value", heads.value.len(), count)?;
+        size("inputs of key", heads.key.k(), layout.latent)?;
+        size("inputs of value", heads.value.k(), layout.latent)?;
+        if let Some(transposed) = heads.key_transposed {
+            size("heads of key_transposed", transposed.len(), count)?;
+            size("outputs of key_transposed", transposed.n(), layout.latent)?;
+            size("inputs of key_transposed", transposed.k(), heads.key.n())?;
+        }
+        size("columns of q", q.cols(), count * (heads.key.n() + layout.rotary))?;
+        size("rows of o", o.rows(), q.rows())?;
+        size("columns of o", o.cols(), count * heads.value.n())?;
+        check_dtype(KERNEL, "q", q.dtype(), layout.dtype)?;
+        check_dtype(KERNEL, "o", o.dtype(), layout.dtype)?;
+        check_dtype(KERNEL, "cu_q", rows.cu_q.dtype(), DType::I32)?;
+        check_dtype(KERNEL, "context_lens", rows.context_lens.dtype(), DType::I32)?;
+        check_dtype(KERNEL, "block_tables", rows.block_tables.dtype(), DType::I32)
+    }
 }
 
 /// What makes keys and values of a head out of a latent.

@@ -85,6 +85,21 @@ fn experts(dtype: Dtype) -> ExecutorConfig {
     ExecutorConfig { model, ..config(dtype, 2) }
 }
 
+/// A model that keeps latents, with shared experts and experts in groups.
+fn latents(dtype: Dtype) -> ExecutorConfig {
+    let text = r#"{
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 384,
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "q_lora_rank": 32, "kv_lora_rank": 48, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+        "v_head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1,
+        "moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2,
+        "routed_scaling_factor": 2.5, "norm_topk_prob": true, "intermediate_size": 96,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 512
+    }"#;
+    let model = Config::from_json(Path::new("config.json"), text).unwrap();
+    ExecutorConfig { model, ..config(dtype, 2) }
+}
+
 /// Greedy, and all rules at once.
 fn rules() -> [Sampling; 2] {
     let greedy = Sampling { logprobs: Some(3), ..Sampling::greedy() };
@@ -184,6 +199,17 @@ fn tokens_are_those_of_the_cpu_launched_and_replayed() {
                 "{what}, wave {wave}: a recording changes no bit"
             );
         }
+    }
+}
+
+#[test]
+fn latents_run_and_replay() {
+    let expected = play(&mut Player::with(small(latents(Dtype::Float32))));
+    for wave in WAVES {
+        let player = |eager| Player::with(on_emulator(wave, latents(Dtype::Float32), eager));
+        let launched = play(&mut player(true));
+        assert_close(&launched, &expected, &format!("wave {wave}"));
+        assert_eq!(play(&mut player(false)), launched, "wave {wave}: a recording changes no bit");
     }
 }
 

@@ -36,6 +36,7 @@ mod fp8;
 mod gemm;
 mod graph;
 mod jit;
+mod latent;
 mod launch;
 mod linear;
 mod linear_stream;

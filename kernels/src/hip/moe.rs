@@ -52,6 +52,16 @@ impl HipDevice {
         self.in_lines(stack, gated)
     }
 
+    /// The same as they are, in floats, row behind row.
+    pub(super) fn load_heads(
+        &self,
+        matrices: &[Vec<HostMat<'_>>],
+        dtype: DType,
+    ) -> Result<PackedGroup, DeviceError> {
+        let parts: Vec<HostMat<'_>> = matrices.iter().flatten().copied().collect();
+        PackedGroup::stacked(self.load_float(&parts, dtype)?, matrices.len())
+    }
+
     /// As `Kernels::moe_mlp` says.
     pub(super) fn expert_mlp(
         &self,

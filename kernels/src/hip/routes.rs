@@ -5,7 +5,8 @@ use super::fp8;
 use crate::step::{AnswerArrays, SeatArrays, StageView, StepArrays};
 use crate::{
     Around, Attention, BatchRows, Before, Buffer, DType, DeviceError, Experts, HostMat, Kernels,
-    KvLayout, Mat, MatMut, Packed, PackedGroup, QkRope, RouteRule, Routes, Scores, Stream,
+    KvLayout, LatentAttention, LatentLayout, LatentWrite, Mat, MatMut, Packed, PackedGroup, QkRope,
+    RouteRule, Routes, Scores, Stream,
 };
 
 impl Kernels for HipDevice {
@@ -155,6 +156,38 @@ impl Kernels for HipDevice {
         (rows, scale): (&BatchRows<'_>, f32),
     ) -> Result<(), DeviceError> {
         self.attend_projections(s, o, kv, qk, rows, scale)
+    }
+
+    fn pack_heads(
+        &self,
+        matrices: &[Vec<HostMat<'_>>],
+        dtype: DType,
+    ) -> Result<PackedGroup, DeviceError> {
+        self.load_heads(matrices, dtype)
+    }
+
+    fn has_latent_attention(&self) -> bool {
+        true
+    }
+
+    fn latent_write(
+        &self,
+        s: &Stream,
+        q: MatMut<'_>,
+        kv: (&mut Buffer, &LatentLayout),
+        args: &LatentWrite<'_>,
+    ) -> Result<(), DeviceError> {
+        self.store_latents(s, q, kv, args)
+    }
+
+    fn latent_attention(
+        &self,
+        s: &Stream,
+        o: MatMut<'_>,
+        kv: (&Buffer, &LatentLayout),
+        args: &LatentAttention<'_>,
+    ) -> Result<(), DeviceError> {
+        self.attend_latent(s, o, kv, args)
     }
 
     fn silu_mul(&self, s: &Stream, y: MatMut<'_>, x: Mat<'_>) -> Result<(), DeviceError> {

@@ -26,6 +26,7 @@ mod embed;
 mod errors;
 mod fp8;
 mod kv_fp8;
+mod latent;
 mod library;
 mod linear;
 mod linear_many;

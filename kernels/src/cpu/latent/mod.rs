@@ -10,8 +10,8 @@ mod expanded;
 mod write;
 
 use super::device::{CpuDevice, for_float};
-use crate::check::{check_dtype, check_size};
-use crate::{BatchRows, Buffer, DType, DeviceError, LatentAttention, LatentLayout, MatMut};
+use crate::check::check_size;
+use crate::{Buffer, DeviceError, LatentAttention, LatentLayout, MatMut};
 
 const KERNEL: &str = "latent_attention";
 /// Tokens of a row up to which bf16 queries are taken to the latents. By multiplications alone both forms cost the same at
@@ -84,33 +84,11 @@ fn check(
     layout: &LatentLayout,
     args: &LatentAttention<'_>,
 ) -> Result<(), DeviceError> {
-    layout.check()?;
-    let size = |what, got, expected| check_size(KERNEL, what, got, expected);
-    let LatentAttention { heads, rows, .. } = args;
-    let count = heads.key.len();
-    size("heads of value", heads.value.len(), count)?;
-    size("inputs of key", heads.key.k(), layout.latent)?;
-    size("inputs of value", heads.value.k(), layout.latent)?;
-    if let Some(transposed) = heads.key_transposed {
-        size("heads of key_transposed", transposed.len(), count)?;
-        size("outputs of key_transposed", transposed.n(), layout.latent)?;
-        size("inputs of key_transposed", transposed.k(), heads.key.n())?;
-    }
-    size("columns of q", args.q.cols(), count * (heads.key.n() + layout.rotary))?;
-    size("rows of o", o.rows(), args.q.rows())?;
-    size("columns of o", o.cols(), count * heads.value.n())?;
-    size("pool bytes", kv.bytes().min(layout.bytes()), layout.bytes())?;
-    check_dtype(KERNEL, "q", args.q.dtype(), layout.dtype)?;
-    check_dtype(KERNEL, "o", o.dtype(), layout.dtype)?;
-    let BatchRows { cu_q, context_lens, block_tables, .. } = rows;
-    for (what, mat) in
-        [("cu_q", cu_q), ("context_lens", context_lens), ("block_tables", block_tables)]
-    {
-        check_dtype(KERNEL, what, mat.dtype(), DType::I32)?;
-    }
+    args.check_shapes(o, layout)?;
+    check_size(KERNEL, "pool bytes", kv.bytes().min(layout.bytes()), layout.bytes())?;
     if args.layer >= layout.layers {
         let (what, index, limit) = ("layer", args.layer as i64, layout.layers);
         return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
     }
-    rows.check(args.q.rows(), (layout.blocks, layout.block_tokens))
+    args.rows.check(args.q.rows(), (layout.blocks, layout.block_tokens))
 }

@@ -5,9 +5,9 @@ use super::super::elementwise::min_rows;
 use super::super::norm::Norm;
 use super::super::row_kernel::{RowKernel, dispatch};
 use super::super::share::{Rows, SendPtr};
-use crate::check::{check_dtype, check_size};
+use crate::check::check_size;
 use crate::dtype::Float;
-use crate::{Buffer, DType, DeviceError, LatentLayout, LatentWrite, MatMut};
+use crate::{Buffer, DeviceError, LatentLayout, LatentWrite, MatMut};
 
 const KERNEL: &str = "latent_write";
 
@@ -84,28 +84,8 @@ fn check(
     layout: &LatentLayout,
     args: &LatentWrite<'_>,
 ) -> Result<(), DeviceError> {
-    layout.check()?;
-    let size = |what, got, expected| check_size(KERNEL, what, got, expected);
-    let (tokens, rotary) = (args.kv.rows(), layout.rotary);
-    size("columns of kv", args.kv.cols(), layout.width())?;
-    size("norm weight", args.norm.cols(), layout.latent)?;
-    size("rows of q", q.rows(), tokens)?;
-    let query = q.cols() / args.heads.max(1);
-    size("columns of q", q.cols(), args.heads * query)?;
-    size("channels of a query", query.max(rotary), query)?;
-    size("positions", args.positions.cols(), tokens)?;
-    size("slots", args.slots.cols(), tokens)?;
-    size("columns of cos", args.rope.cos.cols(), rotary / 2)?;
-    size("columns of sin", args.rope.sin.cols(), rotary / 2)?;
-    size("rows of sin", args.rope.sin.rows(), args.rope.cos.rows())?;
-    size("pool bytes", kv.bytes().min(layout.bytes()), layout.bytes())?;
-    for (what, got) in
-        [("q", q.dtype()), ("kv", args.kv.dtype()), ("norm weight", args.norm.dtype())]
-    {
-        check_dtype(KERNEL, what, got, layout.dtype)?;
-    }
-    check_dtype(KERNEL, "cos", args.rope.cos.dtype(), DType::F32)?;
-    check_dtype(KERNEL, "sin", args.rope.sin.dtype(), DType::F32)?;
+    args.check_shapes(q, layout)?;
+    check_size(KERNEL, "pool bytes", kv.bytes().min(layout.bytes()), layout.bytes())?;
     let index = |what, index: i64, limit: usize| {
         if index < limit as i64 {
             return Ok(());

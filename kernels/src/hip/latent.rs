@@ -1,0 +1,117 @@
+//! Latent attention: norm, rotation and store of latents, then attention over them, absorbed.
+
+use super::attention::LOG2_E;
+use super::check::{check_dtype, check_least, check_most, check_size};
+use super::device::{HipDevice, act_f32};
+use super::launch::Launch;
+use super::source::Source;
+use crate::{
+    Buffer, DType, DeviceError, LatentAttention, LatentLayout, LatentWrite, MatMut, Stream,
+};
+
+static WRITE: Source = Source {
+    name: "latent_write/latent_write.hip",
+    text: include_str!("../../csrc/latent_write/latent_write.hip"),
+};
+static PLAIN: Source = Source {
+    name: "latent_plain/latent_plain.hip",
+    text: include_str!("../../csrc/latent_plain/latent_plain.hip"),
+};
+
+const THREADS: u32 = 256;
+/// Largest latent of the plain kernel.
+const PLAIN_LATENT: usize = 1024;
+
+impl HipDevice {
+    pub(super) fn store_latents(
+        &self,
+        s: &Stream,
+        mut q: MatMut<'_>,
+        (kv, layout): (&mut Buffer, &LatentLayout),
+        args: &LatentWrite<'_>,
+    ) -> Result<(), DeviceError> {
+        const KERNEL: &str = "latent_write";
+        args.check_shapes(&q, layout)?;
+        check_least(KERNEL, "layers", layout.layers, args.layer + 1)?;
+        check_least(KERNEL, "pool bytes", kv.bytes(), layout.bytes())?;
+        check_size(KERNEL, "stride of cos", args.rope.cos.stride(), args.rope.cos.cols())?;
+        check_size(KERNEL, "stride of sin", args.rope.sin.stride(), args.rope.sin.cols())?;
+        check_dtype(KERNEL, "positions", args.positions.dtype(), DType::I32)?;
+        check_dtype(KERNEL, "slots", args.slots.dtype(), DType::I64)?;
+        let defines = [
+            ("ACT_F32", act_f32(KERNEL, layout.dtype)?),
+            ("LATENT", layout.latent as u32),
+            ("ROTARY", layout.rotary as u32),
+        ];
+        let kernel = self.kernel(&WRITE, KERNEL, &defines)?;
+        let first = layout.row(args.layer, 0) * layout.dtype.bytes();
+        // SAFETY: the layer lies inside the pool, whose size was checked.
+        let layer = unsafe { kv.as_mut_ptr().add(first) };
+        let width = q.cols() / args.heads.max(1);
+        let launch = Launch::new(kernel, (args.kv.rows() as u32, 1, 1), THREADS, 0)
+            .overlaps_predecessor()
+            .out(&mut q)
+            .arg_ptr(layer)
+            .arg(args.kv)
+            .arg(args.norm)
+            .arg(args.rope.cos)
+            .arg(args.rope.sin)
+            .arg(args.positions)
+            .arg(args.slots)
+            .u32(args.heads as u32)
+            .u32(width as u32)
+            .u32(q.stride() as u32)
+            .u32(args.kv.stride() as u32)
+            .f32(args.eps);
+        // SAFETY: the shapes agree; positions and slots were checked by whoever staged them.
+        unsafe { launch.go(self, s) }
+    }
+
+    pub(super) fn attend_latent(
+        &self,
+        s: &Stream,
+        mut o: MatMut<'_>,
+        (kv, layout): (&Buffer, &LatentLayout),
+        args: &LatentAttention<'_>,
+    ) -> Result<(), DeviceError> {
+        const KERNEL: &str = "latent_plain";
+        args.check_shapes(&o, layout)?;
+        check_most(KERNEL, "channels of a latent", layout.latent, PLAIN_LATENT)?;
+        check_least(KERNEL, "layers", layout.layers, args.layer + 1)?;
+        check_least(KERNEL, "pool bytes", kv.bytes(), layout.bytes())?;
+        let (key, value, rows) = (args.heads.key, args.heads.value, &args.rows);
+        check_dtype(KERNEL, "key", key.dtype(), layout.dtype)?;
+        check_dtype(KERNEL, "value", value.dtype(), layout.dtype)?;
+        let defines = [
+            ("ACT_F32", act_f32(KERNEL, layout.dtype)?),
+            ("BLOCK_TOKENS", layout.block_tokens as u32),
+            ("LATENT", layout.latent as u32),
+            ("ROTARY", layout.rotary as u32),
+            ("UNTURNED", key.n() as u32),
+            ("VALUE", value.n() as u32),
+        ];
+        let kernel = self.kernel(&PLAIN, KERNEL, &defines)?;
+        let first = layout.row(args.layer, 0) * layout.dtype.bytes();
+        // SAFETY: as above.
+        let pool = unsafe { kv.as_ptr().add(first) };
+        let (grid, o_stride) = ((key.len() as u32, o.rows() as u32, 1), o.stride() as u32);
+        let launch = Launch::new(kernel, grid, THREADS, 0)
+            .overlaps_predecessor()
+            .out(&mut o)
+            .arg(args.q)
+            .arg_ptr(pool)
+            .arg_ptr(key.as_ptr())
+            .arg_ptr(value.as_ptr())
+            .arg(rows.cu_q)
+            .arg(rows.context_lens)
+            .arg(rows.block_tables)
+            .arg_or_null(rows.table_rows)
+            .u32(rows.len() as u32)
+            .u32(rows.block_tables.stride() as u32)
+            .u32(args.q.stride() as u32)
+            .u32(o_stride)
+            .f32(args.scale * LOG2_E);
+        // SAFETY: the shapes agree; lengths and tables are the caller's promise.
+        unsafe { launch.go(self, s) }
+    }
+}
