@@ -9,13 +9,9 @@ pub(crate) struct Fixture {
     /// Text of `config.json`.
     pub(crate) config: String,
     pub(crate) seed: u64,
-    /// How much wider than usual the gates of bf16 log-probabilities are; the reason stands beside it in
-    /// the file.
-    pub(crate) bf16_gate_scale: f32,
+    pub(crate) bf16_gate: Gate,
     /// The same where inputs are quantised as well, if weights are.
-    pub(crate) fp8_gate_scale: Option<f32>,
-    /// Share of positions where bf16 must choose the experts of f32.
-    pub(crate) same_experts: f64,
+    pub(crate) fp8_gate: Option<Gate>,
     pub(crate) tokens: Vec<i32>,
     /// `[T][V]`
     pub(crate) logits: Vec<Vec<f32>>,
@@ -27,6 +23,22 @@ pub(crate) struct Fixture {
     pub(crate) prompts: Vec<usize>,
     /// Tokens that greedy decoding gives after each prompt.
     pub(crate) greedy: Vec<Vec<i32>>,
+}
+
+/// How close bf16 must come; the reason stands beside it in the file.
+#[derive(Clone, Copy)]
+pub(crate) struct Gate {
+    /// How much wider than usual the gates of log-probabilities are.
+    pub(crate) scale: f32,
+    /// Share of positions where the experts of f32 must be chosen.
+    pub(crate) same_experts: f64,
+}
+
+impl Gate {
+    fn read(about: &Value) -> Option<Self> {
+        let scale = about["scale"].as_f64()? as f32;
+        Some(Self { scale, same_experts: about["same_experts"].as_f64().unwrap_or(0.75) })
+    }
 }
 
 fn folder() -> PathBuf {
@@ -65,9 +77,8 @@ impl Fixture {
         Self {
             config: about["config"].as_str().unwrap().to_owned(),
             seed: about["seed"].as_u64().unwrap(),
-            bf16_gate_scale: about["bf16_gate"]["scale"].as_f64().unwrap() as f32,
-            same_experts: about["bf16_gate"]["same_experts"].as_f64().unwrap_or(0.75),
-            fp8_gate_scale: about["fp8_gate"]["scale"].as_f64().map(|scale| scale as f32),
+            bf16_gate: Gate::read(&about["bf16_gate"]).unwrap(),
+            fp8_gate: Gate::read(&about["fp8_gate"]),
             tokens: ids("tokens"),
             logits: rows(&floats("logits"), width),
             hidden: floats("hidden").chunks(taps * channels).map(|l| rows(l, channels)).collect(),

@@ -531,11 +531,19 @@ def fp8_gate(case: dict) -> dict | None:
     """The same where inputs of linear layers are quantised too, which the reference does not do."""
     if "quantization_config" not in case:
         return None
-    if "num_experts" in case or "n_routed_experts" in case:
+    if "n_routed_experts" in case:
         return {
             "scale": 12,
-            "reason": "quantising the inputs of this model's dense linears, in torch, moves some choices of experts: "
-            "mean 0.17, p99 1.30, regret 2.17",
+            "same_experts": 0.15,
+            "reason": "quantising the inputs of this model's linears, in torch, leaves the experts of f32 at 32 of 150 "
+            "positions: mean 0.37, p99 1.34 there",
+        }
+    if "num_experts" in case:
+        return {
+            "scale": 12,
+            "same_experts": 0.65,
+            "reason": "quantising the inputs of this model's linears, in torch, leaves the experts of f32 at 105 (in f32) to "
+            "110 (in bf16) of 150 positions: mean 0.14, p99 0.71 there",
         }
     return {
         "scale": 3,

@@ -11,7 +11,7 @@
 mod fixture;
 mod replay;
 
-use fixture::Fixture;
+use fixture::{Fixture, Gate};
 use models::{Config, check_split};
 use ops::DType;
 use replay::{
@@ -221,12 +221,14 @@ fn bf16_is_close_and_as_invariant(place: &Place, fixture: &Fixture) {
     }
 }
 
+/// The CPU multiplies fp8 weights out; a GPU quantises the inputs of many rows.
+fn gate_here(fixture: &Fixture) -> Gate {
+    fixture.fp8_gate.filter(|_| replay::on_a_gpu()).unwrap_or(fixture.bf16_gate)
+}
+
 fn check_bf16(fixture: &Fixture, found: &Closeness) {
     println!("{found:?}");
-    // The CPU multiplies fp8 weights out; a GPU quantises the inputs of many rows.
-    let quantised = fixture.fp8_gate_scale.filter(|_| replay::on_a_gpu());
-    let scale = quantised.unwrap_or(fixture.bf16_gate_scale);
-    let gate = BF16_GATE.map(|x| x * scale);
+    let gate = BF16_GATE.map(|x| x * gate_here(fixture).scale);
     let close = found.mean <= gate[0] && found.p99 <= gate[1] && found.regret <= gate[2];
     assert!(close, "{found:?} against {gate:?}");
 }
@@ -243,7 +245,7 @@ fn closeness_where_routes_agree(
         |t: &usize| routes.iter().zip(&fixture.routes).all(|(ours, f32)| ours[*t] == f32[*t]);
     let kept: Vec<usize> = (0..logits.len()).filter(agree).collect();
     println!("the same experts at {} of {} positions", kept.len(), logits.len());
-    let least = fixture.same_experts * logits.len() as f64;
+    let least = gate_here(fixture).same_experts * logits.len() as f64;
     assert!(kept.len() as f64 >= least, "{} positions of {}", kept.len(), logits.len());
     let rows =
         |all: &[Vec<f32>]| -> Vec<Vec<f32>> { kept.iter().map(|&t| all[t].clone()).collect() };
@@ -315,7 +317,7 @@ fn a_cache_in_fp8_is_close_and_as_invariant() {
             println!("{name} {dtype:?} {found:?}");
             // A GPU also quantises what meets weights in fp8: both roundings add up.
             let quantises = dtype == DType::BF16 && replay::on_a_gpu();
-            let scale = fixture.fp8_gate_scale.filter(|_| quantises).unwrap_or(0.0);
+            let scale = fixture.fp8_gate.filter(|_| quantises).map_or(0.0, |gate| gate.scale);
             let gate: [f32; 3] = std::array::from_fn(|i| FP8_CACHE_GATE[i] + BF16_GATE[i] * scale);
             let close = found.mean <= gate[0] && found.p99 <= gate[1] && found.regret <= gate[2];
             assert!(close, "{name} {dtype:?}: {found:?} against {gate:?}");
