@@ -5,8 +5,12 @@
 
 // Keys of a split. Short contexts are cut finely, to fill the device, but not below twice what a block's rings hold: the
 // end of a split takes some 2 us while memory is busy. Long ones are cut coarsely, to keep merging cheap.
-// The twin of `SPLITS` in kernels/src/hip/attention.rs.
+// A lone row cuts a short context finer still: it has multiprocessors to spare and waits for nobody's memory.
+// The twins of `SPLITS` and `LONE_SPLITS` in kernels/src/hip/attention.rs.
 DEV u32 split_keys(u32 context) {
+#if FROM_QKV
+    if (context <= 2048) return 128;
+#endif
     return context <= 8192 ? 256 : context <= 32768 ? 512 : 1024;
 }
 

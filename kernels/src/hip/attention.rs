@@ -66,13 +66,16 @@ const PLAIN_HEAD: usize = 256;
 pub(super) const LOG2_E: f32 = std::f32::consts::LOG2_E;
 
 /// Contexts up to which a split has so many keys. The twin of `split_keys` in attention_decode.hip.
-const SPLITS: [(usize, usize); 3] = [(8192, 256), (32768, 512), (usize::MAX, 1024)];
+pub(super) const SPLITS: &[(usize, usize)] = &[(8192, 256), (32768, 512), (usize::MAX, 1024)];
+/// The same where a lone row is attended out of the projections.
+pub(super) const LONE_SPLITS: &[(usize, usize)] =
+    &[(2048, 128), (8192, 256), (32768, 512), (usize::MAX, 1024)];
 
 /// Most splits of any context up to `longest`.
-pub(super) fn most_splits(longest: usize) -> usize {
+pub(super) fn most_splits(longest: usize, splits: &[(usize, usize)]) -> usize {
     let mut from = 0;
     let mut most = 1;
-    for (to, keys) in SPLITS {
+    for &(to, keys) in splits {
         if longest > from {
             most = most.max(longest.min(to).div_ceil(keys));
         }
@@ -139,7 +142,7 @@ impl HipDevice {
             return Ok(());
         }
         let (kv_heads, dim, group) = (shape.layout.kv_heads, shape.layout.head_dim, shape.group);
-        let splits = most_splits(shape.args.rows.bounds.longest_context);
+        let splits = most_splits(shape.args.rows.bounds.longest_context, SPLITS);
         let record_bytes = group * (dim + RECORD_FACTS) * 4;
         let partial = self.scratch(rows * kv_heads * splits * record_bytes)?;
         let arrived = self.counters(rows * kv_heads)?;
@@ -365,13 +368,15 @@ mod tests {
 
     #[test]
     fn no_context_has_more_splits_than_the_longest_allows() {
-        let splits = |context: usize| {
-            let (_, keys) = SPLITS.into_iter().find(|(to, _)| context <= *to).unwrap();
-            context.div_ceil(keys)
+        let splits = |context: usize, all: &[(usize, usize)]| {
+            let (_, keys) = all.iter().find(|(to, _)| context <= *to).unwrap();
+            context.div_ceil(*keys)
         };
-        for longest in [1, 255, 256, 257, 2049, 8192, 8193, 9000, 32768, 40000, 131_072] {
-            let most = (1..=longest).map(splits).max().unwrap();
-            assert_eq!(most_splits(longest), most, "{longest}");
+        for longest in [1, 255, 256, 257, 2048, 2049, 8192, 8193, 9000, 32768, 40000, 131_072] {
+            for all in [SPLITS, LONE_SPLITS] {
+                let most = (1..=longest).map(|context| splits(context, all)).max().unwrap();
+                assert_eq!(most_splits(longest, all), most, "{longest}");
+            }
         }
     }
 }

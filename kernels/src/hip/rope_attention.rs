@@ -1,8 +1,8 @@
 //! Decode attention out of the projections: norms, rotation and the store of keys and values in one launch with it.
 
 use super::attention::{
-    BLOCKS_WITH_RING, DECODE, DECODE_WAVES, LOG2_E, LONE_RING_BYTES, RECORD_FACTS, TILE,
-    most_splits,
+    BLOCKS_WITH_RING, DECODE, DECODE_WAVES, LOG2_E, LONE_RING_BYTES, LONE_SPLITS, RECORD_FACTS,
+    TILE, most_splits,
 };
 use super::check::{check_dtype, check_size};
 use super::device::HipDevice;
@@ -69,7 +69,7 @@ impl HipDevice {
             return Ok(());
         }
         let (kv_heads, dim, group) = (layout.kv_heads, layout.head_dim, qk.heads / layout.kv_heads);
-        let splits = most_splits(rows.bounds.longest_context);
+        let splits = most_splits(rows.bounds.longest_context, LONE_SPLITS);
         let record_bytes = group * (dim + RECORD_FACTS) * 4;
         let partial = self.scratch(rows.len() * kv_heads * splits * record_bytes)?;
         let arrived = self.counters(rows.len() * kv_heads)?;

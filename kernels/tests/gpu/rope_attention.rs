@@ -1,18 +1,20 @@
-//! Decode attention out of the projections in one launch: what the two kernels it replaces give, bit for bit, outputs and
-//! pool alike.
+//! Decode attention out of the projections in one launch: what the two kernels it replaces give, the pool bit for bit, and
+//! the outputs, too, where both cut a context into the same splits.
 
 use kernels::hip::HipDevice;
 use kernels::{
     Attention, BatchRows, DType, Driver, Kernels, KvLayout, KvOrder, QkRope, Rope, RowBounds, bf16,
 };
 
-use crate::support::{Array, Numbers, Real, S, devices};
+use crate::support::{Array, Numbers, Real, S, devices, error, tolerance};
 
 /// Query heads, KV heads, head size, block size.
 type Heads = (usize, usize, usize, usize);
 
 const LAYERS: usize = 2;
 const SCALE: f32 = 0.11;
+/// Contexts up to which one split is all there is, in one launch or in two.
+const WHOLE: usize = 128;
 
 /// Rows of one token each with what they attend to.
 struct Case {
@@ -157,12 +159,15 @@ fn check(device: &HipDevice, heads: Heads, contexts: &[usize], normed: bool) {
     let (o, pool) = case.run(device, true);
     let (o_apart, pool_apart) = case.run(device, false);
     assert!(o_apart.iter().all(|x| x.value().is_finite()), "{what}");
-    assert_eq!(bits(&o), bits(&o_apart), "{what}: outputs");
     assert!(bits(&pool) == bits(&pool_apart), "{what}: pool");
-    for r in 0..contexts.len() {
+    for (r, &context) in contexts.iter().enumerate() {
         let (lone, _) = case.alone(r).run(device, true);
-        let width = lone.len();
-        assert_eq!(bits(&lone), bits(&o[r * width..(r + 1) * width]), "{what}: row {r} alone");
+        let row = r * lone.len()..(r + 1) * lone.len();
+        assert!(bits(&lone) == bits(&o[row.clone()]), "{what}: row {r} alone");
+        let (one, two) = (&o[row.clone()], &o_apart[row]);
+        assert!(context > WHOLE || bits(one) == bits(two), "{what}: row {r} in one launch");
+        let off = error(one, two);
+        assert!(off < tolerance::<bf16>(), "{what}: row {r} in one launch is {off} off");
     }
 }
 
@@ -172,7 +177,7 @@ fn one_launch_gives_what_two_give() {
     for device in devices().into_iter().filter(|d| d.wave() == 32) {
         // Own tokens first and last of a tile, of a block, of a split; a padded row.
         check(&device, (4, 2, 128, 16), &[1, 16, 0, 17, 257], true);
-        check(&device, (8, 1, 64, 32), &[64, 256, 100], true);
+        check(&device, (8, 1, 64, 32), &[64, 256, 128], true);
         check(&device, (2, 2, 128, 48), &[50], false);
         check(&device, (14, 2, 64, 16), &[33, 12], false);
     }
