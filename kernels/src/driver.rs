@@ -176,11 +176,6 @@ pub trait Kernels: Driver {
         self.pack_group(matrices, dtype, false)
     }
 
-    /// Whether latent attention in `dtype` takes queries to latents by matrices of their own: `LatentHeads::key_transposed`.
-    fn wants_transposed_keys(&self, _dtype: DType) -> bool {
-        false
-    }
-
     /// `y = x Wᵀ + bias`: `x [T, K]`, `W [N, K]`, `bias [N]` f32, `y [T, N]` f32 or the dtype of `x`.
     fn linear(
         &self,

@@ -58,8 +58,8 @@ impl Ops {
         Ok(())
     }
 
-    /// Packs `kv_b [N (M + V), C]`, of each head the rows of its key, then those of its value. What takes queries to
-    /// latents is packed besides where the device wants it.
+    /// Packs `kv_b [N (M + V), C]`, of each head the rows of its key, then those of its value. In f32, the oracle, queries are
+    /// taken to latents by the rows of the key, if at all; else by their transpose, which is packed besides.
     pub fn pack_latent_heads(
         &self,
         kv_b: &HostMat<'_>,
@@ -73,13 +73,13 @@ impl Ops {
         };
         let pack = |matrices: &[Vec<HostMat<'_>>]| self.device.pack_heads(matrices, self.dtype());
         let key_rows = rows(0, keys);
-        let key_transposed = if self.device.wants_transposed_keys(self.dtype()) {
+        let key_transposed = if self.dtype() == DType::F32 {
+            None
+        } else {
             let turned: Vec<Vec<u8>> = key_rows.iter().map(|key| transposed(&key[0])).collect();
             let view = |bytes| HostMat::new(bytes, DType::F32, kv_b.cols(), keys);
             let views = turned.iter().map(|bytes| Ok(vec![view(bytes)?]));
             Some(pack(&views.collect::<Result<Vec<_>, OpError>>()?)?)
-        } else {
-            None
         };
         let (key, value) = (pack(&key_rows)?, pack(&rows(keys, values))?);
         Ok(PackedLatentHeads { key, key_transposed, value })

@@ -90,7 +90,7 @@ fn latents(dtype: Dtype) -> ExecutorConfig {
     let text = r#"{
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 384,
         "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "q_lora_rank": 32, "kv_lora_rank": 48, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+        "q_lora_rank": 32, "kv_lora_rank": 128, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32,
         "v_head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1,
         "moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2,
         "routed_scaling_factor": 2.5, "norm_topk_prob": true, "intermediate_size": 96,
@@ -272,8 +272,11 @@ fn late_masks_delay_their_rows_and_change_nothing() {
 
 #[test]
 fn bf16_replays_what_it_launches() {
-    for (what, of) in [("dense", config(Dtype::Bfloat16, 2)), ("experts", experts(Dtype::Bfloat16))]
-    {
+    for (what, of) in [
+        ("dense", config(Dtype::Bfloat16, 2)),
+        ("experts", experts(Dtype::Bfloat16)),
+        ("latents", latents(Dtype::Bfloat16)),
+    ] {
         for wave in WAVES {
             let player = |eager| Player::with(on_emulator(wave, of.clone(), eager));
             assert_eq!(play(&mut player(false)), play(&mut player(true)), "{what}, wave {wave}");

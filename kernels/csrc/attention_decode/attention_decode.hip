@@ -55,7 +55,19 @@ DEV void weigh(Running& r, Scores& s, u32 seen, float factor) {
 enum : u32 { WAVES = 4, TEAM = WAVES * WAVE, TILES_AHEAD = WAVE == 64 ? 1 : STAGES };
 DEV void team_sync() { sync(); }
 
+// Keys of a split. Short contexts are cut finely, to fill the device, but not below twice what a block's rings hold: the
+// end of a split takes some 2 us while memory is busy. Long ones are cut coarsely, to keep merging cheap.
+// A lone row cuts a short context finer still: it has multiprocessors to spare and waits for nobody's memory.
+// The twins of `SPLITS` and `LONE_SPLITS` in kernels/src/hip/attention.rs.
+DEV u32 split_keys(u32 context) {
+#if FROM_QKV
+    if (context <= 2048) return 128;
+#endif
+    return context <= 8192 ? 256 : context <= 32768 ? 512 : 1024;
+}
+
 #include "attention_decode/walk.h"
+#include "attention_decode/last.h"
 #include "attention_decode/ring.h"
 #include "attention_decode/merge.h"
 #if FROM_QKV

@@ -91,25 +91,6 @@ DEV void merge_splits(bf16* out, float* records, const float* parts, u32 splits)
     if (SETS == 1) team_sync();  // The next split writes the records again.
 }
 
-// Whether this team, which brings `done` splits of a head, is the last to bring some. Every thread must come.
-DEV bool is_last(u32* arrived, u32 done, u32 splits) {
-    SHARED(u32, last, 1);
-#if !DEV_NV  // There, what a barrier has ordered before an atomic operation of one thread, that operation publishes.
-    fence();
-#endif
-    team_sync();
-    if (done == splits) return true;
-    if (tid() == 0) {
-        last[0] = atomic_add_acq_rel(arrived, done) + done == splits;
-        if (last[0]) arrived[0] = 0;
-    }
-    team_sync();
-#if !DEV_NV
-    fence();
-#endif
-    return last[0];
-}
-
 // Once the kernel in front has ended. `records`: SETS * SET floats of shared memory.
 DEV void finish_run(Run run, const Source& source, const Rows& rows, const KV* pool, float* records, const Outputs& to,
                     float factor) {

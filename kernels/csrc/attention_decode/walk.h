@@ -3,17 +3,6 @@
 // has the same to read whatever the contexts are; a captured grid adapts to contexts that only the device knows.
 #pragma once
 
-// Keys of a split. Short contexts are cut finely, to fill the device, but not below twice what a block's rings hold: the
-// end of a split takes some 2 us while memory is busy. Long ones are cut coarsely, to keep merging cheap.
-// A lone row cuts a short context finer still: it has multiprocessors to spare and waits for nobody's memory.
-// The twins of `SPLITS` and `LONE_SPLITS` in kernels/src/hip/attention.rs.
-DEV u32 split_keys(u32 context) {
-#if FROM_QKV
-    if (context <= 2048) return 128;
-#endif
-    return context <= 8192 ? 256 : context <= 32768 ? 512 : 1024;
-}
-
 // A row without keys has one empty split: somebody must write its zeros.
 DEV u32 splits_of(u32 context) {
     const u32 keys = split_keys(context);

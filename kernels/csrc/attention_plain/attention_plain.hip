@@ -9,6 +9,7 @@
 // Grid: (query heads, T). Block: WAVE.
 // Rounding: probabilities to the type of the queries, their sum after that, the output once.
 #include "dev.h"
+#include "attention/row_of.h"
 
 #if KV_FP8
 typedef fp8 KV;
@@ -18,25 +19,13 @@ typedef ACT KV;
 
 enum : u32 { D = HEAD_DIM, CHANNELS = (D + WAVE - 1) / WAVE };
 
-// Row whose tokens include `token`.
-DEV u32 row_of(const i32* cu_q, u32 rows, u32 token) {
-    u32 low = 0, high = rows;
-    while (high - low > 1) {
-        const u32 mid = (low + high) / 2;
-        if ((u32)cu_q[mid] <= token) low = mid;
-        else high = mid;
-    }
-    return low;
-}
-
 KERNEL(WAVE) attention_plain(ACT* o, const ACT* q, const KV* pool, const i32* cu_q, const i32* context_lens,
                              const i32* tables, const i32* table_rows, u32 rows, u32 group, u32 kv_heads,
                              u32 table_width, u32 q_stride, u32 o_stride, float factor) {
     SHARED(float, query, D);
     grid_wait();
     const u32 head = bid_x(), token = bid_y(), kv_head = head / group, row = row_of(cu_q, rows, token);
-    const i32 context = context_lens[row], behind = cu_q[row + 1] - 1 - (i32)token;
-    const u32 seen = context > behind ? (u32)(context - behind) : 0;
+    const u32 seen = keys_seen(cu_q, context_lens, row, token);
     const i32* table = tables + (u64)(table_rows ? (u32)table_rows[row] : row) * table_width;
     for (u32 d = lane(); d < D; d += WAVE) query[d] = f32(q[(u64)token * q_stride + head * D + d]) * factor;
     sync();

@@ -11,20 +11,10 @@
 // Grid: (heads, T). Block: 256.
 // Rounding: the output alone; all sums are f32.
 #include "dev.h"
+#include "attention/row_of.h"
 
 enum : u32 { WIDTH = LATENT + ROTARY, QUERY = UNTURNED + ROTARY, THREADS = 256, KEYS = 64,
              OWN = (LATENT + THREADS - 1) / THREADS };
-
-// Row whose tokens include `token`.
-DEV u32 row_of(const i32* cu_q, u32 rows, u32 token) {
-    u32 low = 0, high = rows;
-    while (high - low > 1) {
-        const u32 mid = (low + high) / 2;
-        if ((u32)cu_q[mid] <= token) low = mid;
-        else high = mid;
-    }
-    return low;
-}
 
 // query [LATENT + ROTARY] = factor * [Wᵀ q | turned channels of q], W [UNTURNED, LATENT].
 DEV void take_to_latents(float* query, const ACT* q, const ACT* w, float factor) {
@@ -54,8 +44,7 @@ KERNEL(256) latent_plain(ACT* o, const ACT* q, const ACT* pool, const ACT* key, 
     SHARED(float, scores, KEYS);
     grid_wait();
     const u32 head = bid_x(), token = bid_y(), row = row_of(cu_q, rows, token);
-    const i32 context = context_lens[row], behind = cu_q[row + 1] - 1 - (i32)token;
-    const u32 seen = context > behind ? (u32)(context - behind) : 0;
+    const u32 seen = keys_seen(cu_q, context_lens, row, token);
     const i32* table = tables + (u64)(table_rows ? (u32)table_rows[row] : row) * table_width;
     const auto at = [&](u32 position) {
         const u64 block = (u32)table[position / BLOCK_TOKENS];

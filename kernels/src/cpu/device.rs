@@ -248,10 +248,6 @@ impl Kernels for CpuDevice {
         true
     }
 
-    fn wants_transposed_keys(&self, dtype: DType) -> bool {
-        dtype == DType::BF16
-    }
-
     fn latent_write(
         &self,
         _: &Stream,

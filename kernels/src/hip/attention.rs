@@ -39,7 +39,7 @@ pub(super) const BLOCKS_WITH_RING: usize = 2;
 const BLOCKS_OF_FP8: usize = 3;
 const BLOCKS_WITHOUT_RING: usize = 4;
 /// Shared memory of a block beside what the launch asks for: the driver's own and the kernel's static arrays.
-const DRIVER_BYTES: usize = 1024;
+pub(super) const DRIVER_BYTES: usize = 1024;
 const STATIC_BYTES: usize = 768;
 /// Queries of a KV head up to which keys are the rows of decode's products, as `KEYS_FIRST` in attention_decode.hip.
 const KEYS_FIRST_GROUP: usize = 8;

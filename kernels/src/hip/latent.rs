@@ -1,4 +1,5 @@
-//! Latent attention: norm, rotation and store of latents, then attention over them, absorbed.
+//! Latent attention: norm, rotation and store of latents, then attention over them, absorbed: on matrix units
+//! (`latent_decode.rs`), or any shape by a plain kernel.
 
 use super::attention::LOG2_E;
 use super::check::{check_dtype, check_least, check_most, check_size};
@@ -6,7 +7,8 @@ use super::device::{HipDevice, act_f32};
 use super::launch::Launch;
 use super::source::Source;
 use crate::{
-    Buffer, DType, DeviceError, LatentAttention, LatentLayout, LatentWrite, MatMut, Stream,
+    Buffer, DType, DeviceError, LatentAttention, LatentLayout, LatentWrite, MatMut, PackedGroup,
+    Stream,
 };
 
 static WRITE: Source = Source {
@@ -74,14 +76,34 @@ impl HipDevice {
         (kv, layout): (&Buffer, &LatentLayout),
         args: &LatentAttention<'_>,
     ) -> Result<(), DeviceError> {
-        const KERNEL: &str = "latent_plain";
+        const KERNEL: &str = "latent_attention";
         args.check_shapes(&o, layout)?;
-        check_most(KERNEL, "channels of a latent", layout.latent, PLAIN_LATENT)?;
         check_least(KERNEL, "layers", layout.layers, args.layer + 1)?;
         check_least(KERNEL, "pool bytes", kv.bytes(), layout.bytes())?;
+        let heads = &args.heads;
+        check_dtype(KERNEL, "key", heads.key.dtype(), layout.dtype)?;
+        check_dtype(KERNEL, "value", heads.value.dtype(), layout.dtype)?;
+        let transposed = heads.key_transposed.map_or(layout.dtype, PackedGroup::dtype);
+        check_dtype(KERNEL, "key_transposed", transposed, layout.dtype)?;
+        let first = layout.row(args.layer, 0) * layout.dtype.bytes();
+        // SAFETY: as above.
+        let pool = unsafe { kv.as_ptr().add(first) };
+        match self.absorbed(layout, pool, args) {
+            Some(call) => self.attend_absorbed(s, &mut o, &call),
+            None => self.attend_latent_plain(s, &mut o, (pool, layout), args),
+        }
+    }
+
+    fn attend_latent_plain(
+        &self,
+        s: &Stream,
+        o: &mut MatMut<'_>,
+        (pool, layout): (*const u8, &LatentLayout),
+        args: &LatentAttention<'_>,
+    ) -> Result<(), DeviceError> {
+        const KERNEL: &str = "latent_plain";
+        check_most(KERNEL, "channels of a latent", layout.latent, PLAIN_LATENT)?;
         let (key, value, rows) = (args.heads.key, args.heads.value, &args.rows);
-        check_dtype(KERNEL, "key", key.dtype(), layout.dtype)?;
-        check_dtype(KERNEL, "value", value.dtype(), layout.dtype)?;
         let defines = [
             ("ACT_F32", act_f32(KERNEL, layout.dtype)?),
             ("BLOCK_TOKENS", layout.block_tokens as u32),
@@ -91,13 +113,10 @@ impl HipDevice {
             ("VALUE", value.n() as u32),
         ];
         let kernel = self.kernel(&PLAIN, KERNEL, &defines)?;
-        let first = layout.row(args.layer, 0) * layout.dtype.bytes();
-        // SAFETY: as above.
-        let pool = unsafe { kv.as_ptr().add(first) };
         let (grid, o_stride) = ((key.len() as u32, o.rows() as u32, 1), o.stride() as u32);
         let launch = Launch::new(kernel, grid, THREADS, 0)
             .overlaps_predecessor()
-            .out(&mut o)
+            .out(o)
             .arg(args.q)
             .arg_ptr(pool)
             .arg_ptr(key.as_ptr())

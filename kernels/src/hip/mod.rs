@@ -37,6 +37,7 @@ mod gemm;
 mod graph;
 mod jit;
 mod latent;
+mod latent_decode;
 mod launch;
 mod linear;
 mod linear_stream;

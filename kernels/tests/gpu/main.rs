@@ -27,6 +27,7 @@ mod errors;
 mod fp8;
 mod kv_fp8;
 mod latent;
+mod latent_speed;
 mod library;
 mod linear;
 mod linear_many;

@@ -15,7 +15,7 @@ use crate::support::S;
 const UNCACHED: usize = 512 << 20;
 
 /// Microseconds of one `launch(i)` among `count`, all in one graph, each waiting for the one before.
-fn microseconds(pair: &Pair, count: usize, mut launch: impl FnMut(usize)) -> f64 {
+pub(crate) fn microseconds(pair: &Pair, count: usize, mut launch: impl FnMut(usize)) -> f64 {
     launch(0);
     pair.gpu.synchronize(&S).unwrap();
     pair.gpu.begin_capture(&S).unwrap();
@@ -29,7 +29,7 @@ fn microseconds(pair: &Pair, count: usize, mut launch: impl FnMut(usize)) -> f64
     start.elapsed().as_secs_f64() * 1e6 / (replays * count) as f64
 }
 
-fn report(what: &str, time_us: f64, bytes: usize) {
+pub(crate) fn report(what: &str, time_us: f64, bytes: usize) {
     println!("{what:48} {time_us:9.2} us {:7.3} TB/s", bytes as f64 / time_us / 1e6);
 }
 

@@ -1,0 +1,19 @@
+// attention/row_of.h - whose token it is.
+#pragma once
+
+// Row whose tokens include `token`.
+DEV u32 row_of(const i32* cu_q, u32 rows, u32 token) {
+    u32 low = 0, high = rows;
+    while (high - low > 1) {
+        const u32 mid = (low + high) / 2;
+        if ((u32)cu_q[mid] <= token) low = mid;
+        else high = mid;
+    }
+    return low;
+}
+
+// Keys that `token` of `row` sees, its own included.
+DEV u32 keys_seen(const i32* cu_q, const i32* context_lens, u32 row, u32 token) {
+    const i32 context = context_lens[row], behind = cu_q[row + 1] - 1 - (i32)token;
+    return context > behind ? (u32)(context - behind) : 0;
+}

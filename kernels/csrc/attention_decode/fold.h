@@ -1,0 +1,39 @@
+// attention_decode/fold.h - the records of a query's splits as one. Whoever includes it says what D, RECORD, CHANNELS, SPREAD and
+// AHEAD are: merge.h, or latent_decode/merge.h.
+#pragma once
+
+struct alignas(CHANNELS * 4) Channels { float v[CHANNELS]; };
+
+struct Folded {
+    Channels value;
+    float max, sum;
+};
+
+// Records first, first + SPREAD, ... below `count` of a query, `stride` apart. Every lane must come.
+DEV Folded folded(const float* records, u32 first, u32 count, u32 stride) {
+    Channels value{};
+    float max = NO_SCORE, sum = 0.f;
+    for (u32 from = first; from < count; from += AHEAD * SPREAD) {
+        Channels part[AHEAD];
+        f32x2 facts[AHEAD];
+        UNROLL for (u32 i = 0; i < AHEAD; ++i) {
+            const u32 at = from + i * SPREAD;
+            const float* record = records + (at < count ? at : first) * stride;
+            part[i] = *(const Channels*)(record + lane() * CHANNELS);
+            facts[i] = *(const f32x2*)(record + D);
+            if (at >= count) facts[i] = f32x2{{NO_SCORE, 0.f}};
+        }
+        float grown = max;
+        UNROLL for (u32 i = 0; i < AHEAD; ++i) grown = fmax_(grown, facts[i].v[0]);
+        const float shrink = exp2_(max - grown);
+        UNROLL for (u32 c = 0; c < CHANNELS; ++c) value.v[c] *= shrink;
+        sum *= shrink;
+        max = grown;
+        UNROLL for (u32 i = 0; i < AHEAD; ++i) {
+            const float weight = exp2_(facts[i].v[0] - max);
+            sum = fma_(weight, facts[i].v[1], sum);
+            UNROLL for (u32 c = 0; c < CHANNELS; ++c) value.v[c] = fma_(weight, part[i].v[c], value.v[c]);
+        }
+    }
+    return Folded{value, max, sum};
+}

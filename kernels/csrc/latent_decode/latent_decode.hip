@@ -1,0 +1,113 @@
+// latent_decode: means of latents, weighted by softmax(scale q · row) over the paged pool, of all heads: latent attention
+// between its two products by matrices of heads (latent_heads). CPU twin: cpu/latent/absorbed.rs.
+//
+// A block has 16 heads of one token, which share every row of the pool that it fetches; its waves have the scores of 16
+// keys each, then a share of the channels of all keys of a step (step.h). A context is cut into splits of
+// split_keys(context) keys; blocks take equal runs of the list of all splits (attention_decode/walk.h), fetch steps ahead
+// across them, and merge the splits of a (row, 16 heads) in the last block to arrive, splits ascending. The cuts depend on
+// the row's own context and on nothing else.
+// With EACH_TOKEN rows have any number of tokens: a block takes one token and all keys that it sees.
+//
+// Contexts and tables are read before grid_wait(), as attention_decode says.
+//
+//   means [T, heads * LATENT]; taken: queries at the latents, the same, and perhaps the same memory
+//   q [T, q_stride], of whose heads' `query` channels the last ROTARY are turned
+//   pool: one layer, [slot][LATENT + ROTARY]; all bf16
+//   tables   i32 [S, table_width]; row r reads table table_rows[r], or table r without table_rows
+//   partial  f32 [rows, tiles of heads, max_splits, 16, RECORD]: sums of latents, then maximum and sum; any contents
+//   arrived  u32 [rows, tiles of heads], zero; zero again afterwards
+//   max_splits at least the splits of any row
+//
+//   -DLATENT=n (a multiple of 128)  -DROTARY=n (a multiple of 32)  -DBLOCK_TOKENS=n (a multiple of 16)
+//   -DSTAGES=n steps in the ring  -DEACH_TOKEN=0|1
+// Grid: any number of blocks, best as many as run at once; EACH_TOKEN: (tokens from `first` on, tiles of heads). Block: TEAM.
+// Dynamic shared memory: STAGES * KEYS * LINE * 2 bytes.
+//
+// Rounding: probabilities to bf16, the mean once. Roofline: 2 context (LATENT + ROTARY) bytes a row.
+#include "dev.h"
+#include "dev/strip.h"
+#include "attention/row_of.h"
+
+#ifndef EACH_TOKEN
+#  define EACH_TOKEN 0
+#endif
+enum : u32 {
+    TILE = 16,  // keys of a wave in a step; heads of a block
+    TILES = WAVE == 64 ? 2 : 4,
+    KEYS = TILES * TILE,
+    HALVES = WAVE == 64 ? 1 : 2,  // waves that share the scores of a tile
+    WAVES = TILES * HALVES,
+    TEAM = WAVES * WAVE,
+    WIDTH = LATENT + ROTARY,
+    LINE = WIDTH + 8,  // elements from row to row in shared memory: no two of eight meet in a bank
+    RECORD = LATENT + 16
+};
+DEV void team_sync() { sync(); }
+DEV u32 tile_of_wave() { return wave() % TILES; }
+DEV u32 half_of_wave() { return wave() / TILES; }
+
+// Keys of a split: what ends one, and merges it, costs as much as some 60 keys. The twin of `SPLITS` in
+// kernels/src/hip/latent_decode.rs.
+DEV u32 split_keys(u32 context) {
+    return context <= 2048 ? 256 : context <= 8192 ? 512 : context <= 32768 ? 1024 : 4096;
+}
+
+#include "attention_decode/walk.h"
+#include "attention_decode/last.h"
+#include "latent_decode/ring.h"
+#include "latent_decode/step.h"
+#include "latent_decode/merge.h"
+
+#if EACH_TOKEN
+// One split of all keys that the block's token sees.
+DEV Place start_of_token(const Rows& rows, u32 first) {
+    Place p{};
+    p.token = first + bid_x();
+    p.row = row_of(rows.cu_q, rows.rows, p.token);
+    p.context = keys_seen(rows.cu_q, rows.context_lens, p.row, p.token);
+    p.table = table_of(rows, p.row);
+    p.head = bid_y();
+    p.span = p.context;
+    p.splits = p.left = 1;
+    return p;
+}
+#endif
+
+// Strides are in elements.
+KERNEL(TEAM)
+latent_decode(bf16* means, float* partial, u32* arrived, const bf16* taken, const bf16* q, const bf16* pool,
+              const i32* cu_q, const i32* context_lens, const i32* tables, const i32* table_rows, u32 row_count,
+              u32 heads, u32 query, u32 table_width, u32 max_splits, u32 first, u32 q_stride, float factor) {
+    DYN_SHARED(bf16, shared);
+    const Rows rows{context_lens, cu_q, tables, table_rows, row_count, (heads + TILE - 1) / TILE, table_width, nullptr};
+#if EACH_TOKEN
+    Place p = start_of_token(rows, first);
+#else
+    Place p = start_of_block(rows);
+#endif
+    grid_wait();
+    grid_release();
+    Ring ring = begin_ring(shared, p, rows, pool);
+    const Source source{taken, q, heads, query, q_stride};
+    const Outputs to{means, partial, arrived, heads, max_splits};
+    Queries mine{};
+    u32 done = 0;  // splits of these heads
+    while (p.left != 0) {
+        if (done == 0) mine = load_queries(source, p);
+        Running r;
+        start(r);
+        for (u32 at = first_key(p), end = end_key(p); at < end; at += KEYS) {
+            const bf16* step = next_step(ring, rows, pool);
+            weigh(r, score(mine, step), end - at, factor);
+            add_latents(r, step);
+        }
+        finish(r);
+        put(r, p, rows, to);
+        ++done;
+        const bool leaving = p.left == 1 || p.split + 1 == p.splits;
+        if (leaving && p.splits > 1 && is_last(to.arrived + unit_of(p, rows), done, p.splits)) merge_splits(p, rows, to);
+        if (leaving) done = 0;
+        next_split(p, rows);
+    }
+}
+EXPORT(latent_decode)

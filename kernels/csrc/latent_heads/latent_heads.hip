@@ -1,0 +1,61 @@
+// latent_heads: y[t, h] = W_h x[t, h], a matrix a head: queries to latents, and means of latents to values.
+// CPU twin: the products in cpu/latent/absorbed.rs.
+//
+//   y [T, y_stride], head h from column h * OUTPUTS on; x [T, x_stride], head h from column h * x_head on, INPUTS of it
+//   w [heads][OUTPUTS][INPUTS]; all bf16, rows of x and W aligned to 16 bytes
+//
+//   -DINPUTS=n (a multiple of 32)  -DOUTPUTS=n (a multiple of 16)
+// Grid: (strips of a head by those of a block, heads, T by ROWS). Block: 128.
+// Rounding: the output once. A row's result is the same sum in the same order whatever the others hold.
+// Roofline: bytes of W; a wave holds its strips of W in registers while rows of x pass.
+#include "dev.h"
+#include "dev/strip.h"
+
+enum : u32 {
+    PIECES = INPUTS / 32,
+    STRIPS = OUTPUTS / STRIP_ROWS,
+    OWN = PIECES >= 16 ? 1 : PIECES >= 8 ? 2 : 4,  // strips of a wave
+    WAVES = 128 / WAVE,
+    ROWS = 32  // of x, of a block
+};
+
+struct Strips { bf16x8 v[OWN][PIECES]; };
+
+DEV Strips load_strips(const bf16* w, u32 first) {
+    Strips s;
+    UNROLL for (u32 i = 0; i < OWN; ++i) {
+        const bf16* row = w + ((first + i) * STRIP_ROWS + strip_w_row()) * INPUTS + strip_k();
+        UNROLL for (u32 k = 0; k < PIECES; ++k)
+            s.v[i][k] = first + i < STRIPS ? load_const((const bf16x8*)(row + k * 32)) : zero8();
+    }
+    return s;
+}
+
+KERNEL(128)
+latent_heads(bf16* y, const bf16* x, const bf16* w, u32 tokens, u32 x_head, u32 x_stride, u32 y_stride) {
+    const u32 head = bid_y(), strip = (bid_x() * WAVES + wave()) * OWN;
+    if (strip >= STRIPS) return;
+    const Strips own = load_strips(w + (u64)head * OUTPUTS * INPUTS, strip);
+    grid_wait();
+    grid_release();
+    const u32 end = (bid_z() + 1) * ROWS < tokens ? (bid_z() + 1) * ROWS : tokens;
+    for (u32 at = bid_z() * ROWS; at < end; at += 16) {
+        f32x4 sums[OWN];
+        UNROLL for (u32 i = 0; i < OWN; ++i) sums[i] = f32x4{{0.f, 0.f, 0.f, 0.f}};
+        UNROLL for (u32 k = 0; k < PIECES; ++k) {
+            StripX rows;
+            UNROLL for (u32 j = 0; j < STRIP_X; ++j) {
+                const u32 token = at + strip_x_row(j);
+                const bf16* from = x + (u64)token * x_stride + head * x_head + k * 32 + strip_k();
+                rows.v[j] = token < end ? *(const bf16x8*)from : zero8();
+            }
+            UNROLL for (u32 i = 0; i < OWN; ++i) strip_mma(sums[i], rows, own.v[i][k]);
+        }
+        UNROLL for (u32 i = 0; i < OWN; ++i)
+            UNROLL for (u32 e = 0; e < 4; ++e) {
+                const u32 token = at + strip_c_x(e), output = (strip + i) * STRIP_ROWS + strip_c_w(e);
+                if (token < end && output < OUTPUTS) y[(u64)token * y_stride + head * OUTPUTS + output] = to_bf16(sums[i].v[e]);
+            }
+    }
+}
+EXPORT(latent_heads)

@@ -1,0 +1,209 @@
+//! Latent attention on matrix units, absorbed: queries are taken to the latents, means of latents are gathered from the pool, and
+//! each head makes its value of its mean.
+
+use super::attention::{DRIVER_BYTES, LOG2_E, most_splits};
+use super::device::HipDevice;
+use super::gemm::wide;
+use super::launch::Launch;
+use super::source::Source;
+use crate::{DType, DeviceError, LatentAttention, LatentLayout, MatMut, PackedGroup, Stream};
+
+static HEADS: Source = Source {
+    name: "latent_heads/latent_heads.hip",
+    text: include_str!("../../csrc/latent_heads/latent_heads.hip"),
+};
+static DECODE: Source = Source {
+    name: "latent_decode/latent_decode.hip",
+    text: include_str!("../../csrc/latent_decode/latent_decode.hip"),
+};
+
+/// Heads of a block, and keys of a wave in a step.
+const TILE: usize = 16;
+/// Largest latent, for which a wave has registers.
+const MOST_CHANNELS: usize = 512;
+/// Spare elements behind each row of the pool in shared memory.
+const PADDING: usize = 8;
+/// Steps in a block's ring, at most.
+const MOST_STAGES: usize = 3;
+/// Shared memory of a block beside its ring: the kernel's static arrays.
+const STATIC_BYTES: usize = 7 << 10;
+/// Blocks that share a multiprocessor, at most.
+const MOST_BLOCKS: usize = 2;
+/// Floats of a record behind its sums of latents.
+const RECORD_FACTS: usize = 16;
+/// Threads of a block that multiplies by a head's matrix, and its rows.
+const HEADS_THREADS: u32 = 128;
+const HEADS_ROWS: usize = 32;
+
+/// Contexts up to which a split has so many keys. The twin of `split_keys` in latent_decode.hip.
+const SPLITS: &[(usize, usize)] = &[(2048, 256), (8192, 512), (32768, 1024), (usize::MAX, 4096)];
+
+/// What all launches share.
+pub(super) struct Absorbed<'a> {
+    args: &'a LatentAttention<'a>,
+    layout: &'a LatentLayout,
+    /// First byte of the layer.
+    pool: *const u8,
+    transposed: &'a PackedGroup,
+    stages: usize,
+    threads: u32,
+    step_bytes: usize,
+}
+
+/// Rows of bf16 on the device: the first one, channels from head to head and from row to row.
+struct HeadRows<P> {
+    at: P,
+    head: usize,
+    stride: usize,
+}
+
+impl HipDevice {
+    /// What attends on matrix units, if these sizes fit.
+    pub(super) fn absorbed<'a>(
+        &self,
+        layout: &'a LatentLayout,
+        pool: *const u8,
+        args: &'a LatentAttention<'a>,
+    ) -> Option<Absorbed<'a>> {
+        let LatentLayout { latent, rotary, block_tokens, dtype, .. } = *layout;
+        let (key, value) = (args.heads.key.n(), args.heads.value.n());
+        let fits = dtype == DType::BF16
+            && latent.is_multiple_of(128)
+            && latent <= MOST_CHANNELS
+            && rotary.is_multiple_of(32)
+            && block_tokens.is_multiple_of(TILE)
+            && (key > 0 && key.is_multiple_of(32) && key <= MOST_CHANNELS)
+            && value.is_multiple_of(TILE)
+            && wide(args.q);
+        let (tiles, halves, most) = if self.wave() == 64 { (2, 1, 1) } else { (4, 2, MOST_STAGES) };
+        let step_bytes = tiles * TILE * (layout.width() + PADDING) * 2;
+        let room = (self.shared_bytes() as usize).saturating_sub(STATIC_BYTES);
+        let stages = (room / step_bytes).min(most);
+        let transposed = args.heads.key_transposed.filter(|_| fits && stages > 0)?;
+        let threads = (tiles * halves) as u32 * self.wave();
+        Some(Absorbed { args, layout, pool, transposed, stages, threads, step_bytes })
+    }
+
+    pub(super) fn attend_absorbed(
+        &self,
+        s: &Stream,
+        o: &mut MatMut<'_>,
+        call: &Absorbed<'_>,
+    ) -> Result<(), DeviceError> {
+        let (args, latent, tokens) = (call.args, call.layout.latent, o.rows());
+        let heads = args.heads.key.len();
+        let rows = args.rows.bounds.decode_rows.min(args.rows.len());
+        let splits = most_splits(args.rows.bounds.longest_context, SPLITS);
+        let record_bytes = TILE * (latent + RECORD_FACTS) * 4;
+        let partial_bytes = rows * heads.div_ceil(TILE) * splits * record_bytes;
+        let stride = heads * latent;
+        // Means take the place of the queries they come from.
+        let taken = self.scratch(tokens * stride * 2 + partial_bytes)?;
+        // SAFETY: behind the taken queries, in the same scratch memory.
+        let partial = unsafe { taken.add(tokens * stride * 2) };
+        let turned = call.transposed.k() + call.layout.rotary;
+        let q = HeadRows { at: args.q.as_ptr(), head: turned, stride: args.q.stride() };
+        let latents = HeadRows { at: taken, head: latent, stride };
+        self.multiply_heads(s, &latents, &q, call.transposed, tokens)?;
+        if rows > 0 {
+            let blocks = self.decode_blocks(call).min(rows * heads.div_ceil(TILE) * splits);
+            self.gather_means(s, call, (taken, partial), (blocks as u32, 1, 1), (0, rows, splits))?;
+        }
+        if rows < args.rows.len() {
+            let grid = ((tokens - rows) as u32, heads.div_ceil(TILE) as u32, 1);
+            let all = args.rows.len();
+            self.gather_means(s, call, (taken, partial), grid, (rows, all, 0))?;
+        }
+        let means = HeadRows { at: taken.cast_const(), head: latent, stride };
+        let (values, o_stride) = (args.heads.value, o.stride());
+        let o = HeadRows { at: o.as_mut_ptr(), head: values.n(), stride: o_stride };
+        self.multiply_heads(s, &o, &means, values, tokens)
+    }
+
+    /// As many blocks as run at once.
+    fn decode_blocks(&self, call: &Absorbed<'_>) -> usize {
+        let room = self.shared_bytes() as usize + DRIVER_BYTES;
+        let block = call.stages * call.step_bytes + STATIC_BYTES + DRIVER_BYTES;
+        (room / block).clamp(1, MOST_BLOCKS) * self.multiprocessors() as usize
+    }
+
+    /// Means of latents in place of `taken`, of all heads: of `rows` rows of one token, through `splits` splits at most; or, of
+    /// none, of each token from `first` on.
+    fn gather_means(
+        &self,
+        s: &Stream,
+        call: &Absorbed<'_>,
+        (taken, partial): (*mut u8, *mut u8),
+        grid: (u32, u32, u32),
+        (first, rows, splits): (usize, usize, usize),
+    ) -> Result<(), DeviceError> {
+        let (args, layout) = (call.args, call.layout);
+        let heads = args.heads.key.len();
+        let arrived = self.counters(rows * heads.div_ceil(TILE))?;
+        let defines = [
+            ("LATENT", layout.latent as u32),
+            ("ROTARY", layout.rotary as u32),
+            ("BLOCK_TOKENS", layout.block_tokens as u32),
+            ("STAGES", call.stages as u32),
+            ("EACH_TOKEN", u32::from(splits == 0)),
+        ];
+        let kernel = self.kernel(&DECODE, "latent_decode", &defines)?;
+        let shared_bytes = (call.stages * call.step_bytes) as u32;
+        let launch = Launch::new(kernel, grid, call.threads, shared_bytes)
+            .overlaps_predecessor()
+            .arg_ptr(taken)
+            .arg_ptr(partial)
+            .arg_ptr(arrived)
+            .arg_ptr(taken)
+            .arg(args.q)
+            .arg_ptr(call.pool)
+            .arg(args.rows.cu_q)
+            .arg(args.rows.context_lens)
+            .arg(args.rows.block_tables)
+            .arg_or_null(args.rows.table_rows)
+            .u32(rows as u32)
+            .u32(heads as u32)
+            .u32((call.transposed.k() + layout.rotary) as u32)
+            .u32(args.rows.block_tables.stride() as u32)
+            .u32(splits as u32)
+            .u32(first as u32)
+            .u32(args.q.stride() as u32)
+            .f32(args.scale * LOG2_E);
+        // SAFETY: the shapes were compared; lengths and tables are the caller's promise; scratch and counters have the sizes
+        // of rows, heads and splits.
+        unsafe { launch.go(self, s) }
+    }
+
+    /// `y[t, h] = W_h x[t, h]` for `tokens` rows.
+    fn multiply_heads(
+        &self,
+        s: &Stream,
+        y: &HeadRows<*mut u8>,
+        x: &HeadRows<*const u8>,
+        w: &PackedGroup,
+        tokens: usize,
+    ) -> Result<(), DeviceError> {
+        let defines = [("INPUTS", w.k() as u32), ("OUTPUTS", w.n() as u32)];
+        let kernel = self.kernel(&HEADS, "latent_heads", &defines)?;
+        let own = match w.k() / 32 {
+            16.. => 1,
+            8.. => 2,
+            _ => 4,
+        };
+        let strip_rows = if self.wave() == 64 { 16 } else { 8 };
+        let strips = own * (HEADS_THREADS / self.wave()) as usize;
+        let blocks = (w.n() / strip_rows).div_ceil(strips);
+        let grid = (blocks as u32, w.len() as u32, tokens.div_ceil(HEADS_ROWS) as u32);
+        let launch = Launch::new(kernel, grid, HEADS_THREADS, 0)
+            .overlaps_predecessor()
+            .arg_ptr(y.at)
+            .arg_ptr(x.at)
+            .arg_ptr(w.as_ptr())
+            .u32(tokens as u32)
+            .u32(x.head as u32)
+            .u32(x.stride as u32)
+            .u32(y.stride as u32);
+        // SAFETY: all heads' columns lie inside the rows, whose shapes were compared.
+        unsafe { launch.go(self, s) }
+    }
+}

@@ -1,0 +1,89 @@
+//! What latent attention of DeepSeek-V2 and V3 costs inside a captured graph, next to the rows of the pool it must read: both
+//! products by heads' matrices included. Printed, not judged.
+
+use kernels::{
+    BatchRows, DType, Driver, HostMat, Kernels, LatentAttention, LatentHeads, LatentLayout,
+    PackedGroup, RowBounds, bf16,
+};
+
+use crate::matrix_speed::{microseconds, report};
+use crate::pair::{Pair, pairs};
+use crate::support::S;
+
+const LATENT: usize = 512;
+const ROTARY: usize = 64;
+/// Unturned channels of a head's key; channels of its value.
+const OWN: usize = 128;
+/// Layers that take turns.
+const LAYERS: usize = 2;
+
+#[test]
+#[ignore = "measures a GPU, named by HADRON_GPU"]
+fn latent_speed() {
+    for pair in &pairs() {
+        for heads in [16, 128] {
+            for (rows, q, context) in [
+                (1, 1, 1088),
+                (1, 1, 8192),
+                (16, 1, 8192),
+                (64, 1, 1088),
+                (64, 1, 8192),
+                (256, 1, 1200),
+                (1, 1024, 1024),
+            ] {
+                attention(pair, heads, (rows, q), context);
+            }
+        }
+    }
+}
+
+fn heads_of(pair: &Pair, heads: usize, n: usize, k: usize) -> PackedGroup {
+    let bytes = crate::pair::bytes_of(&pair.numbers(1).reals::<f32>(n * k));
+    let part = || vec![HostMat::new(&bytes, DType::F32, n, k).unwrap()];
+    pair.gpu.pack_heads(&(0..heads).map(|_| part()).collect::<Vec<_>>(), DType::BF16).unwrap()
+}
+
+/// `rows` rows of `q` tokens.
+fn attention(pair: &Pair, heads: usize, (rows, q): (usize, usize), context: usize) {
+    let (block_tokens, dtype) = (16, DType::BF16);
+    let width = context.div_ceil(block_tokens);
+    let blocks = rows * width;
+    let (latent, rotary) = (LATENT, ROTARY);
+    let layout = LatentLayout { layers: LAYERS, blocks, block_tokens, latent, rotary, dtype };
+    let mut pool = pair.gpu.alloc(layout.bytes()).unwrap();
+    let piece: Vec<bf16> = pair.numbers(2).reals(layout.bytes_per_block());
+    let piece = &crate::pair::bytes_of(&piece)[..layout.bytes_per_block()];
+    for block in 0..blocks {
+        pair.gpu.upload(&mut pool, block * piece.len(), piece).unwrap();
+    }
+    let queries = pair.random(&mut pair.numbers(3), dtype, rows * q, heads * (OWN + ROTARY));
+    let mut o = pair.poisoned(dtype, rows * q, heads * OWN);
+    let cu_q = pair.put(&(0..=rows).map(|r| (r * q) as i32).collect::<Vec<_>>(), 1, rows + 1);
+    let contexts = pair.put(&vec![context as i32; rows], 1, rows);
+    let tables: Vec<i32> = (0..blocks).map(|i| (i * 7919 % blocks) as i32).collect();
+    let tables = pair.put(&tables, rows, width);
+    let bounds = RowBounds {
+        decode_rows: if q == 1 { rows } else { 0 },
+        longest_q: q,
+        longest_context: context,
+    };
+    let step = BatchRows {
+        cu_q: cu_q.gpu(),
+        context_lens: contexts.gpu(),
+        block_tables: tables.gpu(),
+        table_rows: None,
+        bounds,
+    };
+    let [key, value] = [0; 2].map(|_| heads_of(pair, heads, OWN, LATENT));
+    let transposed = heads_of(pair, heads, LATENT, OWN);
+    let time = microseconds(pair, 8, |i| {
+        let heads = LatentHeads { key: &key, key_transposed: Some(&transposed), value: &value };
+        let layer = i % LAYERS;
+        let args = LatentAttention { q: queries.gpu(), rows: step, heads, layer, scale: 0.07 };
+        pair.gpu.latent_attention(&S, o.gpu_mut(), (&pool, &layout), &args).unwrap();
+    });
+    let seen = q * (2 * context - q + 1) / 2;
+    let tflops = (2 * rows * seen * heads * (2 * LATENT + ROTARY)) as f64 / time / 1e6;
+    let what = format!("latents, {heads} heads, {rows} x {q} at {context}, {tflops:.0} TFLOP/s");
+    report(&what, time, rows * context * (LATENT + ROTARY) * 2);
+}
