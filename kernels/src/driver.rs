@@ -142,15 +142,17 @@ pub trait Kernels: Driver {
     /// scales where the parts are and the device multiplies it. All parts have equal columns.
     fn pack(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<Packed, DeviceError>;
 
-    /// The type in which to pack experts with these projections for inputs of `dtype`: that type, or fp8 where both
-    /// are stored so, in a shape whose blocks of scales the device multiplies.
+    /// The type in which to pack experts with these projections, of which there are as many in `layers` layers, for
+    /// inputs of `dtype`: that type, or fp8 where both are stored so, in a shape whose blocks of scales the device
+    /// multiplies, and it is not faster with that type and has room for it.
     fn experts_dtype(
         &self,
         gate_up: &[Vec<HostMat<'_>>],
         down: &[Vec<HostMat<'_>>],
+        layers: usize,
         dtype: DType,
     ) -> DType {
-        let _ = (gate_up, down); // Only who multiplies fp8 wants to know.
+        let _ = (gate_up, down, layers); // Only who multiplies fp8 wants to know.
         dtype
     }
 

@@ -85,15 +85,15 @@ fn out_of_range(expert: i32, limit: usize) -> OpError {
 }
 
 impl Ops {
-    /// Packs experts, the first of which is number `first` of all. For each, `gate_up` holds parts that
-    /// stack to `[2 I, H]`, gate rows first, and `down` one matrix `[H, I]`.
+    /// Packs experts, the first of which is number `first` of all; the model has as many in each of `layers` layers. For
+    /// each, `gate_up` holds parts that stack to `[2 I, H]`, gate rows first, and `down` one matrix `[H, I]`.
     pub fn pack_experts(
         &self,
-        first: usize,
+        (first, layers): (usize, usize),
         gate_up: &[Vec<HostMat<'_>>],
         down: &[Vec<HostMat<'_>>],
     ) -> Result<PackedExperts, OpError> {
-        let dtype = self.device.experts_dtype(gate_up, down, self.dtype());
+        let dtype = self.device.experts_dtype(gate_up, down, layers, self.dtype());
         let gate_up = self.device.pack_group(gate_up, dtype, true)?;
         let down = self.device.pack_group(down, dtype, false)?;
         check_size("pack_experts", "down projections", down.len(), gate_up.len())?;

@@ -161,7 +161,7 @@ fn wrong_shapes_are_refused_with_their_numbers() {
     assert_eq!(error.to_string(), "linear: inputs is [5], expected [6]");
     assert!(matches!(ops.pack_linear(&[], Some(&[1.0])), Err(OpError::Shape { .. })));
     let gate_up = [vec![host(&weights, 4, 6)]];
-    assert!(ops.pack_experts(0, &gate_up, &gate_up).is_err());
+    assert!(ops.pack_experts((0, 1), &gate_up, &gate_up).is_err());
     assert!(Ops::new(ops.device().clone(), DType::F16).is_err());
 }
 

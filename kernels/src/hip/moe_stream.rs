@@ -58,6 +58,13 @@ impl Tile {
 }
 
 impl HipDevice {
+    /// Whether experts in bf16 of so many inputs and outputs, gates not counted, are streamed.
+    pub(super) fn streams_experts(&self, outputs: usize, k: usize) -> bool {
+        let multiples = outputs.is_multiple_of(COLUMNS) && k.is_multiple_of(COLUMNS);
+        let fits = MANY.stages(self.shared_bytes() as usize) >= LEAST_STAGES;
+        multiples && fits && self.has_warpgroups()
+    }
+
     /// `group` as moe/lines.h orders it, where its products are streamed; `gated`: the second half of its outputs
     /// are gated by the first.
     pub(super) fn in_lines(
@@ -66,9 +73,7 @@ impl HipDevice {
         gated: bool,
     ) -> Result<PackedGroup, DeviceError> {
         let outputs = if gated { group.n() / 2 } else { group.n() };
-        let multiples = outputs.is_multiple_of(COLUMNS) && group.k().is_multiple_of(COLUMNS);
-        let fits = MANY.stages(self.shared_bytes() as usize) >= LEAST_STAGES;
-        if group.dtype() != DType::BF16 || !multiples || !fits || !self.has_warpgroups() {
+        if group.dtype() != DType::BF16 || !self.streams_experts(outputs, group.k()) {
             return Ok(group);
         }
         let bytes = group.n() * group.k() * 2;

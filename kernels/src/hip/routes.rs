@@ -18,10 +18,12 @@ impl Kernels for HipDevice {
         &self,
         gate_up: &[Vec<HostMat<'_>>],
         down: &[Vec<HostMat<'_>>],
+        layers: usize,
         dtype: DType,
     ) -> DType {
         let keeps = dtype == DType::BF16 && fp8::keeps(gate_up, true) && fp8::keeps(down, false);
-        if keeps { DType::F8E4M3 } else { dtype }
+        let widens = || self.widens_experts(gate_up, down, layers);
+        if keeps && !widens() { DType::F8E4M3 } else { dtype }
     }
 
     fn pack_group(

@@ -1,7 +1,7 @@
 //! Experts in fp8 with scales of blocks: few rows against the CPU, which multiplies the weights out; more rows
 //! against sums over what inputs are quantised to.
 
-use kernels::{DType, Experts, HostMat, Kernels, PackedGroup, Routes, bf16};
+use kernels::{DType, Driver, Experts, HostMat, Kernels, PackedGroup, Routes, bf16};
 
 use crate::fp8::{Grid, Weights, quantise};
 use crate::pair::{Pair, Twin, pairs, tolerance};
@@ -25,6 +25,8 @@ type Sizes = (usize, usize, usize, usize);
 
 /// Expert 0 is on another rank.
 const FIRST: usize = 1;
+/// More layers than any device has room for in bf16.
+const MANY_LAYERS: usize = 1 << 40;
 
 impl Case {
     fn new(pair: &Pair, numbers: &mut Numbers, sizes: Sizes, tokens: usize) -> Self {
@@ -34,8 +36,9 @@ impl Case {
         let stored: Vec<[Weights; 3]> =
             (FIRST..count).map(|_| shapes.map(|(n, k)| made(n, k))).collect();
         let (gate_up, down) = projections(&stored);
-        assert_eq!(pair.gpu.experts_dtype(&gate_up, &down, BF16), DType::F8E4M3, "{sizes:?}");
-        assert_eq!(pair.cpu.experts_dtype(&gate_up, &down, BF16), BF16);
+        let kept = pair.gpu.experts_dtype(&gate_up, &down, MANY_LAYERS, BF16);
+        assert_eq!(kept, DType::F8E4M3, "{sizes:?}");
+        assert_eq!(pair.cpu.experts_dtype(&gate_up, &down, MANY_LAYERS, BF16), BF16);
         let pack = |matrices: &[Vec<HostMat<'_>>], gated| {
             let gpu = pair.gpu.pack_group(matrices, DType::F8E4M3, gated).unwrap();
             assert!(gpu.bytes() < 3 * gpu.len() * gpu.n() * gpu.k() / 2, "scales beside bytes");
@@ -229,12 +232,33 @@ fn other_scales_and_sizes_are_multiplied_out() {
             let stored = [[made(inner, hidden), made(inner, hidden), made(hidden, inner)]];
             let (gate_up, down) = projections(&stored);
             let what = format!("{hidden} x {inner} {grid:?}");
-            assert_eq!(pair.gpu.experts_dtype(&gate_up, &down, BF16), BF16, "{what}");
-            assert_eq!(pair.gpu.experts_dtype(&down, &down, DType::F32), DType::F32, "{what}");
+            assert_eq!(pair.gpu.experts_dtype(&gate_up, &down, MANY_LAYERS, BF16), BF16, "{what}");
+            let floats = pair.gpu.experts_dtype(&down, &down, MANY_LAYERS, DType::F32);
+            assert_eq!(floats, DType::F32, "{what}");
             let refused = [&gate_up, &down]
                 .into_iter()
                 .any(|group| pair.gpu.pack_group(group, DType::F8E4M3, false).is_err());
             assert!(refused, "{what}");
+        }
+    }
+}
+
+/// Warpgroups stream experts in bf16 faster, where there is room.
+#[test]
+fn experts_are_multiplied_out_where_bf16_is_faster_and_fits() {
+    for pair in &pairs() {
+        let mut numbers = pair.numbers(5);
+        let mut made = |n: usize, k: usize| Weights::new(&mut numbers, (n, k), Grid::Blocks);
+        for (hidden, inner) in [(128, 128), (256, 128)] {
+            let stored = [[made(inner, hidden), made(inner, hidden), made(hidden, inner)]];
+            let (gate_up, down) = projections(&stored);
+            let dtype = |layers| pair.gpu.experts_dtype(&gate_up, &down, layers, BF16);
+            let layer_bytes = 3 * hidden * inner * 2;
+            let room = pair.gpu.mem_info().total_bytes as usize / 2 / layer_bytes;
+            let streams =
+                pair.gpu.wave() == 32 && ["sm_90a", "emulated"].contains(&pair.gpu.arch());
+            let few = if streams { BF16 } else { DType::F8E4M3 };
+            assert_eq!([dtype(1), dtype(room), dtype(room + 1)], [few, few, DType::F8E4M3]);
         }
     }
 }

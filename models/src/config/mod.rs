@@ -211,6 +211,12 @@ impl Config {
         let sparse = (i + 1).is_multiple_of(moe.sparse_step) && !moe.dense_layers.contains(&i);
         sparse.then_some(moe)
     }
+
+    /// Layers with experts.
+    #[must_use]
+    pub fn sparse_layers(&self) -> usize {
+        (0..self.layers).filter(|&i| self.moe_at(i).is_some()).count()
+    }
 }
 
 impl Architecture {

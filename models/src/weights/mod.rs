@@ -199,7 +199,7 @@ impl<'a> Weights<'a> {
 
     /// This rank's experts of layer `layer`: `{e}.{gate,up}_proj` stacked, and `{e}.down_proj`.
     pub fn experts(&self, layer: usize, count: usize) -> Result<PackedExperts, LoadError> {
-        let Store { ranks, placement, .. } = &*self.store;
+        let Store { config, ranks, placement, .. } = &*self.store;
         let own = own_experts(ranks, *placement, layer, count).map_err(|e| self.split("*", e))?;
         let names =
             |e: usize| ["gate_proj", "up_proj", "down_proj"].map(|p| format!("{e}.{p}.weight"));
@@ -219,7 +219,7 @@ impl<'a> Weights<'a> {
                 gate_up.push(vec![gate.matrix()?, up.matrix()?]);
                 downs.push(vec![down.matrix()?]);
             }
-            self.store.ops.pack_experts(own.first, &gate_up, &downs)
+            self.store.ops.pack_experts((own.first, config.sparse_layers()), &gate_up, &downs)
         };
         let packed = pack().map_err(|e| self.device("*", e))?;
         let fp8 = parts.iter().flatten().any(HostPart::is_fp8);
