@@ -5,7 +5,8 @@
 // keys each, then a share of the channels of all keys of a step (step.h). A context is cut into splits of
 // split_keys(context) keys; blocks take equal runs of the list of all splits (attention_decode/walk.h), fetch steps ahead
 // across them, and merge the splits of a (row, 16 heads) in the last block to arrive, splits ascending. The cuts depend on
-// the row's own context and on nothing else.
+// the row's own context and on nothing else. Blocks of other heads take the same runs at the same time, so that a row of the
+// pool comes from memory once.
 // With EACH_TOKEN rows have any number of tokens: a block takes one token and all keys that it sees.
 //
 // Contexts and tables are read before grid_wait(), as attention_decode says.
@@ -20,7 +21,8 @@
 //
 //   -DLATENT=n (a multiple of 128)  -DROTARY=n (a multiple of 32)  -DBLOCK_TOKENS=n (a multiple of 16)
 //   -DSTAGES=n steps in the ring  -DEACH_TOKEN=0|1
-// Grid: any number of blocks, best as many as run at once; EACH_TOKEN: (tokens from `first` on, tiles of heads). Block: TEAM.
+// Grid: (any number of runs, tiles of heads), best as many blocks as run at once; EACH_TOKEN: (tokens from `first` on, tiles
+// of heads). Block: TEAM.
 // Dynamic shared memory: STAGES * KEYS * LINE * 2 bytes.
 //
 // Rounding: probabilities to bf16, the mean once. Roofline: 2 context (LATENT + ROTARY) bytes a row.
@@ -45,6 +47,7 @@ enum : u32 {
 DEV void team_sync() { sync(); }
 DEV u32 tile_of_wave() { return wave() % TILES; }
 DEV u32 half_of_wave() { return wave() / TILES; }
+DEV u32 first_head() { return bid_y() * TILE; }
 
 // Keys of a split: what ends one, and merges it, costs as much as some 60 keys. The twin of `SPLITS` in
 // kernels/src/hip/latent_decode.rs.
@@ -66,7 +69,6 @@ DEV Place start_of_token(const Rows& rows, u32 first) {
     p.row = row_of(rows.cu_q, rows.rows, p.token);
     p.context = keys_seen(rows.cu_q, rows.context_lens, p.row, p.token);
     p.table = table_of(rows, p.row);
-    p.head = bid_y();
     p.span = p.context;
     p.splits = p.left = 1;
     return p;
@@ -79,7 +81,7 @@ latent_decode(bf16* means, float* partial, u32* arrived, const bf16* taken, cons
               const i32* cu_q, const i32* context_lens, const i32* tables, const i32* table_rows, u32 row_count,
               u32 heads, u32 query, u32 table_width, u32 max_splits, u32 first, u32 q_stride, float factor) {
     DYN_SHARED(bf16, shared);
-    const Rows rows{context_lens, cu_q, tables, table_rows, row_count, (heads + TILE - 1) / TILE, table_width, nullptr};
+    const Rows rows{context_lens, cu_q, tables, table_rows, row_count, 1, table_width, nullptr};
 #if EACH_TOKEN
     Place p = start_of_token(rows, first);
 #else
@@ -102,10 +104,10 @@ latent_decode(bf16* means, float* partial, u32* arrived, const bf16* taken, cons
             add_latents(r, step);
         }
         finish(r);
-        put(r, p, rows, to);
+        put(r, p, to);
         ++done;
         const bool leaving = p.left == 1 || p.split + 1 == p.splits;
-        if (leaving && p.splits > 1 && is_last(to.arrived + unit_of(p, rows), done, p.splits)) merge_splits(p, rows, to);
+        if (leaving && p.splits > 1 && is_last(to.arrived + unit_of(p), done, p.splits)) merge_splits(p, to);
         if (leaving) done = 0;
         next_split(p, rows);
     }

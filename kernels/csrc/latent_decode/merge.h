@@ -14,25 +14,25 @@ struct Outputs {
     u32 heads, max_splits;
 };
 
-DEV u64 unit_of(const Place& p, const Rows& rows) { return (u64)p.row * rows.kv_heads + p.head; }
+DEV u64 unit_of(const Place& p) { return (u64)p.row * gdim_y() + bid_y(); }
 DEV bf16* mean_of(const Place& p, const Outputs& to, u32 head) {
-    return to.means + ((u64)p.token * to.heads + p.head * TILE + head) * LATENT;
+    return to.means + ((u64)p.token * to.heads + first_head() + head) * LATENT;
 }
 
 // The wave's channels of a split that is the only one.
 DEV void put_means(const Running& r, const Place& p, const Outputs& to) {
     UNROLL for (u32 i = 0; i < Frag::NC; ++i) {
         const u32 head = Frag::c_row(i);
-        if (p.head * TILE + head >= to.heads) continue;
+        if (first_head() + head >= to.heads) continue;
         const float scale = p.context == 0 ? 0.f : 1.f / r.sum[slot_of(i)];
         bf16* mean = mean_of(p, to, head) + wave() * OWN * 16 + Frag::c_col(i);
         UNROLL for (u32 j = 0; j < OWN; ++j) mean[j * 16] = to_bf16(r.out[j].x[i] * scale);
     }
 }
 
-DEV void put(const Running& r, const Place& p, const Rows& rows, const Outputs& to) {
+DEV void put(const Running& r, const Place& p, const Outputs& to) {
     if (p.splits == 1) return put_means(r, p, to);
-    float* records = to.partial + (unit_of(p, rows) * to.max_splits + p.split) * TILE * RECORD;
+    float* records = to.partial + (unit_of(p) * to.max_splits + p.split) * TILE * RECORD;
     UNROLL for (u32 i = 0; i < Frag::NC; ++i) {
         float* record = records + Frag::c_row(i) * RECORD + wave() * OWN * 16 + Frag::c_col(i);
         UNROLL for (u32 j = 0; j < OWN; ++j) record[j * 16] = r.out[j].x[i];
@@ -43,9 +43,9 @@ DEV void put(const Running& r, const Place& p, const Rows& rows, const Outputs& 
 }
 
 // All splits of the tile's heads.
-DEV void merge_splits(const Place& p, const Rows& rows, const Outputs& to) {
-    const float* records = to.partial + unit_of(p, rows) * to.max_splits * TILE * RECORD;
-    for (u32 head = wave(); head < TILE && p.head * TILE + head < to.heads; head += WAVES) {
+DEV void merge_splits(const Place& p, const Outputs& to) {
+    const float* records = to.partial + unit_of(p) * to.max_splits * TILE * RECORD;
+    for (u32 head = wave(); head < TILE && first_head() + head < to.heads; head += WAVES) {
         const Folded f = folded(records + head * RECORD, 0, p.splits, TILE * RECORD);
         bf16* mean = mean_of(p, to, head) + lane() * CHANNELS;
         UNROLL for (u32 c = 0; c < CHANNELS; ++c) mean[c] = to_bf16(f.value.v[c] / f.sum);

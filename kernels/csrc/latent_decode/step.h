@@ -32,7 +32,7 @@ struct Running {
 DEV Queries load_queries(const Source& s, const Place& p) {
     Queries all;
     UNROLL for (u32 i = 0; i < Frag::NA; i += 2) {
-        const u32 head = p.head * TILE + Frag::a_row(i);
+        const u32 head = first_head() + Frag::a_row(i);
         const bool real = head < s.heads;
         const bf16* taken = s.taken + ((u64)p.token * s.heads + head) * LATENT;
         const bf16* turned = s.q + (u64)p.token * s.q_stride + (head + 1) * s.query - ROTARY;

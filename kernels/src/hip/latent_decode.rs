@@ -92,10 +92,11 @@ impl HipDevice {
     ) -> Result<(), DeviceError> {
         let (args, latent, tokens) = (call.args, call.layout.latent, o.rows());
         let heads = args.heads.key.len();
+        let tiles = heads.div_ceil(TILE);
         let rows = args.rows.bounds.decode_rows.min(args.rows.len());
         let splits = most_splits(args.rows.bounds.longest_context, SPLITS);
         let record_bytes = TILE * (latent + RECORD_FACTS) * 4;
-        let partial_bytes = rows * heads.div_ceil(TILE) * splits * record_bytes;
+        let partial_bytes = rows * tiles * splits * record_bytes;
         let stride = heads * latent;
         // Means take the place of the queries they come from.
         let taken = self.scratch(tokens * stride * 2 + partial_bytes)?;
@@ -106,11 +107,13 @@ impl HipDevice {
         let latents = HeadRows { at: taken, head: latent, stride };
         self.multiply_heads(s, &latents, &q, call.transposed, tokens)?;
         if rows > 0 {
-            let blocks = self.decode_blocks(call).min(rows * heads.div_ceil(TILE) * splits);
-            self.gather_means(s, call, (taken, partial), (blocks as u32, 1, 1), (0, rows, splits))?;
+            // Blocks of all heads take the same runs of the list of splits.
+            let runs = (self.decode_blocks(call) / tiles).clamp(1, rows * splits);
+            let grid = (runs as u32, tiles as u32, 1);
+            self.gather_means(s, call, (taken, partial), grid, (0, rows, splits))?;
         }
         if rows < args.rows.len() {
-            let grid = ((tokens - rows) as u32, heads.div_ceil(TILE) as u32, 1);
+            let grid = ((tokens - rows) as u32, tiles as u32, 1);
             let all = args.rows.len();
             self.gather_means(s, call, (taken, partial), grid, (rows, all, 0))?;
         }
