@@ -29,7 +29,7 @@ pub enum Operation {
 /// How far it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallState {
-    /// Under way.
+    /// Under way; on a device also what nobody has seen it come past.
     Waiting,
     /// Over.
     Done,
@@ -105,6 +105,12 @@ impl Operation {
 }
 
 impl Call {
+    /// A call that begins, without a number.
+    pub(crate) fn new(operation: Operation, dtype: DType, rows: usize, cols: usize) -> Self {
+        let (rows, cols, state) = (rows as u32, cols as u32, CallState::Waiting);
+        Self { sequence: 0, operation, dtype, rows, cols, state }
+    }
+
     /// Writes the call where others read it.
     pub(crate) fn write(&self, to: &[AtomicU32]) {
         let state = match self.state {

@@ -1,7 +1,7 @@
 //! Why a collective failed.
 
 use crate::Call;
-use kernels::DType;
+use kernels::{DType, DeviceError};
 use std::path::PathBuf;
 
 /// A collective that did not complete. All but `Shape` and `Dtype` mean that the group is of no further use.
@@ -52,6 +52,27 @@ pub enum CollectiveError {
         theirs: Call,
         /// What this rank does.
         ours: Call,
+    },
+    /// Ranks that have met do not reach each other's devices.
+    #[error("the devices of the ranks have not reached each other within {seconds} s")]
+    Unreached {
+        /// Time waited.
+        seconds: u64,
+    },
+    /// A collective whose sizes only the host knows cannot be part of a recording.
+    #[error("{collective} cannot be recorded")]
+    Recorded {
+        /// The collective that refused.
+        collective: &'static str,
+    },
+    /// The device failed, or the way between devices.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// Nobody could be set to look after the ranks.
+    #[error("no thread that looks after the ranks: {error}")]
+    Watch {
+        /// What the system said.
+        error: String,
     },
     /// Whoever made the group has given it up.
     #[error("the group was given up")]

@@ -1,6 +1,6 @@
 //! A parallel axis as one rank sees it.
 
-use crate::{CollectiveError, Operation};
+use crate::{Call, CollectiveError, Launched, Operation};
 use kernels::{Mat, MatMut, Stream};
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -54,6 +54,24 @@ pub trait Collective: Send {
 
     /// Returns once every rank has called it.
     fn barrier(&self, s: &Stream) -> Result<(), CollectiveError>;
+
+    /// Calls from now on are recorded with the launches of a stream. What works before it returns cannot be.
+    fn begin_recording(&self) {}
+
+    /// The calls since then.
+    fn end_recording(&self) -> Vec<Call> {
+        Vec::new()
+    }
+
+    /// A recording with these calls was launched.
+    fn replayed(&self, _calls: &[Call]) -> Result<(), CollectiveError> {
+        Ok(())
+    }
+
+    /// What has been launched so far, where calls return before they are done.
+    fn launched(&self) -> Option<Launched> {
+        None
+    }
 }
 
 /// One axis: TP, EP or DP. A group of one has no transport and does nothing.
@@ -95,6 +113,32 @@ impl Group {
     #[must_use]
     pub fn size(&self) -> usize {
         self.peers.as_ref().map_or(1, |peers| peers.size())
+    }
+
+    /// Calls from now on are recorded with the launches of a stream.
+    pub fn begin_recording(&self) {
+        if let Some(peers) = &self.peers {
+            peers.begin_recording();
+        }
+    }
+
+    /// The calls since then, for [`Group::replayed`].
+    #[must_use]
+    pub fn end_recording(&self) -> Vec<Call> {
+        self.peers.as_ref().map_or_else(Vec::new, |peers| peers.end_recording())
+    }
+
+    /// A recording with these calls was launched.
+    ///
+    /// Errors: the group has failed.
+    pub fn replayed(&self, calls: &[Call]) -> Result<(), CollectiveError> {
+        self.peers.as_ref().map_or(Ok(()), |peers| peers.replayed(calls))
+    }
+
+    /// What has been launched so far, on devices that work behind calls.
+    #[must_use]
+    pub fn launched(&self) -> Option<Launched> {
+        self.peers.as_ref().and_then(|peers| peers.launched())
     }
 
     /// What calls have taken since this was asked last. On a device that works behind calls it is the time to

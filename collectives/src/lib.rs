@@ -2,11 +2,12 @@
 //!
 //! A model sees one [`Group`] per parallel axis and calls it unconditionally: in a group of one
 //! everything is a no-op. How bytes travel between ranks is a [`Collective`], chosen when the group is
-//! made: on CPUs of one host through the memory of a [`Meeting`]. Nothing here knows what the numbers mean.
+//! made: on CPUs of one host through the memory of a [`Meeting`], on GPUs through their library. Nothing here knows what the numbers mean.
 
 #![forbid(unsafe_code)]
 
 mod call;
+mod device_group;
 mod error;
 mod group;
 mod lane;
@@ -15,10 +16,13 @@ mod meeting;
 mod rows;
 mod shared_group;
 mod waiting;
+mod watch;
 
 pub use call::{Call, CallState, Operation};
+pub use device_group::DeviceGroup;
 pub use error::CollectiveError;
 pub use group::{Collective, Group, Spent};
 pub use layout::{CALLS, SLOT_BYTES};
 pub use meeting::Meeting;
 pub use shared_group::SharedGroup;
+pub use watch::Launched;

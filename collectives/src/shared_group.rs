@@ -7,6 +7,7 @@ use crate::call::CALL_WORDS;
 use crate::lane::{Lane, Piece, Summand, is_summed, part, pieces};
 use crate::layout::{Flag, Place, SLOT_WORDS};
 use crate::waiting::Waiting;
+use crate::watch::Health;
 use crate::{Call, CallState, Collective, CollectiveError, Operation};
 use kernels::{DType, Mat, MatMut, SharedMemory, Stream, bf16};
 use std::cell::{Cell, RefCell};
@@ -64,20 +65,40 @@ impl SharedGroup {
         (dtype, rows, cols): (DType, usize, usize),
         run: impl FnOnce(&Call) -> Result<(), CollectiveError>,
     ) -> Result<(), CollectiveError> {
-        let sequence = self.calls.get().wrapping_add(1);
-        self.calls.set(sequence);
-        let (rows, cols, state) = (rows as u32, cols as u32, CallState::Waiting);
-        let call = Call { sequence, operation, dtype, rows, cols, state };
-        let note = &self.words()[self.place.call(self.rank, sequence)];
-        call.write(note);
-        self.flag(self.rank, Flag::Calls).store(sequence, Release);
+        let call = self.note(Call::new(operation, dtype, rows, cols));
         let result = run(&call);
         let state = if result.is_ok() { CallState::Done } else { CallState::Failed };
-        Call { state, ..call }.write(note);
+        Call { state, ..call }.write(&self.words()[self.place.call(self.rank, call.sequence)]);
         if let Err(error) = &result {
             self.give_up(error);
         }
         result
+    }
+
+    /// Notes that a call begins, where others can read it, and gives it its number.
+    pub(crate) fn note(&self, call: Call) -> Call {
+        let sequence = self.calls.get().wrapping_add(1);
+        self.calls.set(sequence);
+        let call = Call { sequence, ..call };
+        call.write(&self.words()[self.place.call(self.rank, sequence)]);
+        self.flag(self.rank, Flag::Calls).store(sequence, Release);
+        call
+    }
+
+    /// The number of the newest call.
+    pub(crate) fn newest(&self) -> u32 {
+        self.calls.get()
+    }
+
+    /// What others need to look after this group.
+    pub(crate) fn health(&self) -> Health {
+        Health::new(Arc::clone(&self.memory), self.place, self.rank)
+    }
+
+    /// Ends the group for all.
+    pub(crate) fn fail(&self, error: CollectiveError) -> CollectiveError {
+        self.give_up(&error);
+        error
     }
 
     /// One round: brings a piece, waits for those of all others, and returns the slots they lie in.

@@ -115,7 +115,7 @@ fn has_come(posted: u32, round: u32) -> bool {
 }
 
 /// Whether a process is gone, waited for by its parent or not. One that has not joined yet is 0.
-fn has_ended(process: u32) -> bool {
+pub(crate) fn has_ended(process: u32) -> bool {
     let Some(pid) = Pid::from_raw(process as i32) else { return false };
     match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(process) => {

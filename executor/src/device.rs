@@ -10,14 +10,23 @@ use protocol::{Device, DeviceLibraries, Dtype, KvDtype, Settings};
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
-/// A device, and the threads that may prepare what it is given.
-pub(crate) fn open(settings: &Settings) -> Result<(Arc<dyn Kernels>, usize), ExecutorError> {
+/// What an executor computes on.
+pub(crate) struct Opened {
+    pub(crate) kernels: Arc<dyn Kernels>,
+    /// The same, if it is a GPU.
+    pub(crate) gpu: Option<Arc<HipDevice>>,
+    /// Threads that may prepare what it is given.
+    pub(crate) threads: usize,
+}
+
+/// Opens the device of a rank.
+pub(crate) fn open(settings: &Settings) -> Result<Opened, ExecutorError> {
     let (api, system) = match settings.device {
         Device::Cpu => {
             let threads = cpu_threads(settings);
             let device = CpuDevice::new(CpuConfig { threads, ..CpuConfig::default() })?;
             let threads = device.threads().threads();
-            return Ok((Arc::new(device), threads));
+            return Ok(Opened { kernels: Arc::new(device), gpu: None, threads });
         }
         Device::Rocm => (Api::Hip, Libraries::Rocm),
         Device::Cuda => (Api::Cuda, Libraries::Cuda),
@@ -32,7 +41,9 @@ pub(crate) fn open(settings: &Settings) -> Result<(Arc<dyn Kernels>, usize), Exe
         emulated_wave: libraries.and_then(|named| named.emulated_wave),
     };
     let cores = available_parallelism().map_or(1, usize::from);
-    Ok((Arc::new(HipDevice::open(&hip)?), settings.threads.map_or(cores, |n| n as usize)))
+    let gpu = Arc::new(HipDevice::open(&hip)?);
+    let threads = settings.threads.map_or(cores, |n| n as usize);
+    Ok(Opened { kernels: gpu.clone(), gpu: Some(gpu), threads })
 }
 
 /// Threads of this rank, 0 = one per core: ranks of one host share its cores unless told otherwise.
@@ -50,6 +61,7 @@ fn named_libraries(api: Api, named: &DeviceLibraries) -> Libraries {
         driver: named.driver.clone(),
         rtc: named.compiler.clone().unwrap_or_else(|| named.driver.clone()),
         blas: named.blas.clone(),
+        collectives: named.collectives.clone(),
     }
 }
 

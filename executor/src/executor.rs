@@ -1,5 +1,6 @@
 //! `Executor`: a loaded model with its KV cache, driven by calls.
 
+use crate::device::Opened;
 use crate::graph::{self, Graphs};
 use crate::inputs::StepLimits;
 use crate::masks::{Masks, NoMasks};
@@ -32,11 +33,12 @@ pub struct Progress {
 
 /// A model on a device. It computes once `size_kv` has given it a KV cache.
 pub struct Executor {
+    /// Before the engine: recordings know its ways to other ranks.
+    state: Option<State>,
     config: ExecutorConfig,
     engine: Engine,
     ranks: Ranks,
     spec: KvSpec,
-    state: Option<State>,
     /// Where a folder for traces is configured.
     tracer: Option<Tracer>,
 }
@@ -51,10 +53,10 @@ impl Executor {
         let placement = settings.placement.as_ref();
         check_world(settings.parallel, settings.device, &config.model, placement)?;
         let ranks = ranks::ranks(settings.parallel, settings.rank)?;
-        let (device, threads) = device::open(&config.settings)?;
-        let [tp, dp] = ranks::groups(settings, progress)?;
+        let Opened { kernels, gpu, threads } = device::open(&config.settings)?;
+        let [tp, dp] = ranks::groups(settings, gpu.as_ref(), progress)?;
         let dtype = device::dtype(&config);
-        let ops = Ops::new(device, dtype)?;
+        let ops = Ops::new(kernels, dtype)?;
         let phase = Phase::Load;
         progress(Progress { phase, done: 0, total: 0 }); // How much it is shows on the way.
         let options = LoadOptions {

@@ -7,6 +7,7 @@
 use crate::ExecutorError;
 use crate::step::{DeviceState, Engine, Launch};
 use crate::trace::{Lap, Laps, Tracer};
+use collectives::{Call, Group};
 use ops::{Graph, RowBounds, StepShape};
 use protocol::{Capture, StepTiming};
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,10 +22,15 @@ pub(crate) struct Graphs {
     by_rows: BTreeMap<u32, Recording>,
 }
 
+/// Collectives of a recording, in the group that shares layers and in the one that shares experts.
+pub(crate) type RecordedCalls = [Vec<Call>; 2];
+
 /// A step of some number of rows.
 #[derive(Debug)]
 pub(crate) struct Recording {
     pub(crate) graph: Graph,
+    /// The collectives in it.
+    pub(crate) calls: RecordedCalls,
     /// The same with marks, and what they are behind.
     pub(crate) marked: Option<(Graph, Arc<[Lap]>)>,
 }
@@ -90,23 +96,23 @@ fn record(
     tracer: Option<&Tracer>,
 ) -> Result<Recording, ExecutorError> {
     for _ in 0..2 {
-        let launch = Launch::alone(shape);
+        let launch = Launch::of_all(shape, engine);
         device.launch(engine, launch, &mut StepTiming::default(), &mut None)?;
         engine.ops.device().synchronize(engine.ops.stream())?;
     }
-    let graph = record_launches(engine, device, shape, &mut None)?;
+    let (graph, calls) = record_launches(engine, device, shape, &mut None)?;
     let mut laps = tracer.map(|tracer| tracer.laps(&engine.ops));
     if laps.is_none() {
-        return Ok(Recording { graph, marked: None });
+        return Ok(Recording { graph, calls, marked: None });
     }
     let marked = match record_launches(engine, device, shape, &mut laps) {
-        Ok(marked) => laps.map(|laps| (marked, laps.finish())),
+        Ok((marked, _)) => laps.map(|laps| (marked, laps.finish())),
         Err(error) => {
             tracing::warn!(rows = shape.rows, %error, "traces show such steps only as a whole");
             None
         }
     };
-    Ok(Recording { graph, marked })
+    Ok(Recording { graph, calls, marked })
 }
 
 fn record_launches(
@@ -114,14 +120,22 @@ fn record_launches(
     device: &mut DeviceState,
     shape: StepShape,
     laps: &mut Option<Laps>,
-) -> Result<Graph, ExecutorError> {
+) -> Result<(Graph, RecordedCalls), ExecutorError> {
     let (driver, stream) = (engine.ops.device(), engine.ops.stream());
     driver.begin_capture(stream)?;
-    let launch = Launch::alone(shape);
+    let groups = [&engine.tp, &engine.dp];
+    for group in groups {
+        group.begin_recording();
+    }
+    let launch = Launch::of_all(shape, engine);
     let launched = device.launch(engine, launch, &mut StepTiming::default(), laps);
     let graph = driver.end_capture(stream);
+    let calls = groups.map(Group::end_recording);
+    for group in groups {
+        drop(group.take_spent()); // No step has spent it.
+    }
     launched?;
-    Ok(graph?)
+    Ok((graph?, calls))
 }
 
 #[cfg(test)]

@@ -1,12 +1,14 @@
 //! Where an executor stands among the ranks of its world, and how they meet.
 
 use crate::{ExecutorError, Progress};
-use collectives::{Call, CollectiveError, Group};
+use collectives::{Call, CollectiveError, DeviceGroup, Group};
+use kernels::hip::HipDevice;
 use models::sharding::{Part, Ranks};
 use models::{Config, check_split};
 use protocol::{Device, ExpertPlacement, Parallel, Phase, Rank, Settings};
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
 /// A world that cannot be served.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -24,23 +26,11 @@ pub enum WorldError {
     /// Nothing to spread.
     #[error("expert parallelism was asked for, but the model has no experts")]
     NoExperts,
-    /// Ranks that cannot reach each other.
-    #[error("{tp_size} tensor-parallel ranks on {device:?} are not supported; on the CPU they are")]
-    Device {
-        /// What they compute on.
+    /// Copies of experts in places of an operator's choice.
+    #[error("placed experts on {device:?} are not supported; on the CPU they are")]
+    Places {
+        /// What the ranks compute on.
         device: Device,
-        /// Ranks that share every layer.
-        tp_size: u16,
-    },
-    /// Replicas that cannot reach each other.
-    #[error(
-        "experts spread over {dp_size} replicas on {device:?} are not supported; on the CPU they are"
-    )]
-    SpreadOverReplicas {
-        /// What they compute on.
-        device: Device,
-        /// Replicas.
-        dp_size: u16,
     },
     /// Nobody said where the ranks meet.
     #[error("{ranks} ranks that share layers need shared memory to meet in")]
@@ -64,14 +54,11 @@ pub fn check_world(
     if tp_size == 0 || dp_size == 0 {
         return refused(WorldError::Rank { rank: 0, tp_size, dp_size });
     }
-    if tp_size > 1 && device != Device::Cpu {
-        return refused(WorldError::Device { device, tp_size });
-    }
     if experts && model.moe.is_none() {
         return refused(WorldError::NoExperts);
     }
-    if parallel.lockstep() && device != Device::Cpu {
-        return refused(WorldError::SpreadOverReplicas { device, dp_size });
+    if placement.is_some() && device != Device::Cpu {
+        return refused(WorldError::Places { device });
     }
     Ok(check_split(model, &ranks(parallel, Rank(0))?, placement)?)
 }
@@ -96,6 +83,7 @@ pub(crate) fn answers(settings: &Settings) -> bool {
 /// shares experts.
 pub(crate) fn groups(
     settings: &Settings,
+    gpu: Option<&Arc<HipDevice>>,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<[Group; 2], ExecutorError> {
     let (parallel, rank) = (settings.parallel, settings.rank);
@@ -112,10 +100,14 @@ pub(crate) fn groups(
     let path = settings.meeting.as_deref().ok_or(no_meeting)?;
     let meeting = collectives::Meeting::open(path, &sizes(parallel))?;
     let join = |group: usize, part: Part| -> Result<Group, CollectiveError> {
-        match part.size {
-            1 => Ok(Group::single()),
-            _ => Ok(Group::new(Box::new(meeting.join(group, part.rank)?))),
+        if part.size == 1 {
+            return Ok(Group::single());
         }
+        let shared = meeting.join(group, part.rank)?;
+        Ok(Group::new(match gpu {
+            Some(gpu) => Box::new(DeviceGroup::join(shared, gpu)?),
+            None => Box::new(shared),
+        }))
     };
     let across = usize::from(parallel.dp_size) + tp.rank;
     let joined = [join(replica, tp)?, join(across, dp)?];

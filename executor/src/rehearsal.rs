@@ -17,7 +17,7 @@ pub(crate) fn rehearse(
     let driver = engine.ops.device();
     driver.begin_rehearsal();
     let mut launch = |shape| {
-        let launch = Launch::alone(shape);
+        let launch = Launch::of_all(shape, engine);
         device.launch(engine, launch, &mut StepTiming::default(), &mut None).map(drop)
     };
     let launched = shapes.into_iter().try_for_each(&mut launch);

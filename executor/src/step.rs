@@ -10,10 +10,10 @@ use crate::masks::{Masks, StepMasks};
 use crate::sampler::{self, Question};
 use crate::seats::{self, Seats, TableChange};
 use crate::trace::{Laps, Scope, StepFacts, StepTrace, Tracer};
-use collectives::{Group, Operation, Spent};
+use collectives::{Group, Launched, Operation, Spent};
 use models::{ExpertLoad, Forward, Model};
 use ops::{
-    AnswerMemory, AnswersInFlight, InFlight, KvPool, Mat, MatMut, Ops, Pinned, PoolLayout,
+    AnswerMemory, AnswersInFlight, DType, InFlight, KvPool, Mat, MatMut, Ops, Pinned, PoolLayout,
     RowBounds, Stage, StepBuffers, StepShape, StepSize, Tensor, VocabPart,
 };
 use protocol::{
@@ -87,9 +87,10 @@ pub(crate) struct Launch {
 }
 
 impl Launch {
-    /// A step of a rank that shares experts with no other replica.
-    pub(crate) fn alone(shape: StepShape) -> Self {
-        Self { shape, dp_rows: 0, asked_only: asks_few(&shape) }
+    /// A step that looks alike on all ranks.
+    pub(crate) fn of_all(shape: StepShape, engine: &Engine) -> Self {
+        let dp_rows = if engine.dp.size() > 1 { shape.tokens } else { 0 };
+        Self { shape, dp_rows, asked_only: asks_few(&shape) }
     }
 }
 
@@ -103,6 +104,8 @@ pub(crate) struct Pending {
     late: Vec<usize>,
     answers: Option<AnswersInFlight>,
     home: Sender<AnswerMemory>,
+    /// What the groups have launched up to here.
+    launched: Vec<Launched>,
     timing: StepTiming,
     experts: Vec<ExpertTokens>,
     started: Instant,
@@ -179,6 +182,7 @@ impl State {
             late: Vec::new(),
             answers: None,
             home: self.answers.0.clone(),
+            launched: Vec::new(),
             timing: StepTiming::default(),
             experts: Vec::new(),
             started,
@@ -215,6 +219,7 @@ impl State {
         self.answer(engine, (batch, &masks), &questions, (first, hidden), &mut pending)?;
         self.questions = questions;
         pending.timing.collectives = collective_timing(engine);
+        pending.launched = [&engine.tp, &engine.dp].iter().filter_map(|g| g.launched()).collect();
         Ok(pending)
     }
 
@@ -318,6 +323,8 @@ impl State {
                 }
                 _ => &recording.graph,
             };
+            engine.tp.replayed(&recording.calls[0])?;
+            engine.dp.replayed(&recording.calls[1])?;
             ops.device().replay(ops.stream(), graph)?;
             return Ok(None);
         }
@@ -449,6 +456,10 @@ impl DeviceState {
         let Self { buffers, seats, .. } = self;
         if tp.size() == 1 {
             buffers.sample(ops, seats, logits)?;
+        } else if !ops.device().samples_parts() {
+            let mut whole = ops.scratch(DType::F32, &[logits.rows(), part.vocab])?;
+            tp.all_gather(ops.stream(), logits.mat()?, whole.mat_mut()?)?;
+            buffers.sample(ops, seats, &whole)?;
         } else {
             let mut gathered = Ok(());
             let mut gather = |own: Mat<'_>, all: MatMut<'_>| {
@@ -469,8 +480,10 @@ impl Pending {
     pub(crate) fn finish(mut self) -> Result<StepOutput, ExecutorError> {
         if let Some(answers) = self.answers.take() {
             let waiting = Instant::now();
-            let answers = answers.wait()?;
+            let answers = answers.wait();
             let waited = Instant::now();
+            self.launched.iter().try_for_each(Launched::finish)?; // It says more than the device does.
+            let answers = answers?;
             sampler::enter(&self.questions, &answers, &mut self.rows);
             if let Some(trace) = self.trace.take() {
                 trace.finish(waiting, waited); // Before the memory goes home: see `trace::PLACES`.

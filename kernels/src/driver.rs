@@ -443,6 +443,11 @@ pub trait Kernels: Driver {
         answers: &mut AnswerArrays<'_>,
     ) -> Result<(), DeviceError>;
 
+    /// Whether `sample_parts` exists here.
+    fn samples_parts(&self) -> bool {
+        false
+    }
+
     /// The same where every rank of a group has the logits of a part of the vocabulary, f32 `[n, part.cols]`. All ranks
     /// ask the same of the same rows and get the same answers, in ids those of [`Kernels::sample_rows`] for the whole
     /// rows; `gather` is called as often on each, with matrices of the same shape.

@@ -57,7 +57,7 @@ pub struct Settings {
     pub host_ranks: u16,
     /// Where experts lie; `None` = each once, in order.
     pub placement: Option<ExpertPlacement>,
-    /// Shared memory in which the ranks of this one's groups meet on a CPU: a file that every rank maps; `None` = alone.
+    /// Shared memory in which the ranks of this one's groups meet: a file that every rank maps; `None` = alone.
     pub meeting: Option<PathBuf>,
 }
 
@@ -144,6 +144,8 @@ pub struct DeviceLibraries {
     pub blas: Option<PathBuf>,
     /// The libraries emulate a GPU, with waves of so many lanes.
     pub emulated_wave: Option<u32>,
+    /// RCCL or NCCL, through which ranks reach each other; `None` = there is one rank.
+    pub collectives: Option<PathBuf>,
 }
 
 /// Type of weights and activations.

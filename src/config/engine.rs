@@ -16,8 +16,8 @@ pub struct EngineArgs {
     #[arg(long, default_value = "auto")]
     pub device: DeviceKind,
     /// Device libraries by path, in place of the system's: driver, run-time compiler, BLAS, lanes of a wave
-    /// if they emulate a GPU
-    #[arg(long, hide = true, value_parser = libraries, value_name = "DRIVER[,COMPILER[,BLAS[,WAVE]]]")]
+    /// if they emulate a GPU, RCCL or NCCL
+    #[arg(long, hide = true, value_parser = libraries, value_name = LIBRARIES)]
     pub device_libraries: Option<DeviceLibraries>,
     /// Threads of the CPU backend [default: the physical cores]
     #[arg(long, value_name = "COUNT")]
@@ -108,7 +108,7 @@ pub struct EngineArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Parallelism")]
 pub struct ParallelArgs {
-    /// Executors that share each layer (short: -tp); so far of the CPU only
+    /// Executors that share each layer (short: -tp)
     #[arg(long, aliases = ["tp", "tp-size"], default_value_t = 1, value_name = "SIZE")]
     pub tensor_parallel_size: u16,
     /// Replicas, each with a KV cache of its own (short: -dp)
@@ -220,7 +220,10 @@ pub enum ExecutorPlace {
     Process,
 }
 
-/// `DRIVER[,COMPILER[,BLAS[,WAVE]]]`; an empty place means that there is none, `WAVE` that the libraries
+/// How device libraries are named.
+const LIBRARIES: &str = "DRIVER[,COMPILER[,BLAS[,WAVE[,COLLECTIVES]]]]";
+
+/// [`LIBRARIES`]; an empty place means that there is none, `WAVE` that the libraries
 /// emulate a GPU with waves of so many lanes.
 fn libraries(text: &str) -> Result<DeviceLibraries, String> {
     let places: Vec<&str> = text.split(',').collect();
@@ -228,10 +231,11 @@ fn libraries(text: &str) -> Result<DeviceLibraries, String> {
     let path = |at: usize| place(at).map(PathBuf::from);
     let wave = place(3).map(str::parse::<u32>).transpose();
     match (path(0), wave, places.len()) {
-        (Some(driver), Ok(emulated_wave), 1..=4) => {
-            Ok(DeviceLibraries { driver, compiler: path(1), blas: path(2), emulated_wave })
+        (Some(driver), Ok(emulated_wave), 1..=5) => {
+            let (compiler, blas, collectives) = (path(1), path(2), path(4));
+            Ok(DeviceLibraries { driver, compiler, blas, emulated_wave, collectives })
         }
-        _ => Err("not DRIVER[,COMPILER[,BLAS[,WAVE]]]".to_owned()),
+        _ => Err(format!("not {LIBRARIES}")),
     }
 }
 

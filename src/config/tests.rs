@@ -283,7 +283,10 @@ fn a_device_may_be_named_with_its_libraries() {
     let libraries = args.device_libraries.unwrap();
     assert_eq!(libraries.driver, std::path::Path::new("/a/emu.so"));
     assert_eq!((libraries.compiler, libraries.blas), (None, Some("/b/blas.so".into())));
-    assert_eq!(libraries.emulated_wave, Some(64));
+    assert_eq!((libraries.emulated_wave, libraries.collectives), (Some(64), None));
+    let args = serve("M --device cuda --device-libraries /a/cuda.so,,,,/b/nccl.so").engine;
+    let libraries = args.device_libraries.unwrap();
+    assert_eq!((libraries.emulated_wave, libraries.collectives), (None, Some("/b/nccl.so".into())));
     assert_eq!((args.device, args.executor), (DeviceKind::Cuda, ExecutorPlace::Embedded));
     assert_eq!(
         (args.max_num_batched_tokens, serve("M --device rocm").engine.tokens_per_step()),

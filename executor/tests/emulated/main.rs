@@ -10,6 +10,7 @@ mod memory;
 #[path = "../invariance/player.rs"]
 #[allow(dead_code, reason = "shared with the invariance tests")]
 mod player;
+mod ranks;
 mod trace;
 
 use executor::{Dtype, Executor, ExecutorConfig, KvDtype, KvSize};
@@ -49,6 +50,7 @@ fn on_emulator(wave: u32, config: ExecutorConfig, enforce_eager: bool) -> Execut
         compiler: None,
         blas: None,
         emulated_wave: Some(wave),
+        collectives: None,
     };
     let cache = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
     let config = small(config);

@@ -239,20 +239,16 @@ fn worlds_that_cannot_be_are_refused_with_the_numbers() {
     spread.settings.parallel = parallel(1, 2, true);
     let text = refused(spread.clone());
     assert!(text.contains("2 ranks that share layers need shared memory"), "{text}");
-    spread.settings.device = Device::Cuda;
-    let text = refused(spread);
-    assert!(text.contains("experts spread over 2 replicas on Cuda are not supported"), "{text}");
+    let mut gpu = placed(shared(experts(Dtype::Float32), 2, true));
+    gpu.settings.device = Device::Cuda;
+    let text = refused(gpu);
+    assert!(text.contains("placed experts on Cuda are not supported"), "{text}");
     let mut wrong = placed(shared(experts(Dtype::Float32), 2, true));
     wrong.settings.placement.as_mut().unwrap().layers[2][4] = 6;
     let text = refused(wrong);
     assert!(text.contains("layer 2: expert 4 has no place"), "{text}");
     let text = refused(placed(experts(Dtype::Float32)));
     assert!(text.contains("a placement of experts needs several ranks"), "{text}");
-    let mut gpu = config(Dtype::Float32, 1);
-    gpu.settings.parallel = parallel(2, 1, false);
-    gpu.settings.device = Device::Cuda;
-    let text = refused(gpu);
-    assert!(text.contains("2 tensor-parallel ranks on Cuda are not supported"), "{text}");
 }
 
 #[test]

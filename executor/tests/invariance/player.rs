@@ -185,6 +185,18 @@ impl Masks for Given {
     }
 }
 
+/// Makes this the configuration of one rank. Emulated ones are threads here, each with a copy of the library, which is
+/// a device of its own.
+fn take_rank(config: &mut ExecutorConfig, rank: Rank) {
+    config.settings.rank = rank;
+    let shared = config.settings.parallel.world_size() > 1;
+    if let Some(libraries) = config.settings.libraries.as_mut().filter(|_| shared) {
+        let name = libraries.driver.to_string_lossy().replace("-0.so", &format!("-{}.so", rank.0));
+        libraries.driver = name.into();
+        libraries.collectives = Some(libraries.driver.clone());
+    }
+}
+
 /// An executor that does what the first of its replica does, in a thread of its own.
 struct Follower {
     batches: Sender<(Batch, Vec<MaskRow>)>,
@@ -193,7 +205,7 @@ struct Follower {
 
 impl Follower {
     fn start(mut config: ExecutorConfig, rank: Rank, blocks: u32) -> Self {
-        config.settings.rank = rank;
+        take_rank(&mut config, rank);
         let (batches, todo) = channel::<(Batch, Vec<MaskRow>)>();
         let (done, outputs) = channel();
         thread::spawn(move || {
@@ -210,7 +222,7 @@ impl Follower {
     }
 }
 
-/// Players that step together: in each step they agree on the most tokens that any of them has.
+/// Players that step together: in each step they agree on the most rows and tokens that any of them has.
 pub(crate) struct Pact {
     parallel: Parallel,
     pub(crate) meeting: Meeting,
@@ -227,8 +239,8 @@ impl Pact {
         Self { parallel, meeting, turn, most: AtomicU32::new(0) }
     }
 
-    fn agree(&self, tokens: u32) -> u32 {
-        self.most.fetch_max(tokens, SeqCst);
+    fn agree(&self, own: u32) -> u32 {
+        self.most.fetch_max(own, SeqCst);
         self.turn.wait();
         let most = self.most.load(SeqCst);
         if self.turn.wait().is_leader() {
@@ -273,7 +285,7 @@ impl Player {
         let tp_size = pact.parallel.tp_size;
         let first = replica * tp_size;
         let followers = (first + 1..first + tp_size).map(follow).collect();
-        config.settings.rank = Rank(first);
+        take_rank(&mut config, Rank(first));
         let mut executor = Executor::load(config, &mut |_| {}).unwrap();
         let graphs = executor.size_kv(blocks, &mut |_| {}).unwrap().graph_rows;
         // Blocks of a request shall not lie in order.
@@ -321,12 +333,15 @@ impl Player {
     pub(crate) fn try_step(&mut self, jobs: &mut [(&mut Job, usize)]) -> (Vec<Row>, StepOutput) {
         self.step = self.step.next();
         let rows: Vec<Row> = jobs.iter_mut().map(|(job, len)| self.row(job, *len)).collect();
-        let recorded = self.graphs.iter().find(|&&graph| graph as usize >= rows.len());
-        let bucket = match recorded.filter(|_| rows.iter().all(|row| row.len == 1)) {
-            Some(&rows) => Bucket::Graph { rows, width: 1 },
-            None => Bucket::Eager { tokens: rows.iter().map(|row| row.len).sum() },
+        // Replicas that step together replay together.
+        let most_rows = self.pact.agree(rows.len() as u32);
+        let longest = self.pact.agree(rows.iter().map(|row| row.len).max().unwrap_or(0));
+        let most_tokens = self.pact.agree(rows.iter().map(|row| row.len).sum());
+        let recorded = self.graphs.iter().find(|&&graph| graph >= most_rows && longest == 1);
+        let (bucket, moe_tokens) = match recorded {
+            Some(&rows) => (Bucket::Graph { rows, width: 1 }, rows),
+            None => (Bucket::Eager { tokens: most_tokens }, most_tokens),
         };
-        let moe_tokens = self.pact.agree(rows.iter().map(|row| row.len).sum());
         let batch = Batch { step: self.step, epoch: Epoch(1), bucket, moe_tokens, rows };
         let masked = (0..).zip(jobs.iter().zip(&batch.rows)).filter(|(_, (_, row))| row.masked);
         let late = self.is_late();

@@ -15,7 +15,7 @@ mod table;
 
 pub use blaslt::{BlasLt, BlasLtNumbers, BlasLtStatus, DataType};
 pub use driver::{Attribute, Driver, LaunchAttribute, LaunchConfig, code, flag};
-pub use library::{OpenError, Search};
+pub use library::{OpenError, Opened, Search};
 pub use rtc::Rtc;
 
 use std::ffi::{c_int, c_void};

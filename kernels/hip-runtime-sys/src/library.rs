@@ -74,6 +74,15 @@ impl Search {
         Self::new(what, api, api.pick(hip, cuda), folders)
     }
 
+    /// The library of `api` in which ranks combine what they have.
+    #[must_use]
+    pub fn collectives(api: Api, folders: &[PathBuf]) -> Self {
+        let hip: &[&str] = &["librccl.so.1", "librccl.so"];
+        let cuda: &[&str] = &["libnccl.so.2", "libnccl.so"];
+        let what = api.pick("RCCL", "NCCL");
+        Self::new(what, api, api.pick(hip, cuda), folders)
+    }
+
     /// One library by its path.
     #[must_use]
     pub fn named(what: &'static str, path: &Path) -> Self {
@@ -107,6 +116,36 @@ fn rocm_folders() -> Vec<PathBuf> {
     folders.sort();
     folders.reverse();
     folders
+}
+
+/// A library that stays open for good, for tables of other crates.
+#[derive(Debug, Clone)]
+pub struct Opened {
+    library: &'static Library,
+    found: PathBuf,
+}
+
+impl Opened {
+    /// Opens the first library of `search` that can be opened.
+    pub fn open(search: &Search) -> Result<Self, OpenError> {
+        let (library, found) = open(search)?;
+        Ok(Self { library: Box::leak(Box::new(library)), found })
+    }
+
+    /// The name under which it was found.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.found
+    }
+
+    /// The function `name`.
+    ///
+    /// # Safety
+    /// `F` is its type.
+    pub unsafe fn symbol<F: Copy>(&self, name: &str) -> Result<F, OpenError> {
+        // SAFETY: the caller vouches for the type; the library is never closed.
+        unsafe { symbol(self.library, &self.found, name) }
+    }
 }
 
 /// Opens the first library that can be opened, and tells its name.

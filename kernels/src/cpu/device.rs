@@ -352,6 +352,10 @@ impl Kernels for CpuDevice {
         self.answer_questions(logits, stage, seats, answers)
     }
 
+    fn samples_parts(&self) -> bool {
+        true
+    }
+
     fn sample_parts(
         &self,
         _: &Stream,

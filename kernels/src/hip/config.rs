@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use hip_runtime_sys::{Api, Search};
 
-/// Which libraries serve as driver, run-time compiler and matrix library.
+/// Which libraries serve as driver, run-time compiler, matrix library and way to other GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Libraries {
     /// AMD's, where ROCm or the system put them.
@@ -21,6 +21,8 @@ pub enum Libraries {
         rtc: PathBuf,
         /// The matrix library, if there is one.
         blas: Option<PathBuf>,
+        /// RCCL or NCCL, if there is one.
+        collectives: Option<PathBuf>,
     },
 }
 
@@ -51,12 +53,13 @@ impl Default for HipConfig {
     }
 }
 
-/// Where the three libraries are looked for.
+/// Where the libraries are looked for.
 pub(super) struct Searches {
     pub(super) api: Api,
     pub(super) driver: Search,
     pub(super) rtc: Search,
     pub(super) blas: Option<Search>,
+    pub(super) collectives: Option<Search>,
 }
 
 impl HipConfig {
@@ -66,15 +69,19 @@ impl HipConfig {
             driver: Search::driver(api, &self.folders),
             rtc: Search::rtc(api, &self.folders),
             blas: Some(Search::blaslt(api, &self.folders)),
+            collectives: Some(Search::collectives(api, &self.folders)),
         };
         match &self.libraries {
             Libraries::Rocm => of(Api::Hip),
             Libraries::Cuda => of(Api::Cuda),
-            Libraries::Named { api, driver, rtc, blas } => Searches {
+            Libraries::Named { api, driver, rtc, blas, collectives } => Searches {
                 api: *api,
                 driver: Search::named("driver", driver),
                 rtc: Search::named("run-time compiler", rtc),
                 blas: blas.as_ref().map(|path| Search::named("matrix library", path)),
+                collectives: collectives
+                    .as_ref()
+                    .map(|path| Search::named("collective library", path)),
             },
         }
     }

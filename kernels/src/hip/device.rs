@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use hip_runtime_sys::Search;
+
 use super::blaslt::MatrixLibrary;
 use super::config::HipConfig;
 use super::jit::Jit;
@@ -28,6 +30,8 @@ pub struct HipDevice {
     scratch: Scratch,
     counters: Scratch,
     weights: WeightMemory,
+    /// Where the library that reaches other GPUs is looked for.
+    collectives: Option<Search>,
     /// From the first weight to the first capture.
     loader: Mutex<Option<Loader>>,
 }
@@ -50,6 +54,7 @@ impl HipDevice {
             scratch: Scratch::default(),
             counters: Scratch::default(),
             weights: WeightMemory::default(),
+            collectives: searches.collectives,
             loader: Mutex::default(),
         })
     }
@@ -94,6 +99,10 @@ impl HipDevice {
 
     pub(super) fn matrix_library(&self) -> Option<&MatrixLibrary> {
         self.library.as_ref()
+    }
+
+    pub(super) fn collectives(&self) -> Option<&Search> {
+        self.collectives.as_ref()
     }
 
     pub(super) fn weights(&self) -> &WeightMemory {

@@ -84,6 +84,32 @@ pub enum HipError {
         /// Streams of a device.
         streams: usize,
     },
+    /// The libraries were named, and none of them combines what ranks have.
+    #[error("no library for the collectives of GPUs was named")]
+    NoCollectives,
+    /// The library that combines what ranks have is too old.
+    #[error("{library} has version {version}, at least {oldest} is needed")]
+    OldCollectives {
+        /// The library.
+        library: String,
+        /// 10,000 times the major version, 100 times the minor, the patch.
+        version: i32,
+        /// As `version`.
+        oldest: i32,
+    },
+    /// A call of the library that combines what ranks have failed, here or at another rank.
+    #[error("{call} of the collective library failed with status {status}: {what}")]
+    Collective {
+        /// What was called.
+        call: &'static str,
+        /// The library's status.
+        status: i32,
+        /// In its words.
+        what: String,
+    },
+    /// The communicator is of no further use.
+    #[error("the communicator was aborted")]
+    CommunicatorAborted,
     /// The matrix library failed.
     #[error("{call} of the matrix library failed with status {status}: {what}")]
     Blas {

@@ -24,6 +24,7 @@
 mod attention;
 mod blaslt;
 mod cache;
+mod communicator;
 mod config;
 mod convert;
 mod copy;
@@ -66,6 +67,7 @@ mod tensor_map;
 mod trial;
 mod weights;
 
+pub use communicator::{Communication, Communicator, CommunicatorId};
 pub use config::{HipConfig, Libraries};
 pub use device::HipDevice;
 pub use error::HipError;

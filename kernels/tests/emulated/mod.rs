@@ -20,6 +20,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("hip_module.cpp", include_str!("../../emu/hip_module.cpp")),
     ("hip_stream.cpp", include_str!("../../emu/hip_stream.cpp")),
     ("hiprtc.cpp", include_str!("../../emu/hiprtc.cpp")),
+    ("rccl.cpp", include_str!("../../emu/rccl.cpp")),
     ("settings.cpp", include_str!("../../emu/settings.cpp")),
     ("block.h", include_str!("../../emu/block.h")),
     ("emu.h", include_str!("../../emu/emu.h")),
@@ -32,7 +33,7 @@ const SOURCES: &[(&str, &str)] = &[
 const OPTIONS: &[&str] =
     &["-std=c++17", "-O2", "-g1", "-fPIC", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden"];
 
-/// Path of `libhipemu.so`: driver and run-time compiler of an emulated GPU, in one file.
+/// Path of `libhipemu.so`: driver, run-time compiler and collectives of an emulated GPU, in one file.
 ///
 /// The environment of the process says what the GPU is like: see `kernels/emu/settings.h`.
 ///
@@ -55,6 +56,19 @@ pub fn library() -> PathBuf {
         build(&compiler, &home, &library);
     }
     library
+}
+
+/// A copy of the library for the GPU of rank `rank` of a world, where ranks are threads of one process: each copy is a
+/// device of its own, with a lock of its own, which a rank holds while it waits for the others.
+pub fn library_of(world: &str, rank: usize) -> PathBuf {
+    let library = library();
+    let copy = library.with_file_name(format!("libhipemu-{world}-{rank}.so"));
+    if !copy.exists() {
+        let unfinished = copy.with_extension(std::process::id().to_string());
+        fs::copy(&library, &unfinished).expect("the target folder can be written to");
+        fs::rename(&unfinished, &copy).expect("both are in one folder");
+    }
+    copy
 }
 
 /// Compiles all sources side by side, links them, and only then gives the library its name.

@@ -19,7 +19,8 @@ fn device() -> HipDevice {
     assert!(status.success());
     let config = emulator(64);
     let Libraries::Named { api, driver, rtc, .. } = config.libraries else { unreachable!() };
-    let libraries = Libraries::Named { api, driver, rtc, blas: Some(library.clone()) };
+    let libraries =
+        Libraries::Named { api, driver, rtc, blas: Some(library.clone()), collectives: None };
     let device = HipDevice::open(&HipConfig { libraries, ..config }).unwrap();
     std::fs::remove_file(library).unwrap();
     device

@@ -27,7 +27,7 @@ pub(crate) fn devices() -> Vec<HipDevice> {
 pub(crate) fn emulator(wave: u32) -> HipConfig {
     let library = emulated::library();
     let (driver, rtc) = (library.clone(), library);
-    let libraries = Libraries::Named { api: Api::Hip, driver, rtc, blas: None };
+    let libraries = Libraries::Named { api: Api::Hip, driver, rtc, blas: None, collectives: None };
     // A sanitizer changes what is compiled, not what it is compiled from.
     let sanitizer = std::env::var("HIPEMU_SANITIZE").unwrap_or_default();
     let cache_dir = Some(cache_dir(&format!("gpu-kernels{sanitizer}")));

@@ -223,6 +223,7 @@ pub(crate) fn settings() -> impl Strategy<Value = Settings> {
                     compiler: compiler.map(Into::into),
                     blas: blas.map(Into::into),
                     emulated_wave: eager.then_some(64),
+                    collectives: eager.then(|| "libnccl.so.2".into()),
                 }),
                 kernel_cache: cache.map(Into::into),
                 dtype: if eager { Dtype::Auto } else { Dtype::Float32 },

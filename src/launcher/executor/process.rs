@@ -20,6 +20,9 @@ use std::time::Duration;
 const LOG_LINE_BYTES: u64 = 64 << 10;
 /// A process whose link is closed has ended, or is about to.
 const ENDING: Duration = Duration::from_secs(1);
+/// What NCCL calls its use of NVLink multicast, which an executor does without: a process that is killed in the middle
+/// of it may leave the switch in a state that only a reset ends.
+const NVLINK_MULTICAST: &str = "NCCL_NVLS_ENABLE";
 
 /// A child of this process that computes. Dropping it kills it.
 pub struct ExecutorProcess {
@@ -73,6 +76,7 @@ impl ExecutorProcess {
             .args(["executor", "--rank", &rank.0.to_string(), "--epoch", &epoch.0.to_string()])
             .args(["--log-format", log.name()])
             .env_remove(SECRET_VARIABLE)
+            .env(NVLINK_MULTICAST, "0")
             .stdin(Stdio::from(stdin))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())

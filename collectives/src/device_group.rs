@@ -1,0 +1,207 @@
+//! A rank of a group whose ranks are GPUs: it meets the others in shared memory, and everything after that goes
+//! through a communicator, in the order of a stream.
+//!
+//! Calls return when the device has been told. What it has come past shows later, see [`Launched`].
+
+use crate::shared_group::SharedGroup;
+use crate::watch::{Health, Launched, Watch};
+use crate::{Call, Collective, CollectiveError, Operation};
+use kernels::hip::{Communication, Communicator, CommunicatorId, HipDevice};
+use kernels::{Buffer, DType, DeviceError, Driver, Mat, MatMut, Stream};
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long ranks that have met may take to reach each other's devices.
+const JOIN: Duration = Duration::from_mins(2);
+/// How often they are asked.
+const ASK: Duration = Duration::from_millis(1);
+
+/// One rank. Dropping it leaves the group, which ends it for the others.
+#[derive(Debug)]
+pub struct DeviceGroup {
+    /// Before what it watches.
+    watch: Watch,
+    communicator: Arc<Communicator>,
+    shared: SharedGroup,
+    /// What is being recorded instead of done.
+    recording: RefCell<Option<Vec<Call>>>,
+    /// A word that ranks bring to a barrier.
+    token: RefCell<Buffer>,
+}
+
+impl DeviceGroup {
+    /// Joins the others of `shared`, each with a device of its own.
+    ///
+    /// Errors: there is no library for it, a rank is gone, or they do not reach each other.
+    pub fn join(shared: SharedGroup, device: &Arc<HipDevice>) -> Result<Self, CollectiveError> {
+        let communication = Communication::open(device)?;
+        let (rank, size) = (shared.rank(), shared.size());
+        let mut words = match rank {
+            0 => communication.new_id()?.words(),
+            _ => [0; CommunicatorId::WORDS],
+        };
+        let told = MatMut::of(&mut words, 1, CommunicatorId::WORDS)?;
+        shared.broadcast(&Stream::default(), told, 0)?;
+        let health = Arc::new(shared.health());
+        let id = CommunicatorId::of_words(&words);
+        let communicator = Arc::new(communication.begin(&id, size, rank)?);
+        let joined = until_ready(&communicator, &health);
+        if let Err(error) = joined {
+            communicator.abort();
+            return Err(shared.fail(error));
+        }
+        let watch = Watch::start(&health, &communicator)?;
+        let token = RefCell::new(device.alloc(size_of::<f32>())?);
+        Ok(Self { watch, communicator, shared, recording: RefCell::default(), token })
+    }
+
+    /// Launches a call, with a note of it where others can read it.
+    fn run(
+        &self,
+        operation: Operation,
+        (dtype, rows, cols): (DType, usize, usize),
+        launch: impl FnOnce(&Communicator) -> Result<(), DeviceError>,
+    ) -> Result<(), CollectiveError> {
+        if self.communicator.is_rehearsing() {
+            return Ok(launch(&self.communicator)?);
+        }
+        self.watch.health.check()?;
+        let recorded = {
+            let mut recording = self.recording.borrow_mut();
+            let call = Call::new(operation, dtype, rows, cols);
+            recording.as_mut().map(|calls| calls.push(call)).is_some()
+        };
+        if !recorded {
+            self.shared.note(Call::new(operation, dtype, rows, cols));
+        }
+        launch(&self.communicator).map_err(|error| self.failed(error))
+    }
+
+    /// A rank that is gone says more than what the device makes of it.
+    fn failed(&self, error: DeviceError) -> CollectiveError {
+        let refused = matches!(error, DeviceError::Shape { .. } | DeviceError::Unsupported { .. });
+        if refused {
+            return error.into();
+        }
+        let health = &self.watch.health;
+        let error = health.check().and_then(|()| health.look()).err().unwrap_or(error.into());
+        self.shared.fail(health.fail(error))
+    }
+}
+
+/// Waits until all ranks have joined.
+fn until_ready(communicator: &Communicator, health: &Health) -> Result<(), CollectiveError> {
+    let started = Instant::now();
+    while !communicator.is_ready()? {
+        health.look()?;
+        if started.elapsed() > JOIN {
+            return Err(CollectiveError::Unreached { seconds: JOIN.as_secs() });
+        }
+        thread::sleep(ASK);
+    }
+    Ok(())
+}
+
+impl Collective for DeviceGroup {
+    fn rank(&self) -> usize {
+        self.shared.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.shared.size()
+    }
+
+    fn all_reduce(&self, s: &Stream, x: MatMut<'_>) -> Result<(), CollectiveError> {
+        let what = (x.dtype(), x.rows(), x.cols());
+        self.run(Operation::AllReduce, what, |ranks| ranks.all_reduce(s, x))
+    }
+
+    fn all_gather(&self, s: &Stream, own: Mat<'_>, all: MatMut<'_>) -> Result<(), CollectiveError> {
+        let what = (own.dtype(), own.rows(), own.cols());
+        self.run(Operation::AllGather, what, |ranks| ranks.all_gather(s, own, all))
+    }
+
+    fn all_gather_rows(
+        &self,
+        s: &Stream,
+        own: Mat<'_>,
+        all: MatMut<'_>,
+    ) -> Result<(), CollectiveError> {
+        let what = (own.dtype(), all.rows(), own.cols());
+        self.run(Operation::AllGatherRows, what, |ranks| ranks.all_gather_rows(s, own, all))
+    }
+
+    fn reduce_scatter(
+        &self,
+        s: &Stream,
+        x: Mat<'_>,
+        own: MatMut<'_>,
+    ) -> Result<(), CollectiveError> {
+        let what = (x.dtype(), x.rows(), x.cols());
+        self.run(Operation::ReduceScatter, what, |ranks| ranks.reduce_scatter(s, x, own))
+    }
+
+    fn all_to_all(
+        &self,
+        s: &Stream,
+        x: Mat<'_>,
+        to: &[usize],
+        y: MatMut<'_>,
+    ) -> Result<Vec<usize>, CollectiveError> {
+        if self.communicator.is_capturing() {
+            return Err(CollectiveError::Recorded { collective: "all_to_all" });
+        }
+        let size = self.size();
+        let own: Vec<i32> = to.iter().map(|&rows| rows as i32).collect();
+        let mut all = vec![0_i32; size * size];
+        let rows = MatMut::of(&mut all, 1, size * size)?;
+        self.shared.all_gather(s, Mat::of(&own, 1, size)?, rows)?;
+        let came: Vec<usize> =
+            (0..size).map(|from| all[from * size + self.rank()] as usize).collect();
+        if came.iter().sum::<usize>() > y.rows() {
+            let (collective, got) = ("all_to_all", y.rows());
+            return Err(CollectiveError::Shape { collective, what: "rows", got, size });
+        }
+        let what = (x.dtype(), 0, x.cols());
+        self.run(Operation::AllToAll, what, |ranks| ranks.all_to_all(s, (x, to), (y, &came)))?;
+        Ok(came)
+    }
+
+    fn broadcast(&self, s: &Stream, x: MatMut<'_>, from: usize) -> Result<(), CollectiveError> {
+        let what = (x.dtype(), x.rows(), x.cols());
+        self.run(Operation::Broadcast(from), what, |ranks| ranks.broadcast(s, x, from))
+    }
+
+    /// In a recording it holds up the device alone.
+    fn barrier(&self, s: &Stream) -> Result<(), CollectiveError> {
+        let mut token = self.token.borrow_mut();
+        let token = token.mat_mut(DType::F32, 1, 1)?;
+        self.run(Operation::Barrier, (DType::I32, 0, 0), |ranks| {
+            ranks.all_reduce(s, token)?;
+            if ranks.is_capturing() { Ok(()) } else { ranks.synchronize(s) }
+        })?;
+        self.watch.health.check()
+    }
+
+    fn begin_recording(&self) {
+        self.recording.replace(Some(Vec::new()));
+    }
+
+    fn end_recording(&self) -> Vec<Call> {
+        self.recording.take().unwrap_or_default()
+    }
+
+    fn replayed(&self, calls: &[Call]) -> Result<(), CollectiveError> {
+        self.watch.health.check()?;
+        for &call in calls {
+            self.shared.note(call);
+        }
+        Ok(())
+    }
+
+    fn launched(&self) -> Option<Launched> {
+        Some(Launched::new(&self.watch.health, self.shared.newest()))
+    }
+}

@@ -1,0 +1,349 @@
+//! Groups whose ranks are GPUs: two emulated ones, each a copy of the emulator's library, or the first two of a machine:
+//!
+//! `HADRON_GPU=cuda cargo test --release -p collectives --test devices -- --include-ignored --nocapture --test-threads 1`
+//!
+//! (or `rocm`; `HADRON_GPU_FOLDERS` names folders of libraries that the loader does not find). The ignored one measures.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+#![allow(clippy::print_stdout, reason = "figures are shown, not judged")]
+#![allow(clippy::disallowed_methods, reason = "the environment names the GPUs")]
+
+#[path = "../../kernels/tests/emulated/mod.rs"]
+mod emulated;
+
+use collectives::{CallState, Collective, CollectiveError, DeviceGroup, Meeting};
+use kernels::hip::{Api, HipConfig, HipDevice, Libraries};
+use kernels::{Buffer, DType, Driver, Element, Stream, bf16};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const S: Stream = Stream(0);
+/// Longer than anything here may take.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// The GPU of a rank. Emulated worlds have names, because tests run side by side.
+fn device(world: &str, rank: usize) -> HipConfig {
+    let folders = std::env::var("HADRON_GPU_FOLDERS").unwrap_or_default();
+    let folders = std::env::split_paths(&folders).collect();
+    let cache_dir = Some(Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels"));
+    match std::env::var("HADRON_GPU").as_deref() {
+        Ok("cuda") => HipConfig {
+            libraries: Libraries::Cuda,
+            folders,
+            device: rank,
+            cache_dir,
+            emulated_wave: None,
+        },
+        Ok("rocm") => HipConfig { folders, device: rank, cache_dir, ..HipConfig::default() },
+        _ => {
+            let library = emulated::library_of(world, rank);
+            let (driver, rtc, collectives) = (library.clone(), library.clone(), Some(library));
+            let api = Api::Hip;
+            HipConfig {
+                libraries: Libraries::Named { api, driver, rtc, blas: None, collectives },
+                cache_dir,
+                emulated_wave: Some(64),
+                ..HipConfig::default()
+            }
+        }
+    }
+}
+
+/// One rank, and its device.
+struct Rank {
+    group: DeviceGroup,
+    device: Arc<HipDevice>,
+}
+
+/// Runs `work` as both ranks of a group, each in a thread, and returns what each found.
+fn ranks<T: Send>(world: &str, work: impl Fn(Rank) -> T + Sync) -> Vec<T> {
+    let meeting = Meeting::create(&[2]).unwrap();
+    let work = &work;
+    thread::scope(|scope| {
+        let rank = |rank| {
+            let own = Meeting::open(meeting.path(), &[2]).unwrap();
+            let config = device(world, rank);
+            scope.spawn(move || {
+                let device = Arc::new(HipDevice::open(&config).unwrap());
+                let group = DeviceGroup::join(own.join(0, rank).unwrap(), &device).unwrap();
+                work(Rank { group, device })
+            })
+        };
+        let threads: Vec<_> = (0..2).map(rank).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Elements that are tested, and their bytes.
+trait Plain: Element + PartialEq + std::fmt::Debug {
+    fn of(value: i32) -> Self;
+    fn bytes(self) -> Vec<u8>;
+    fn read(bytes: &[u8]) -> Self;
+}
+
+macro_rules! plain {
+    ($type:ty, $of:expr) => {
+        impl Plain for $type {
+            fn of(value: i32) -> Self {
+                $of(value)
+            }
+            fn bytes(self) -> Vec<u8> {
+                self.to_le_bytes().to_vec()
+            }
+            fn read(bytes: &[u8]) -> Self {
+                Self::from_le_bytes(bytes.try_into().unwrap())
+            }
+        }
+    };
+}
+plain!(f32, |value| value as f32);
+plain!(i32, |value| value);
+plain!(bf16, |value| bf16::from_f32(value as f32));
+
+impl Rank {
+    fn matrix<T: Plain>(
+        &self,
+        rows: usize,
+        cols: usize,
+        of: impl Fn(usize, usize) -> i32,
+    ) -> Buffer {
+        let all = (0..rows * cols).flat_map(|i| T::of(of(i / cols, i % cols)).bytes());
+        let bytes: Vec<u8> = all.collect();
+        let mut buffer = self.device.alloc(bytes.len()).unwrap();
+        self.device.upload(&mut buffer, 0, &bytes).unwrap();
+        buffer
+    }
+
+    fn read<T: Plain>(&self, buffer: &Buffer, count: usize) -> Vec<T> {
+        let mut bytes = vec![0; count * T::DTYPE.bytes()];
+        self.device.download(&S, buffer, 0, &mut bytes).unwrap();
+        bytes.chunks_exact(T::DTYPE.bytes()).map(T::read).collect()
+    }
+
+    /// Runs `work`; then once more, recorded, and replays that. `work` must not build upon its results.
+    fn twice(&self, mut work: impl FnMut()) {
+        work();
+        self.device.synchronize(&S).unwrap();
+        self.device.begin_capture(&S).unwrap();
+        self.group.begin_recording();
+        work();
+        let graph = self.device.end_capture(&S).unwrap();
+        self.group.replayed(&self.group.end_recording()).unwrap();
+        self.device.replay(&S, &graph).unwrap();
+        self.group.barrier(&S).unwrap(); // Recordings end before the group.
+    }
+}
+
+/// What rank `rank` brings; small, so that sums are whole numbers in every type.
+fn value(rank: usize, row: usize, col: usize) -> i32 {
+    ((rank * 31 + row * 7 + col * 3) % 23) as i32 - 11
+}
+
+fn sums<T: Plain>(world: &str, rows: usize, cols: usize) {
+    ranks(world, |rank| {
+        let own = rank.group.rank();
+        let mut x = rank.matrix::<T>(rows, cols, |r, c| value(own, r, c));
+        // The sum of two sums of two: recorded launches run on what the first have left.
+        rank.twice(|| {
+            rank.group.all_reduce(&S, x.mat_mut(T::DTYPE, rows, cols).unwrap()).unwrap();
+        });
+        let found = rank.read::<T>(&x, rows * cols);
+        let sum = |i: usize| value(0, i / cols, i % cols) + value(1, i / cols, i % cols);
+        let expected: Vec<T> = (0..rows * cols).map(|i| T::of(2 * sum(i))).collect();
+        assert_eq!(found, expected);
+
+        // Each rank has room for `most` rows and wants one less.
+        let most = rows.div_ceil(2);
+        let mut own_sums = rank.matrix::<T>(most, cols, |_, _| 99);
+        let x = rank.matrix::<T>(2 * most, cols, |r, c| value(own, r, c));
+        let wanted = most - 1;
+        rank.twice(|| {
+            let x = x.mat(T::DTYPE, 2 * most, cols).unwrap();
+            let sums = own_sums.mat_mut(T::DTYPE, wanted, cols).unwrap();
+            rank.group.reduce_scatter(&S, x, sums).unwrap();
+        });
+        let sum = |r, c| value(0, own * most + r, c) + value(1, own * most + r, c);
+        let at = |i| if i < wanted * cols { sum(i / cols, i % cols) } else { 99 };
+        let expected: Vec<T> = (0..most * cols).map(|i| T::of(at(i))).collect();
+        assert_eq!(rank.read::<T>(&own_sums, most * cols), expected);
+    });
+}
+
+#[test]
+fn sums_are_those_of_all_ranks_launched_and_replayed() {
+    sums::<f32>("sums", 5, 33);
+    sums::<bf16>("sums", 5, 33);
+    sums::<f32>("sums", 3, 40_000); // More than an emulated rank brings at a time.
+}
+
+fn gathers<T: Plain>(world: &str, rows: usize, cols: usize, total: usize) {
+    ranks(world, |rank| {
+        let own = rank.group.rank();
+        let x = rank.matrix::<T>(rows, cols, |r, c| value(own, r, c));
+        let x = x.mat(T::DTYPE, rows, cols).unwrap();
+        let mut all = rank.matrix::<T>(rows, total, |_, _| 99);
+        rank.twice(|| {
+            rank.group.all_gather(&S, x, all.mat_mut(T::DTYPE, rows, total).unwrap()).unwrap();
+        });
+        let of = |i: usize| value(i % total / cols, i / total, i % total % cols);
+        let expected: Vec<T> = (0..rows * total).map(|i| T::of(of(i))).collect();
+        assert_eq!(rank.read::<T>(&all, rows * total), expected);
+
+        let most = rows + 2;
+        let brought = rows - own;
+        let mut all = rank.matrix::<T>(2 * most, cols, |_, _| 99);
+        rank.twice(|| {
+            let below = all.mat_mut(T::DTYPE, 2 * most, cols).unwrap();
+            rank.group.all_gather_rows(&S, x.rows_from(0, brought), below).unwrap();
+        });
+        let blank = if T::DTYPE == DType::I32 { -1 } else { 0 };
+        let at = |row: usize, col| match (row / most, row % most) {
+            (from, row) if row < rows - from => value(from, row, col),
+            _ => blank,
+        };
+        let expected: Vec<T> =
+            (0..2 * most * cols).map(|i| T::of(at(i / cols, i % cols))).collect();
+        assert_eq!(rank.read::<T>(&all, 2 * most * cols), expected);
+
+        let mut told = rank.matrix::<T>(rows, cols, |r, c| value(own, r, c));
+        rank.twice(|| {
+            rank.group.broadcast(&S, told.mat_mut(T::DTYPE, rows, cols).unwrap(), 1).unwrap();
+        });
+        let expected: Vec<T> =
+            (0..rows * cols).map(|i| T::of(value(1, i / cols, i % cols))).collect();
+        assert_eq!(rank.read::<T>(&told, rows * cols), expected);
+    });
+}
+
+#[test]
+fn what_ranks_bring_lies_side_by_side_or_below_each_other() {
+    gathers::<f32>("gathers", 1, 64, 128);
+    gathers::<f32>("gathers", 5, 64, 117);
+    gathers::<bf16>("gathers", 3, 24, 41);
+    gathers::<i32>("gathers", 4, 3, 6);
+}
+
+#[test]
+fn rows_go_where_they_are_sent_and_are_not_recorded() {
+    ranks("rows", |rank| {
+        let (own, cols) = (rank.group.rank(), 5);
+        let to = if own == 0 { [1, 3] } else { [2, 0] };
+        let x = rank.matrix::<f32>(4, cols, |r, c| value(own, r, c));
+        let mut y = rank.matrix::<f32>(4, cols, |_, _| 99);
+        let sent: usize = to.iter().sum();
+        let x = x.mat(DType::F32, 4, cols).unwrap().rows_from(0, sent);
+        let came = rank.group.all_to_all(&S, x, &to, y.mat_mut(DType::F32, 4, cols).unwrap());
+        let came = came.unwrap();
+        assert_eq!(came, if own == 0 { [1, 2] } else { [3, 0] });
+        let first = if own == 0 { [0, 0] } else { [1, 2] };
+        let rows = (0..2).flat_map(|from| (0..came[from]).map(move |r| (from, first[from] + r)));
+        let expected: Vec<f32> = rows
+            .flat_map(|(from, row)| (0..cols).map(move |c| value(from, row, c) as f32))
+            .collect();
+        assert_eq!(rank.read::<f32>(&y, expected.len()), expected);
+
+        rank.device.begin_capture(&S).unwrap();
+        let refused = rank.group.all_to_all(&S, x, &to, y.mat_mut(DType::F32, 4, cols).unwrap());
+        assert_eq!(refused, Err(CollectiveError::Recorded { collective: "all_to_all" }));
+        rank.device.end_capture(&S).unwrap();
+        assert!(rank.group.all_reduce(&S, y.mat_mut(DType::I32, 1, 1).unwrap()).is_err());
+    });
+}
+
+/// The device of a rank would wait for good: what is under way ends, and nothing of it is believed.
+#[test]
+fn a_rank_that_leaves_ends_the_group() {
+    let found = ranks("leaves", |rank| {
+        let mut x = rank.matrix::<f32>(2, 8, |_, _| 1);
+        rank.group.all_reduce(&S, x.mat_mut(DType::F32, 2, 8).unwrap()).unwrap();
+        let before = rank.group.launched().unwrap();
+        rank.group.barrier(&S).unwrap();
+        assert_eq!(before.finish(), Ok(()));
+        if rank.group.rank() == 1 {
+            return None;
+        }
+        let launched = rank.group.all_reduce(&S, x.mat_mut(DType::F32, 2, 8).unwrap());
+        let after = rank.group.launched().unwrap();
+        let synchronized = rank.device.synchronize(&S);
+        let started = Instant::now();
+        while after.finish().is_ok() && started.elapsed() < PATIENCE {
+            thread::yield_now();
+        }
+        let again = rank.group.barrier(&S);
+        Some((launched, synchronized, after.finish(), again))
+    });
+    let (launched, _, finished, again) = found[0].clone().unwrap();
+    let lost = Err(CollectiveError::Lost { rank: 1 });
+    assert!(launched == Ok(()) || launched == lost, "{launched:?}");
+    assert_eq!((finished, again), (lost.clone(), lost));
+}
+
+#[test]
+fn calls_are_done_once_the_device_has_come_past_them() {
+    let meeting = Meeting::create(&[2]).unwrap();
+    let path = meeting.path();
+    let join = |rank| {
+        let (own, config) = (Meeting::open(path, &[2]).unwrap(), device("done", rank));
+        let device = Arc::new(HipDevice::open(&config).unwrap());
+        let group = DeviceGroup::join(own.join(0, rank).unwrap(), &device).unwrap();
+        let mut x = device.alloc(4).unwrap();
+        group.all_reduce(&S, x.mat_mut(DType::F32, 1, 1).unwrap()).unwrap();
+        let launched = group.launched().unwrap();
+        device.synchronize(&S).unwrap();
+        (group, launched)
+    };
+    let ranks = thread::scope(|scope| {
+        let other = scope.spawn(|| join(1));
+        [join(0), other.join().unwrap()]
+    });
+    let states =
+        |rank| -> Vec<CallState> { meeting.calls(0, rank).iter().map(|call| call.state).collect() };
+    assert_eq!(states(0), [CallState::Done, CallState::Waiting], "the id, and a sum");
+    for (_, launched) in &ranks {
+        launched.finish().unwrap();
+    }
+    assert_eq!([states(0), states(1)], [[CallState::Done; 2]; 2]);
+}
+
+/// Sums of 8 KiB to 64 MiB, launch by launch and replayed: microseconds of one, and its bytes over that time.
+#[test]
+#[ignore = "measures two GPUs, named by HADRON_GPU"]
+fn all_reduce_speed() {
+    const CHAIN: usize = 20;
+    let tables = ranks("speed", |rank| {
+        let mut table = Vec::new();
+        let mut x = rank.matrix::<f32>(1, (64 << 20) / 4, |_, _| 0);
+        for kib in (3..17).map(|power| 1_usize << power) {
+            let count = kib * 1024 / 2;
+            let mut sum = || {
+                let x = x.mat_mut(DType::BF16, 1, count).unwrap();
+                rank.group.all_reduce(&S, x).unwrap();
+            };
+            (0..3).for_each(|_| sum());
+            rank.group.barrier(&S).unwrap();
+            let started = Instant::now();
+            (0..CHAIN).for_each(|_| sum());
+            rank.device.synchronize(&S).unwrap();
+            let launched = started.elapsed().as_secs_f64() * 1e6 / CHAIN as f64;
+            rank.device.begin_capture(&S).unwrap();
+            (0..CHAIN).for_each(|_| sum());
+            let graph = rank.device.end_capture(&S).unwrap();
+            rank.device.replay(&S, &graph).unwrap();
+            rank.group.barrier(&S).unwrap();
+            let started = Instant::now();
+            rank.device.replay(&S, &graph).unwrap();
+            rank.device.synchronize(&S).unwrap();
+            let replayed = started.elapsed().as_secs_f64() * 1e6 / CHAIN as f64;
+            rank.group.barrier(&S).unwrap();
+            table.push((kib, launched, replayed));
+        }
+        table
+    });
+    println!("{:>10} {:>12} {:>12} {:>10}", "KiB", "launched us", "replayed us", "GB/s");
+    for (kib, launched, replayed) in &tables[0] {
+        let rate = *kib as f64 * 1024.0 / replayed / 1e3;
+        println!("{kib:10} {launched:12.1} {replayed:12.1} {rate:10.1}");
+    }
+}

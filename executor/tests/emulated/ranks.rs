@@ -1,0 +1,110 @@
+//! Ranks on GPUs: the tokens of one of them, launched and replayed, and an end for all when one is gone.
+
+use crate::player::{Job, Pact, Player, config, experts, shared};
+use crate::{Output, assert_close, emulated, on_emulator, play, small};
+use collectives::{CallState, Operation};
+use executor::{Dtype, ExecutorConfig};
+use protocol::{Parallel, Sampling};
+use std::sync::Arc;
+use std::thread;
+
+/// Group steps of replicas: what they are too many for is idle in the end.
+const STEPS: usize = 24;
+
+/// Ranks of the same world, each on an emulated GPU; tests that run side by side have worlds of their own.
+fn on_gpus(world: &str, wave: u32, config: ExecutorConfig, enforce_eager: bool) -> ExecutorConfig {
+    let mut config = on_emulator(wave, config, enforce_eager);
+    let ranks = usize::from(config.settings.parallel.world_size());
+    (1..ranks).for_each(|rank| drop(emulated::library_of(world, rank)));
+    config.settings.libraries.as_mut().unwrap().driver = emulated::library_of(world, 0);
+    config.settings.gpus = vec![0; ranks];
+    config
+}
+
+#[test]
+fn ranks_of_a_replica_find_the_tokens_of_one_launched_and_replayed() {
+    let dense = |dtype| shared(config(dtype, 2), 2, false);
+    let split = |dtype| shared(experts(dtype), 2, false);
+    let spread = |dtype| shared(experts(dtype), 2, true);
+    let alone = |config: ExecutorConfig| ExecutorConfig {
+        settings: protocol::Settings { parallel: Parallel::default(), ..config.settings.clone() },
+        ..config
+    };
+    let worlds = [
+        ("dense", 64, dense(Dtype::Float32)),
+        ("experts in parts", 32, split(Dtype::Float32)),
+        ("experts whole", 64, spread(Dtype::Float32)),
+    ];
+    for (what, wave, world) in worlds {
+        let expected = play(&mut Player::with(small(alone(world.clone()))));
+        let launched = play(&mut Player::with(on_gpus("replica", wave, world.clone(), true)));
+        assert_close(&launched, &expected, what);
+        let mut replaying = Player::with(on_gpus("replica", wave, world, false));
+        assert_eq!(replaying.graphs, [1, 2, 4, 8], "{what}");
+        assert_eq!(play(&mut replaying), launched, "{what}");
+    }
+}
+
+/// Requests of one replica, one after the other on the odd ones, which are idle at first.
+fn play_replica(player: &mut Player, replica: u16) -> Vec<Output> {
+    let job = |i: u16| {
+        let sampling = Sampling { logprobs: Some(3), ..Sampling::greedy() };
+        let id = u64::from(1 + replica * 7 + i);
+        Job::new(id, 9 + usize::from(5 * i + 3 * replica), sampling).on_seat(u32::from(i))
+    };
+    let mut jobs: Vec<Job> = (0..2).map(job).collect();
+    for step in 0..STEPS {
+        let mut rows: Vec<(&mut Job, usize)> = Vec::new();
+        let idle = replica % 2 == 1 && step < 3;
+        for job in jobs.iter_mut().filter(|job| !idle && job.tokens.len() < job.prompt_len + 4) {
+            if replica.is_multiple_of(2) || rows.is_empty() {
+                let len = job.want().min(1 + (step * 11) % 30);
+                rows.push((job, len));
+            }
+        }
+        rows.sort_by_key(|(_, len)| *len > 1); // Decode rows come first.
+        player.step(&mut rows);
+    }
+    assert!(jobs.iter().all(|job| job.tokens.len() == job.prompt_len + 4), "too few steps");
+    jobs.iter().map(Job::output).collect()
+}
+
+#[test]
+fn replicas_that_share_experts_find_the_tokens_of_one() {
+    let mut world = experts(Dtype::Float32);
+    let alone = |replica| play_replica(&mut Player::with(small(experts(Dtype::Float32))), replica);
+    world.settings.parallel = Parallel { tp_size: 1, dp_size: 2, experts: true };
+    for (wave, enforce_eager) in [(64, true), (32, false)] {
+        let config = on_gpus("replicas", wave, world.clone(), enforce_eager);
+        let pact = Arc::new(Pact::new(&config));
+        let start = |replica| {
+            let (config, pact) = (config.clone(), Arc::clone(&pact));
+            thread::spawn(move || {
+                play_replica(&mut Player::of_replica(config, replica, pact), replica)
+            })
+        };
+        let replicas = [start(0), start(1)];
+        for (replica, found) in (0..).zip(replicas) {
+            let found = found.join().unwrap();
+            assert_close(&found, &alone(replica), &format!("replica {replica}, wave {wave}"));
+        }
+    }
+}
+
+/// What each rank last did can be read from outside, replayed steps included.
+#[test]
+fn calls_of_recordings_are_told_by_each_replay() {
+    let mut player =
+        Player::with(on_gpus("calls", 64, shared(config(Dtype::Float32, 2), 2, false), false));
+    let mut job = Job::new(1, 9, Sampling::greedy());
+    player.step(&mut [(&mut job, 9)]);
+    let before = player.pact.meeting.calls()[0].calls.last().unwrap().sequence;
+    player.step(&mut [(&mut job, 1)]);
+    for rank in player.pact.meeting.calls() {
+        let calls: Vec<_> = rank.calls.iter().filter(|call| call.sequence > before).collect();
+        let gathers = calls.iter().filter(|call| call.operation == Operation::AllGather).count();
+        // The embedding, two of each of three layers, and the logits.
+        assert_eq!((calls.len(), gathers), (8, 1), "rank {}", rank.rank.0);
+        assert!(calls.iter().all(|call| call.state == CallState::Done), "{calls:?}");
+    }
+}

@@ -1,0 +1,281 @@
+// rccl.cpp - RCCL for emulated GPUs: the ranks of a communicator are processes of one host (or copies of this library
+// in one process), which meet in shared memory.
+//
+// A rank brings a piece to a round by filling one of its two slots, waits for all others, and reads all slots. The
+// rounds take turns, so nobody writes to a slot that is still read. A rank that is aborted stops waiting, and leaves
+// its results as they are, as hardware does. Sends and receives are paired in groups that all ranks call.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+
+#include "hip.h"
+
+using namespace emu;
+
+namespace {
+
+enum Status : int { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7 };
+enum Type : int { I32 = 2, I64 = 4, F32 = 7, BF16 = 9 };
+
+struct UniqueId { u8 bytes[128]; };
+
+const size_t SLOT_BYTES = 64 << 10;
+
+struct Seat {
+    alignas(64) std::atomic<u64> rounds;
+    u8 slots[2][SLOT_BYTES];
+};
+struct Room {
+    alignas(64) std::atomic<int> joined;
+    Seat seats[1];
+};
+
+struct Comm {
+    int size, rank;
+    Room* room;
+    char path[64];
+    u64 rounds = 0;
+    std::atomic<bool> aborted{false};
+
+    u8* slot(int of) const { return room->seats[of].slots[rounds % 2]; }
+
+    // Brings `bytes` and waits for the others; false: aborted.
+    bool round(const void* mine, size_t bytes) {
+        ++rounds;
+        if (bytes) memcpy(slot(rank), mine, bytes);
+        room->seats[rank].rounds.store(rounds, std::memory_order_release);
+        for (int of = 0; of < size; ++of)
+            while (room->seats[of].rounds.load(std::memory_order_acquire) < rounds) {
+                if (aborted) return false;
+                usleep(20);
+            }
+        return true;
+    }
+};
+
+size_t bytes_of(int type) {
+    switch (type) {
+        case I32: case F32: return 4;
+        case I64: return 8;
+        case BF16: return 2;
+        default: return 0;
+    }
+}
+
+float number(const u8* at, int type) {
+    u32 bits = 0;
+    memcpy(type == F32 ? (u8*)&bits : (u8*)&bits + 2, at, bytes_of(type));
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+// Rounds to the nearest, to even between two.
+void store(u8* at, int type, float x) {
+    u32 bits;
+    memcpy(&bits, &x, 4);
+    if (type == BF16) bits = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    memcpy(at, &bits, bytes_of(type));
+}
+
+// Calls `each(offset, bytes)` for every piece of `total`.
+template <class F> void pieces(size_t total, F each) {
+    for (size_t at = 0; at < total; at += SLOT_BYTES)
+        if (!each(at, total - at < SLOT_BYTES ? total - at : SLOT_BYTES)) return;
+}
+
+// `to` = the sums in the order of ranks, which may be `from`.
+void sum(Comm* c, const u8* from, u8* to, size_t count, int type) {
+    const size_t each = bytes_of(type);
+    pieces(count * each, [&](size_t at, size_t bytes) {
+        if (!c->round(from + at, bytes)) return false;
+        for (size_t i = 0; i < bytes; i += each) {
+            float x = 0;
+            for (int rank = 0; rank < c->size; ++rank) x += number(c->slot(rank) + i, type);
+            store(to + at + i, type, x);
+        }
+        return true;
+    });
+}
+
+int put_work(Comm* c, Stream* s, Work work) {
+    if (c->aborted) return INVALID_USAGE;
+    Guard guard(device().lock);
+    return put(s, std::move(work)) == OK ? SUCCESS : SYSTEM_ERROR;
+}
+
+// Sends and receives of a group, by the other rank.
+struct Transfer { bool out; u8* at; size_t bytes; int peer; };
+struct Group {
+    bool open = false;
+    Comm* comm = nullptr;
+    Stream* stream = nullptr;
+    std::vector<Transfer> transfers;
+};
+thread_local Group group;
+
+// What each rank sends to each lies one behind the other in what it brings; the first round tells how much it is.
+void exchange(Comm* c, const std::vector<Transfer>& transfers) {
+    std::vector<u64> ways((size_t)c->size * c->size), mine(c->size);
+    std::vector<u8> outgoing;
+    for (int rank = 0; rank < c->size; ++rank)
+        for (const Transfer& t : transfers)
+            if (t.out && t.peer == rank) {
+                outgoing.insert(outgoing.end(), t.at, t.at + t.bytes);
+                mine[rank] += t.bytes;
+            }
+    if (!c->round(mine.data(), 8 * mine.size())) return;
+    u64 longest = 0;
+    for (int from = 0; from < c->size; ++from) {
+        memcpy(&ways[(size_t)from * c->size], c->slot(from), 8 * mine.size());
+        u64 all = 0;
+        for (int to = 0; to < c->size; ++to) all += ways[(size_t)from * c->size + to];
+        if (all > longest) longest = all;
+    }
+    std::vector<std::vector<u8>> came(c->size, std::vector<u8>(longest));
+    bool whole = true;
+    pieces(longest, [&](size_t at, size_t bytes) {
+        const size_t end = at + bytes < outgoing.size() ? at + bytes : outgoing.size();
+        whole = c->round(outgoing.data() + at, at < end ? end - at : 0);
+        for (int from = 0; whole && from < c->size; ++from) memcpy(&came[from][at], c->slot(from), bytes);
+        return whole;
+    });
+    for (const Transfer& t : transfers) {
+        if (t.out || !whole) continue;
+        u64 first = 0;
+        for (int to = 0; to < c->rank; ++to) first += ways[(size_t)t.peer * c->size + to];
+        memcpy(t.at, came[t.peer].data() + first, t.bytes);
+    }
+}
+
+int transfer(bool out, void* at, size_t count, int type, int peer, Comm* c, Stream* s) {
+    if (!group.open || peer < 0 || peer >= c->size) return INVALID_USAGE;
+    group.comm = c;
+    group.stream = s;
+    group.transfers.push_back({out, (u8*)at, count * bytes_of(type), peer});
+    return SUCCESS;
+}
+
+}  // namespace
+
+HIP int ncclGetVersion(int* version) { *version = 22800; return SUCCESS; }
+
+HIP const char* ncclGetErrorString(int code) {
+    switch (code) {
+        case SUCCESS: return "no error";
+        case SYSTEM_ERROR: return "unhandled system error";
+        case INVALID_ARGUMENT: return "invalid argument";
+        case INVALID_USAGE: return "invalid usage";
+        case IN_PROGRESS: return "in progress";
+        default: return "unknown result code";
+    }
+}
+HIP const char* ncclGetLastError(Comm*) { return ""; }
+
+HIP int ncclGetUniqueId(UniqueId* id) {
+    const int random = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
+    if (random < 0) return SYSTEM_ERROR;
+    const bool whole = read(random, id, sizeof *id) == (ssize_t)sizeof *id;
+    close(random);
+    return whole ? SUCCESS : SYSTEM_ERROR;
+}
+
+HIP int ncclCommInitRankConfig(Comm** out, int size, UniqueId id, int rank, const void*) {
+    if (size < 1 || rank < 0 || rank >= size) return INVALID_ARGUMENT;
+    auto* c = new Comm;
+    c->size = size;
+    c->rank = rank;
+    u64 name;
+    memcpy(&name, id.bytes, 8);
+    snprintf(c->path, sizeof c->path, "/dev/shm/hipemu-rccl-%016llx", (unsigned long long)name);
+    const size_t bytes = sizeof(Room) + (size_t)(size - 1) * sizeof(Seat);
+    const int file = open(c->path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    void* at = MAP_FAILED;
+    if (file >= 0 && ftruncate(file, (off_t)bytes) == 0)
+        at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (file >= 0) close(file);
+    if (at == MAP_FAILED) {
+        delete c;
+        return SYSTEM_ERROR;
+    }
+    c->room = (Room*)at;
+    if (c->room->joined.fetch_add(1) + 1 == size) unlink(c->path);
+    *out = c;
+    return IN_PROGRESS;
+}
+
+HIP int ncclCommGetAsyncError(Comm* c, int* code) {
+    *code = c->room->joined < c->size ? IN_PROGRESS : SUCCESS;
+    return SUCCESS;
+}
+
+// It is not freed: recordings may know it, and so may a call of another thread.
+HIP int ncclCommAbort(Comm* c) {
+    c->aborted = true;
+    if (c->room->joined < c->size) unlink(c->path);
+    return SUCCESS;
+}
+HIP int ncclCommFinalize(Comm*) { return SUCCESS; }
+HIP int ncclCommDestroy(Comm* c) { return ncclCommAbort(c); }
+
+HIP int ncclAllReduce(const u8* from, u8* to, size_t count, int type, int op, Comm* c, Stream* s) {
+    if ((type != F32 && type != BF16) || op != 0) return INVALID_ARGUMENT;
+    return put_work(c, s, [=] { sum(c, from, to, count, type); });
+}
+
+HIP int ncclAllGather(const u8* from, u8* to, size_t count, int type, Comm* c, Stream* s) {
+    const size_t all = count * bytes_of(type);
+    return put_work(c, s, [=] {
+        pieces(all, [&](size_t at, size_t bytes) {
+            if (!c->round(from + at, bytes)) return false;
+            for (int rank = 0; rank < c->size; ++rank) memcpy(to + rank * all + at, c->slot(rank), bytes);
+            return true;
+        });
+    });
+}
+
+HIP int ncclReduceScatter(const u8* from, u8* to, size_t count, int type, int op, Comm* c, Stream* s) {
+    if ((type != F32 && type != BF16) || op != 0) return INVALID_ARGUMENT;
+    const size_t own = count * bytes_of(type);
+    return put_work(c, s, [=] {
+        std::vector<u8> sums(own * c->size);
+        sum(c, from, sums.data(), count * c->size, type);
+        memcpy(to, sums.data() + own * c->rank, own);
+    });
+}
+
+HIP int ncclBroadcast(const u8* from, u8* to, size_t count, int type, int root, Comm* c, Stream* s) {
+    if (root < 0 || root >= c->size) return INVALID_ARGUMENT;
+    return put_work(c, s, [=] {
+        pieces(count * bytes_of(type), [&](size_t at, size_t bytes) {
+            if (!c->round(from + at, c->rank == root ? bytes : 0)) return false;
+            memcpy(to + at, c->slot(root), bytes);
+            return true;
+        });
+    });
+}
+
+HIP int ncclSend(u8* from, size_t count, int type, int peer, Comm* c, Stream* s) {
+    return transfer(true, from, count, type, peer, c, s);
+}
+HIP int ncclRecv(u8* to, size_t count, int type, int peer, Comm* c, Stream* s) {
+    return transfer(false, to, count, type, peer, c, s);
+}
+
+HIP int ncclGroupStart() {
+    if (group.open) return INVALID_USAGE;
+    group = Group{};
+    group.open = true;
+    return SUCCESS;
+}
+HIP int ncclGroupEnd() {
+    Group done;
+    std::swap(done, group);
+    if (!done.open) return INVALID_USAGE;
+    if (!done.comm) return SUCCESS;
+    return put_work(done.comm, done.stream, [=] { exchange(done.comm, done.transfers); });
+}
