@@ -239,7 +239,8 @@ impl Pact {
         Self { parallel, meeting, turn, most: AtomicU32::new(0) }
     }
 
-    fn agree(&self, own: u32) -> u32 {
+    /// The largest of what all bring; returns once everyone has come, with 1 for nothing.
+    pub(crate) fn agree(&self, own: u32) -> u32 {
         self.most.fetch_max(own, SeqCst);
         self.turn.wait();
         let most = self.most.load(SeqCst);
