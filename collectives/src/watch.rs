@@ -84,9 +84,11 @@ impl Health {
 
     /// The device has come past all calls up to this one.
     fn passed(&self, sequence: u32) {
-        let done = self.done.fetch_max(sequence, SeqCst);
-        let oldest = done.max(sequence.saturating_sub(CALLS as u32)) + 1;
-        for sequence in oldest..=sequence {
+        let done = self.done.swap(sequence, SeqCst);
+        // Numbers of calls start over; steps are finished in their order.
+        let new = sequence.wrapping_sub(done).min(CALLS as u32);
+        for back in (0..new).rev() {
+            let sequence = sequence.wrapping_sub(back);
             let note = &self.memory.words()[self.place.call(self.rank, sequence)];
             if note[..CALL_WORDS][0].load(Relaxed) == sequence {
                 Call { state: CallState::Done, ..Call::read(note) }.write(note);

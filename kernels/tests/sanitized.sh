@@ -29,5 +29,6 @@ tests=$(cargo test -q -p kernels --test gpu -- --list --format terse \
     --skip errors:: --skip frequencies_follow_the_softmax --skip one_launch_gives_what_two_give "$@" | sed -n 's/: test$//p')
 files=$(printf '%s\n' kv_fp8 fp8 moe_fp8 linear moe $(sed 's/::.*//' <<<"$tests") | awk '!seen[$0]++')
 for file in $files; do
-    names=$(grep "^$file::" <<<"$tests") && echo $names
+    names=$(grep "^$file::" <<<"$tests" | paste -sd ' ' -) || continue
+    echo "$names"
 done | xargs -P 2 -d '\n' -I {} bash -c 'run thread libtsan.so 0 --test-threads=1 --exact {}'

@@ -19,7 +19,7 @@
 //   arrived  u32 [rows, tiles of heads], zero; zero again afterwards
 //   max_splits at least the splits of any row
 //
-//   -DLATENT=n (a multiple of 128)  -DROTARY=n (a multiple of 32)  -DBLOCK_TOKENS=n (a multiple of 16)
+//   -DLATENT=128|256|512  -DROTARY=n (a multiple of 32)  -DBLOCK_TOKENS=n (a multiple of 16)
 //   -DSTAGES=n steps in the ring  -DEACH_TOKEN=0|1
 // Grid: (any number of runs, tiles of heads), best as many blocks as run at once; EACH_TOKEN: (tokens from `first` on, tiles
 // of heads). Block: TEAM.

@@ -173,7 +173,7 @@ impl Communicator {
     /// Ends what is under way, on the device too, and frees everything; later calls fail. Any thread may call it.
     pub fn abort(&self) {
         let started = Instant::now();
-        let _calling = loop {
+        let calling = loop {
             match self.calling.try_lock() {
                 Ok(calling) => break Some(calling),
                 Err(TryLockError::Poisoned(poisoned)) => break Some(poisoned.into_inner()),
@@ -183,8 +183,11 @@ impl Communicator {
             }
         };
         let handle = self.handle.swap(std::ptr::null_mut(), Ordering::SeqCst);
+        // The library may wait here until recordings that use it are gone, and whoever has those may be about to ask.
+        drop(calling);
         if !handle.is_null() && self.device.runtime().enter().is_ok() {
-            // SAFETY: made by this library, and taken away just now: freed once.
+            // SAFETY: made by this library, and taken away just now: freed once. Nobody calls it but, at worst, a thread
+            // that has been in the library for longer than `CALL` and that only this ends.
             unsafe { (self.rccl.comm_abort)(handle) };
         }
     }
@@ -396,7 +399,7 @@ impl Communicator {
 
     fn poll(&self, call: &'static str) -> Result<bool, HipError> {
         let (handle, mut code) = (self.alive()?, status::SUCCESS);
-        // SAFETY: a communicator that is not freed while `calling` is held, and a place to write to.
+        // SAFETY: a communicator that `abort` does not free while `calling` is held for less than `CALL`; a place to write to.
         let asked = unsafe { (self.rccl.comm_get_async_error)(handle, &raw mut code) };
         check(&self.rccl, asked, call, None)?;
         match code {
@@ -496,7 +499,7 @@ fn check(
     };
     // SAFETY: takes any code.
     let name = text(unsafe { (rccl.get_error_string)(code) }).unwrap_or_default();
-    // SAFETY: a communicator that is not freed while it is being called, or none.
+    // SAFETY: a communicator, as in `poll`, or none.
     let last = text(unsafe { (rccl.get_last_error)(handle.unwrap_or(std::ptr::null_mut())) });
     let what = [Some(name), last].into_iter().flatten().filter(|text| !text.is_empty());
     let what = what.collect::<Vec<_>>().join(": ");

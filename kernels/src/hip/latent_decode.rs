@@ -68,8 +68,7 @@ impl HipDevice {
         let LatentLayout { latent, rotary, block_tokens, dtype, .. } = *layout;
         let (key, value) = (args.heads.key.n(), args.heads.value.n());
         let fits = dtype == DType::BF16
-            && latent.is_multiple_of(128)
-            && latent <= MOST_CHANNELS
+            && [128, 256, MOST_CHANNELS].contains(&latent)
             && rotary.is_multiple_of(32)
             && block_tokens.is_multiple_of(TILE)
             && (key > 0 && key.is_multiple_of(32) && key <= MOST_CHANNELS)
