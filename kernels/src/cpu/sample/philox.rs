@@ -11,8 +11,12 @@ const ROUNDS: usize = 10;
 /// Counters computed side by side.
 pub(super) const LANES: usize = 16;
 
-/// The `draw` word of a counter for plain token choice; speculation uses others.
+/// The `draw` word of a counter: plain token choice.
 pub(super) const DRAW_TOKEN: u32 = 0;
+/// Whether a draft is accepted: one word for each position, that of id 0.
+pub(super) const DRAW_ACCEPT: u32 = 1;
+/// The token that stands in for a rejected draft.
+pub(super) const DRAW_RESIDUAL: u32 = 2;
 
 /// One block of four random words.
 #[must_use]
@@ -51,21 +55,32 @@ fn rounds<const N: usize>(key: u64, words: &mut [[u32; N]; 4]) {
     }
 }
 
+/// A number in (0, 1) from one random word.
+#[must_use]
+pub(super) fn unit(word: u32) -> f32 {
+    const TOP: f32 = 1.0 - 1.0 / 16_777_216.0;
+    ((word as f32 + 0.5) * (1.0 / 4_294_967_296.0)).min(TOP)
+}
+
 /// Standard Gumbel noise of one random word: `-ln E`, `E = -ln(1 - u)`, `u` in (0, 1) from the word.
 #[must_use]
 pub(super) fn gumbel(word: u32) -> f32 {
-    const TOP: f32 = 1.0 - 1.0 / 16_777_216.0;
-    let u = ((word as f32 + 0.5) * (1.0 / 4_294_967_296.0)).min(TOP);
-    let e = -f64::from(-u).ln_1p() as f32;
+    let e = -f64::from(-unit(word)).ln_1p() as f32;
     -f64::from(e).ln() as f32
+}
+
+/// The word of one id.
+#[must_use]
+pub(super) fn word(key: u64, draw: u32, id: u32, position: u32) -> u32 {
+    let mut words = [[id / 4], [draw], [position], [0]];
+    rounds(key, &mut words);
+    words[id as usize % 4][0]
 }
 
 /// The noise of one id.
 #[must_use]
 pub(super) fn noise(key: u64, id: u32, position: u32) -> f32 {
-    let mut words = [[id / 4], [DRAW_TOKEN], [position], [0]];
-    rounds(key, &mut words);
-    gumbel(words[id as usize % 4][0])
+    gumbel(word(key, DRAW_TOKEN, id, position))
 }
 
 /// Largest word whose noise may reach `least`; `None` if no word's does.

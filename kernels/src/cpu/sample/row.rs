@@ -24,6 +24,11 @@ pub(super) struct Edge {
 impl Edge {
     /// Everything that is not masked is kept.
     pub(super) const NONE: Self = Self { value: f32::MIN, id: u32::MAX };
+
+    /// Whether an id of this logit is kept.
+    pub(super) fn keeps(self, id: u32, value: f32) -> bool {
+        value > self.value || (value == self.value && id <= self.id)
+    }
 }
 
 /// Memory for one row at a time, reused from row to row.
@@ -32,7 +37,7 @@ pub(crate) struct Scratch {
     pub(super) maxima: Vec<f32>,
     few: Vec<f32>,
     ranked: Vec<Ranked>,
-    masses: Vec<f32>,
+    pub(super) masses: Vec<f32>,
     pub(super) edited: Vec<f32>,
 }
 
@@ -61,6 +66,19 @@ fn choose_in(
     l: &mut Vec<f32>,
     scratch: &mut Scratch,
 ) -> Result<u32, Unusable> {
+    let best = likeliest(raw, rules, l, scratch)?;
+    let Some(rules) = &rules.draw else { return Ok(best.id) };
+    let (best, edge) = cut(l, rules, scratch);
+    Ok(noisiest((l, 0), rules, best, edge, &scratch.maxima).id)
+}
+
+/// The likeliest id after the edits; for a draw the edited logits are left in `l`.
+pub(super) fn likeliest(
+    raw: &[f32],
+    rules: &Rules<'_>,
+    l: &mut Vec<f32>,
+    scratch: &mut Scratch,
+) -> Result<Ranked, Unusable> {
     if raw.is_empty() || !vector::maxima(raw, scratch.maxima_for(raw)) {
         return Err(Unusable::NonFinite);
     }
@@ -73,12 +91,11 @@ fn choose_in(
     if best.value == f32::NEG_INFINITY {
         return Err(Unusable::AllMasked);
     }
-    let Some(rules) = &rules.draw else { return Ok(best.id) };
-    if !edited {
+    if !edited && rules.draw.is_some() {
         l.clear();
         l.extend_from_slice(raw);
     }
-    Ok(draw(l, rules, scratch))
+    Ok(best)
 }
 
 /// Writes the edited logits of `raw`, which begins with that of id `first`, to `l`.
@@ -117,8 +134,9 @@ fn penalise(x: f32, count: u32, edits: &Edits<'_>) -> f32 {
     if count == 0 { x } else { x - edits.frequency * count as f32 - edits.presence }
 }
 
-/// Draws a token from the logits `l`, of which at least one is finite, and scales them in place.
-fn draw(l: &mut [f32], rules: &Draw, scratch: &mut Scratch) -> u32 {
+/// Scales the logits `l`, of which at least one is finite, and finds the likeliest and the last id that a draw may
+/// take; their maxima are left in `scratch`.
+pub(super) fn cut(l: &mut [f32], rules: &Draw, scratch: &mut Scratch) -> (Ranked, Edge) {
     vector::scale(l, rules.temperature.recip(), scratch.maxima_for(l));
     let best = first_of_largest(l, &scratch.maxima);
     let mut edge = Edge { value: rules.floor(best.value), ..Edge::NONE };
@@ -127,7 +145,7 @@ fn draw(l: &mut [f32], rules: &Draw, scratch: &mut Scratch) -> u32 {
     } else if rules.top_p < 1.0 {
         edge = top_p_edge(l, rules.top_p, best, edge, scratch);
     }
-    noisiest((l, 0), rules, best, edge, &scratch.maxima).id
+    (best, edge)
 }
 
 /// Log-probabilities of one row: of `id`, its place, and the `top` likeliest ids.
@@ -290,8 +308,7 @@ pub(super) fn noisiest(
         }
         for (offset, &x) in l[at..].iter().take(CHUNK).enumerate() {
             let (id, word) = ((at + offset) as u32, words[offset % 4][offset / 4]);
-            let kept = x > edge.value || (x == edge.value && id <= edge.id);
-            if !kept || word > limit {
+            if !edge.keeps(id, x) || word > limit {
                 continue;
             }
             let candidate = Ranked { id, value: x + gumbel(word) };

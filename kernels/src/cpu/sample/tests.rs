@@ -29,7 +29,7 @@ fn drawn(l: &[f32], draw: Draw) -> u32 {
 }
 
 /// Ids that survive the cuts, by sorting.
-fn kept(l: &[f32], d: &Draw) -> Vec<u32> {
+pub(super) fn kept(l: &[f32], d: &Draw) -> Vec<u32> {
     let scaled: Vec<f32> = l.iter().map(|x| x * d.temperature.recip()).collect();
     let mut ids: Vec<u32> = (0..l.len() as u32).filter(|&i| l[i as usize] > f32::MIN).collect();
     ids.sort_by(|&a, &b| scaled[b as usize].total_cmp(&scaled[a as usize]).then(a.cmp(&b)));

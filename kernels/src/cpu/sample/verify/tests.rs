@@ -1,0 +1,288 @@
+//! Runs with drafts against the distribution that a run without them has, written out in f64.
+
+use super::super::tests::{kept, plain, row};
+use super::*;
+use crate::cpu::sample::rules::{Edits, Seen};
+
+/// Ids of the language.
+const V: usize = 6;
+/// Tokens of a run.
+const LENGTH: usize = 3;
+/// Runs that are counted.
+const RUNS: u64 = 120_000;
+/// What a run begins behind.
+const FIRST: u32 = 2;
+/// The `draw` word of drafts.
+const DRAW_DRAFT: u32 = 3;
+
+/// How a request's tokens are chosen.
+#[derive(Debug, Clone, Copy)]
+struct Style {
+    draw: Draw,
+    banned: &'static [u32],
+    bias: &'static [(u32, f32)],
+    repetition: f32,
+    frequency: f32,
+    presence: f32,
+}
+
+impl Style {
+    fn new(temperature: f32) -> Self {
+        let draw = Draw { temperature, ..plain(0, 0) };
+        Self { draw, banned: &[], bias: &[], repetition: 1.0, frequency: 0.0, presence: 0.0 }
+    }
+
+    /// Everything that may change a logit or leave an id out.
+    fn strict() -> Self {
+        let draw = Draw { temperature: 1.3, min_p: 0.02, top_k: 4, top_p: 0.95, ..plain(0, 0) };
+        let (banned, bias) = (&[5], &[(1, 0.6)]);
+        Self { draw, banned, bias, repetition: 1.2, frequency: 0.5, presence: 0.3 }
+    }
+
+    fn seen(&self, said: &[u32]) -> Vec<Seen> {
+        let count = |id: u32| said[1..].iter().filter(|&&other| other == id).count() as u32;
+        let penalised = self.repetition != 1.0 || self.frequency != 0.0 || self.presence != 0.0;
+        let seen = (0..V as u32).filter(|id| said.contains(id) && penalised);
+        seen.map(|id| Seen { id, count: count(id) }).collect()
+    }
+
+    fn rules<'a>(&self, key: u64, said: usize, seen: &'a [Seen]) -> Rules<'a> {
+        let Self { banned, bias, repetition, frequency, presence, .. } = *self;
+        let edits = Edits { allowed: None, banned, bias, seen, repetition, frequency, presence };
+        let greedy = self.draw.temperature < 1e-5;
+        let draw = (!greedy).then_some(Draw { key, position: said as u32, ..self.draw });
+        Rules { edits, draw }
+    }
+
+    /// Probabilities of the next token by the book.
+    fn exact(&self, said: &[u32]) -> Vec<f64> {
+        let mut l = target(said[said.len() - 1]);
+        for &id in self.banned {
+            l[id as usize] = f32::NEG_INFINITY;
+        }
+        for &(id, bias) in self.bias {
+            l[id as usize] += bias;
+        }
+        for Seen { id, count } in self.seen(said) {
+            let x = &mut l[id as usize];
+            *x = if *x > 0.0 { *x / self.repetition } else { *x * self.repetition };
+            *x -= self.frequency * count as f32 + if count > 0 { self.presence } else { 0.0 };
+        }
+        let weight = |id: u32| (f64::from(l[id as usize]) / f64::from(self.draw.temperature)).exp();
+        let ids = kept(&l, &self.draw);
+        let total: f64 = ids.iter().map(|&id| weight(id)).sum();
+        let p = |id: u32| if ids.contains(&id) { weight(id) / total } else { 0.0 };
+        (0..V as u32).map(p).collect()
+    }
+}
+
+/// Logits behind an id.
+fn target(last: u32) -> Vec<f32> {
+    row(V, 40 + u64::from(last)).iter().map(|x| 0.6 * x).collect()
+}
+
+/// What a drafter takes for the probabilities behind an id: not far from them, and not near.
+fn guessed(last: u32) -> Vec<f32> {
+    let noise = row(V, 90 + u64::from(last));
+    let l: Vec<f32> = target(last).iter().zip(noise).map(|(x, n)| 0.7 * x + 0.35 * n).collect();
+    let total: f32 = l.iter().map(|x| x.exp()).sum();
+    l.iter().map(|x| x.exp() / total).collect()
+}
+
+/// How drafts are made.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Drafter {
+    /// The likeliest id by its own reckoning.
+    Likeliest,
+    /// Drawn.
+    Drawn,
+    /// Drawn, and what is left of an id is reckoned with the probability of its neighbour.
+    OffByOne,
+}
+
+/// What became of the drafts of many runs.
+#[derive(Debug, Default)]
+struct Count {
+    drafted: u32,
+    accepted: u32,
+}
+
+/// A draft behind `said`, and the probabilities that the drafter reckons with.
+fn draft(said: &[u32], key: u64, drafter: Drafter) -> (u32, Vec<f32>) {
+    let q = guessed(said[said.len() - 1]);
+    let position = said.len() as u32;
+    let value = |id: u32| match drafter {
+        Drafter::Likeliest => q[id as usize],
+        _ => q[id as usize].ln() + gumbel(word(key, DRAW_DRAFT, id, position)),
+    };
+    let best = (0..V as u32).reduce(|a, b| if value(b) > value(a) { b } else { a });
+    (best.unwrap(), q)
+}
+
+/// One row: the tokens behind `said`, of which `k` are drafted.
+fn step(style: &Style, key: u64, said: &[u32], k: usize, drafter: Drafter) -> Vec<u32> {
+    let (mut guessed, mut of) = (said.to_vec(), Vec::new());
+    for _ in 0..k {
+        let (id, q) = draft(&guessed, key, drafter);
+        guessed.push(id);
+        of.push((id, q));
+    }
+    let lengths = said.len()..=guessed.len();
+    let seen: Vec<_> = lengths.clone().map(|end| style.seen(&guessed[..end])).collect();
+    let rules = lengths.clone().zip(&seen).map(|(end, seen)| style.rules(key, end, seen));
+    let rules: Vec<_> = rules.collect();
+    let logits: Vec<f32> = lengths.flat_map(|end| target(guessed[end - 1])).collect();
+    let logits = Mat::of(&logits, k + 1, V).unwrap();
+    let drawn = drafter != Drafter::Likeliest;
+    let drafts = of.iter().map(|(id, q)| Draft { id: *id, drawn_from: drawn.then_some(&q[..]) });
+    let drafts: Vec<_> = drafts.collect();
+    let mut scratch = Scratch::default();
+    let found = if drafter == Drafter::OffByOne {
+        let left = |p: &[f32], q: &[f32], id: usize| p[id] - q[(id + 1) % q.len()];
+        verify_by(logits, &rules, &drafts, left, &mut scratch)
+    } else {
+        verify(logits, &rules, &drafts, &mut scratch)
+    };
+    found.unwrap()
+}
+
+/// One run: its first tokens behind the given one.
+fn run(style: &Style, key: u64, k: usize, drafter: Drafter, count: &mut Count) -> Vec<u32> {
+    let mut said = vec![FIRST];
+    while said.len() <= LENGTH {
+        let tokens = step(style, key, &said, k, drafter);
+        count.drafted += k as u32;
+        count.accepted += tokens.len() as u32 - 1;
+        said.extend(tokens);
+    }
+    said[1..=LENGTH].to_vec()
+}
+
+/// How often each output came of many runs, and the share of drafts that stood.
+fn outputs(style: &Style, k: usize, drafter: Drafter) -> (Vec<u32>, f64) {
+    let (mut counts, mut count) = (vec![0; V.pow(LENGTH as u32)], Count::default());
+    for key in 0..RUNS {
+        let said = run(style, key * 0x9E37_79B9 + k as u64, k, drafter, &mut count);
+        counts[said.iter().fold(0, |at, &id| at * V + id as usize)] += 1;
+    }
+    (counts, f64::from(count.accepted) / f64::from(count.drafted.max(1)))
+}
+
+/// How often each output is to be expected.
+fn expected(style: &Style) -> Vec<f64> {
+    let mut p = vec![(vec![FIRST], 1.0)];
+    for _ in 0..LENGTH {
+        let longer = |(said, p): (Vec<u32>, f64)| {
+            let next = style.exact(&said);
+            let with = move |id: usize| ([&said[..], &[id as u32]].concat(), p * next[id]);
+            (0..V).map(with).collect::<Vec<_>>()
+        };
+        p = p.into_iter().flat_map(longer).collect();
+    }
+    p.into_iter().map(|(_, p)| p * RUNS as f64).collect()
+}
+
+/// By how many standard deviations the χ² statistic lies over its mean. Rare outputs count together.
+fn excess(counts: &[u32], expected: &[f64]) -> f64 {
+    let (mut chi2, mut cells, mut rare) = (0.0, 0, (0.0, 0.0));
+    for (&n, &expected) in counts.iter().zip(expected) {
+        let n = f64::from(n);
+        if expected < 10.0 {
+            rare = (rare.0 + n, rare.1 + expected);
+        } else {
+            chi2 += (n - expected).powi(2) / expected;
+            cells += 1;
+        }
+    }
+    assert!(rare.1 > 0.0 || rare.0 == 0.0, "{} outputs that cannot be", rare.0);
+    if rare.1 >= 10.0 {
+        chi2 += (rare.0 - rare.1).powi(2) / rare.1;
+        cells += 1;
+    }
+    let freedom = f64::from(cells - 1);
+    (chi2 - freedom) / (2.0 * freedom).sqrt()
+}
+
+/// Standard deviations that a right sampler does not reach; keys are fixed, so this is no matter of luck.
+const MOST: f64 = 4.0;
+
+#[test]
+fn drafts_change_no_distribution() {
+    for (name, style) in
+        [("0.7", Style::new(0.7)), ("1.0", Style::new(1.0)), ("strict", Style::strict())]
+    {
+        let expected = expected(&style);
+        let without = excess(&outputs(&style, 0, Drafter::Likeliest).0, &expected);
+        assert!(without < MOST, "{name}: without drafts {without:.1}");
+        for (k, drafter) in
+            [(1, Drafter::Drawn), (2, Drafter::Drawn), (3, Drafter::Drawn), (2, Drafter::Likeliest)]
+        {
+            let (counts, stood) = outputs(&style, k, drafter);
+            let excess = excess(&counts, &expected);
+            println!("{name}, {k} drafts, {drafter:?}: {stood:.2} stood, {excess:.1} deviations");
+            assert!((0.1..0.95).contains(&stood), "{name}, {k}, {drafter:?}: {stood:.2} stood");
+            assert!(excess < MOST, "{name}, {k}, {drafter:?}: {excess:.1} deviations");
+        }
+    }
+}
+
+#[test]
+fn a_wrong_residual_shows() {
+    for temperature in [0.7, 1.0] {
+        let style = Style::new(temperature);
+        let (counts, _) = outputs(&style, 2, Drafter::OffByOne);
+        let excess = excess(&counts, &expected(&style));
+        assert!(excess > 10.0 * MOST, "at {temperature}: {excess:.1} deviations");
+    }
+}
+
+#[test]
+fn drafts_that_are_not_drawn_change_no_token() {
+    let greedy = Style::new(0.0);
+    for style in [greedy, Style::new(0.7), Style::new(1.0), Style::strict()] {
+        for key in 0..300 {
+            let without = run(&style, key, 0, Drafter::Likeliest, &mut Count::default());
+            for k in 1..=4 {
+                let with = run(&style, key, k, Drafter::Likeliest, &mut Count::default());
+                assert_eq!(with, without, "{k} drafts, key {key}, {style:?}");
+            }
+        }
+    }
+    for key in 0..300 {
+        let without = run(&greedy, key, 0, Drafter::Drawn, &mut Count::default());
+        let with = run(&greedy, key, 3, Drafter::Drawn, &mut Count::default());
+        assert_eq!(with, without, "greedy, drawn drafts, key {key}");
+    }
+}
+
+#[test]
+fn a_position_that_is_not_reached_fails_nobody() {
+    let style = Style::new(1.0);
+    let rules: Vec<_> = (1..=2).map(|said| style.rules(1, said, &[])).collect();
+    let mut logits = [target(FIRST), vec![f32::NAN; V]].concat();
+    let verified = |logits: &[f32], id: u32| {
+        let drafts = [Draft { id, drawn_from: None }];
+        verify(Mat::of(logits, 2, V).unwrap(), &rules, &drafts, &mut Scratch::default())
+    };
+    let said = choose(&logits[..V], &rules[0], &mut Scratch::default()).unwrap();
+    assert_eq!(verified(&logits, (said + 1) % V as u32), Ok(vec![said]));
+    assert_eq!(verified(&logits, said), Err(Unusable::NonFinite));
+    logits[0] = f32::INFINITY;
+    assert_eq!(verified(&logits, (said + 1) % V as u32), Err(Unusable::NonFinite));
+}
+
+#[test]
+fn drafts_beyond_the_rules_never_stand() {
+    let style = Style::strict(); // It bans id 5.
+    let q = [0.0, 0.0, 0.0, 0.0, 0.0, 1.0];
+    let mut scratch = Scratch::default();
+    for key in 0..200 {
+        let seen = style.seen(&[FIRST]);
+        let rules = [style.rules(key, 1, &seen), style.rules(key, 2, &seen)];
+        let logits = [target(FIRST), target(5)].concat();
+        let logits = Mat::of(&logits, 2, V).unwrap();
+        let drafts = [Draft { id: 5, drawn_from: Some(&q) }];
+        let tokens = verify(logits, &rules, &drafts, &mut scratch).unwrap();
+        assert!(tokens.len() == 1 && style.exact(&[FIRST])[tokens[0] as usize] > 0.0, "{tokens:?}");
+    }
+}
