@@ -57,6 +57,10 @@ pub enum Bug {
     RepeatedOutputApplied,
     /// An adopted block is not announced to the device: its table keeps the freed one.
     AdoptionNotSent,
+    /// Positions of rejected drafts count as computed.
+    RejectedDraftsSettle,
+    /// A stop in front of the last token that a row emits is not seen.
+    StopAmongDraftsMissed,
     /// A rank of a group that has nothing to do gets no batch.
     IdleRankGetsNoBatch,
     /// Each rank of a group pads its experts' rows to its own tokens.
@@ -75,7 +79,7 @@ pub enum Bug {
 
 impl Bug {
     /// Bugs of a replica, for a simulator that walks through them.
-    pub const OF_REPLICAS: [Self; 25] = [
+    pub const OF_REPLICAS: [Self; 27] = [
         Self::PublishBeforeCompute,
         Self::DoubleFree,
         Self::StaleEpochAccepted,
@@ -101,6 +105,8 @@ impl Bug {
         Self::ChunkOverBudget,
         Self::RepeatedOutputApplied,
         Self::AdoptionNotSent,
+        Self::RejectedDraftsSettle,
+        Self::StopAmongDraftsMissed,
     ];
 
     /// Bugs of ranks that step together, which only a world of groups can show.

@@ -49,7 +49,7 @@ pub struct Row {
     pub start: u32,
     /// Known tokens forwarded, at least 1.
     pub len: u32,
-    /// Draft tokens forwarded behind them, taken from the seat.
+    /// Most draft tokens forwarded behind them. They are the seat's, which may hold fewer.
     pub drafts: u8,
     /// Whether a token is sampled behind the last one: true iff no successor is known.
     pub samples: bool,

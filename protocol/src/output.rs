@@ -36,7 +36,9 @@ pub struct ExpertTokens {
 pub struct RowOutput {
     /// Sampled ids: accepted drafts, then one more. Empty for a row that does not sample.
     pub emitted: Tokens,
-    /// Drafts accepted.
+    /// Drafts verified: those of the row, or fewer where the drafter had no more.
+    pub drafted: u8,
+    /// Of these, accepted.
     pub accepted: u8,
     /// Set if the row failed, or its mask was late; nothing was emitted then.
     pub error: Option<RowError>,

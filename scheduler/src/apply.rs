@@ -6,9 +6,9 @@
 use crate::publish::publish;
 use crate::request::Request;
 use crate::slab::Slot;
-use crate::state::{FlightRow, State};
+use crate::state::{FlightRow, State, Totals};
 use crate::{ErrorCode, Finish, Limits, TokenEvent};
-use kvcache::{Bug, KvCache};
+use kvcache::{Bug, KvCache, Planted};
 use protocol::{RowError, RowOutput, StepOutput, ThinVec, Token, TokenLogprobs};
 use std::mem::take;
 
@@ -40,7 +40,8 @@ pub(crate) fn apply(
             continue;
         };
         let known = request.len;
-        let finish = apply_row(request, kv, &state.hasher, limits, row, result, events);
+        let (totals, row_result) = (&mut state.totals, (row, result));
+        let finish = apply_row(request, kv, &state.hasher, limits, row_result, totals, events);
         state.totals.generated_tokens += u64::from(request.len - known);
         if finish {
             ended.push(row.slot);
@@ -58,8 +59,8 @@ fn apply_row(
     kv: &mut KvCache,
     hasher: &kvcache::Hasher,
     limits: &Limits,
-    row: &FlightRow,
-    result: &mut RowOutput,
+    (row, result): (&FlightRow, &mut RowOutput),
+    totals: &mut Totals,
     events: &mut Vec<TokenEvent>,
 ) -> bool {
     request.rows_in_flight -= 1;
@@ -77,12 +78,15 @@ fn apply_row(
     }
     // Drafts accepted earlier have moved the row: its true start is what was settled before it.
     let start = request.settled;
+    totals.drafts.add(result.drafted, result.accepted);
     request.computed += u32::from(result.accepted);
-    request.settled += row.len + u32::from(result.accepted);
+    let all_settle = kv.planted().has(Bug::RejectedDraftsSettle);
+    let drafts = if all_settle { row.drafts } else { result.accepted };
+    request.settled += row.len + u32::from(drafts);
     if late {
         forward_again(request);
     }
-    let (taken, finish) = append(request, &result.emitted);
+    let (taken, finish) = append(request, &result.emitted, kv.planted());
     publish(request, kv, hasher, request.settled);
     let prompt_logprobs = unseen_prompt_logprobs(request, start, take(&mut result.prompt_logprobs));
     if taken == 0 && prompt_logprobs.is_empty() && finish.is_none() {
@@ -102,7 +106,7 @@ fn apply_row(
 
 /// Whether a row did all but sample, because its mask was late.
 fn is_late(request: &Request, row: &FlightRow, result: &RowOutput) -> bool {
-    let silent = result.emitted.is_empty() && result.accepted == 0;
+    let silent = result.emitted.is_empty() && (result.drafted, result.accepted) == (0, 0);
     result.error == Some(RowError::MaskLate) && row.samples && silent && request.masking.is_on()
 }
 
@@ -121,19 +125,21 @@ fn fault(row: &FlightRow, result: &RowOutput, vocab_size: u32) -> Option<ErrorCo
     }
     let expected = if row.samples { usize::from(result.accepted) + 1 } else { 0 };
     let right = result.emitted.len() == expected
-        && result.accepted <= row.drafts
+        && result.accepted <= result.drafted
+        && result.drafted <= row.drafts
         && result.emitted.iter().all(|&token| token < vocab_size);
     (!right).then_some(ErrorCode::BadOutput)
 }
 
 /// Commits emitted tokens up to the one that ends the request; how many these are.
-fn append(request: &mut Request, emitted: &[Token]) -> (usize, Option<Finish>) {
+fn append(request: &mut Request, emitted: &[Token], planted: Planted) -> (usize, Option<Finish>) {
     for (i, &token) in emitted.iter().enumerate() {
         request.commit(token);
         let stop = request.stop(token).map(Finish::Stop);
         let full = || (request.len >= request.limit).then_some(Finish::Length);
         let finish = stop.or_else(full);
-        if finish.is_some() {
+        let runs_on = planted.has(Bug::StopAmongDraftsMissed) && i + 1 < emitted.len();
+        if finish.is_some() && !runs_on {
             return (i + 1, finish);
         }
     }

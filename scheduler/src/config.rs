@@ -1,6 +1,6 @@
 //! What an engine is built from.
 
-use crate::Limits;
+use crate::{DRAFTS_MAX, Limits};
 use kvcache::{KvConfig, KvError, Planted};
 
 /// Largest number of steps in flight: one per pipeline stage and one more.
@@ -53,6 +53,7 @@ impl EngineConfig {
             ("steps_in_flight", limits.steps_in_flight, 1, STEPS_IN_FLIGHT_MAX),
             ("max_model_len", limits.max_model_len, 1, 1 << 30),
             ("vocab_size", limits.vocab_size, 1, u32::MAX),
+            ("drafts", limits.drafts.into(), 0, DRAFTS_MAX as u32),
             ("replicas", u32::from(self.replicas), 1, u32::from(u16::MAX)),
         ] {
             if !(min..=max).contains(&value) {

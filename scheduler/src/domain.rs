@@ -130,6 +130,7 @@ impl Domain {
             prompt_tokens_total: totals.prompt_tokens,
             prompt_tokens_cached_total: totals.prompt_tokens_cached,
             generated_tokens_total: totals.generated_tokens,
+            drafts_total: totals.drafts,
             preemptions_total: totals.preemptions,
             requests_recovered_total: totals.recovered,
             tokens_recomputed_total: totals.recomputed_tokens,

@@ -37,6 +37,6 @@ pub use kvcache::{
 };
 pub use laps::{Laps, Part};
 pub use limits::Limits;
-pub use stats::{BlockStats, ByLoss, Recomputed, StepStats};
+pub use stats::{BlockStats, ByLoss, DRAFTS_MAX, Drafted, Recomputed, StepStats};
 pub use submit::{Refusal, Submit};
 pub use token_event::{AbortCause, ErrorCode, Finish, FirstRun, StopReason, TokenEvent};

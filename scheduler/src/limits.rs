@@ -21,7 +21,7 @@ pub struct Limits {
     pub tokens_waiting: u64,
     /// Whether one step may hold both decodes and prefill chunks (off only for comparison runs).
     pub mixed: bool,
-    /// Draft tokens per decode row (k); 0 = no speculation.
+    /// Draft tokens per decode row (k), at most [`DRAFTS_MAX`](crate::DRAFTS_MAX); 0 = no speculation.
     pub drafts: u8,
     /// How long requests of a lost replica wait for its return before they fail.
     pub loss_timeout_ms: u64,

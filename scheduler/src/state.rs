@@ -6,7 +6,7 @@
 use crate::line::Line;
 use crate::request::Request;
 use crate::slab::{Slab, Slot};
-use crate::stats::{ByLoss, Recomputed, Requeue};
+use crate::stats::{ByLoss, Drafted, Recomputed, Requeue};
 use kvcache::{Bug, Hasher, KvCache, Planted, Table};
 use protocol::{Replica, RequestId, Seat, StepId};
 use std::cmp::Reverse;
@@ -78,6 +78,7 @@ pub(crate) struct Totals {
     pub(crate) prompt_tokens: u64,
     pub(crate) prompt_tokens_cached: u64,
     pub(crate) generated_tokens: u64,
+    pub(crate) drafts: Drafted,
     pub(crate) preemptions: u64,
     pub(crate) recovered: ByLoss,
     pub(crate) recomputed_tokens: Recomputed,

@@ -38,6 +38,8 @@ pub struct StepStats {
     pub prompt_tokens_cached_total: u64,
     /// Tokens produced.
     pub generated_tokens_total: u64,
+    /// What became of drafts.
+    pub drafts_total: Drafted,
     /// Preemptions.
     pub preemptions_total: u64,
     /// Requests that were running when their executors were lost, and were queued again.
@@ -52,6 +54,30 @@ pub struct StepStats {
     pub rows_dropped_total: u64,
     /// Outputs dropped: of a former group epoch, repeated, or out of order.
     pub outputs_dropped_total: u64,
+}
+
+/// Most drafts of one row.
+pub const DRAFTS_MAX: usize = 16;
+
+/// Drafts that were verified. Those of rows that failed, or whose request had ended meanwhile, are left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Drafted {
+    /// Rows that had some.
+    pub rows: u64,
+    /// Drafts.
+    pub tokens: u64,
+    /// Of these, accepted, by their place in the row.
+    pub accepted: [u64; DRAFTS_MAX],
+}
+
+impl Drafted {
+    pub(crate) fn add(&mut self, drafted: u8, accepted: u8) {
+        self.rows += u64::from(drafted > 0);
+        self.tokens += u64::from(drafted);
+        for place in &mut self.accepted[..usize::from(accepted)] {
+            *place += 1;
+        }
+    }
 }
 
 /// A count for each way of losing executors.

@@ -105,7 +105,7 @@ impl Device {
             self.slots[slot(drafted.len() as u32)] = Some((drafted.len() as u32, draft));
             drafted.push(draft);
         }
-        let mut result = RowOutput::default();
+        let mut result = RowOutput { drafted: row.drafts, ..RowOutput::default() };
         loop {
             let token = successor(&prefix);
             result.emitted.push(token);

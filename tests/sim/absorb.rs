@@ -208,6 +208,13 @@ impl World {
             && stats.generated_tokens_total >= before.generated_tokens_total
             && stats.outputs_dropped_total >= before.outputs_dropped_total;
         ensure!("I10", grows, "totals shrink: {before:?}, then {stats:?}");
+        let drafts = &stats.drafts_total;
+        let accepted: u64 = drafts.accepted.iter().sum();
+        // A draft stands only where all before it do.
+        let falling = drafts.accepted.is_sorted_by(|a, b| a >= b);
+        let most = drafts.rows * u64::from(limits.drafts);
+        let right = falling && accepted <= drafts.tokens && drafts.tokens <= most;
+        ensure!("I10", right, "{drafts:?} with up to {} drafts a row", limits.drafts);
         site.stats = stats;
         Ok(())
     }

@@ -69,8 +69,11 @@ fn verify_rows_say_what_plain_decodes_say() {
     let mut said =
         step(&mut device, 1, row(0, Input::Tokens(PROMPT.to_vec().into()), &table)).unwrap();
     let (mut said, mut accepted) = (std::mem::take(&mut said.emitted), 0);
-    for n in 2..5 {
+    for n in 2.. {
         let start = 5 + said.len() as u32 - 1;
+        if start + 4 > 8 * 2 {
+            break; // The table has no room for another row.
+        }
         let mut verify = row(start, Input::SampledAt(StepId(n - 1)), &table);
         verify.drafts = 3;
         let output = step(&mut device, n, verify).unwrap();

@@ -64,6 +64,8 @@ impl World {
         for (index, row) in ran.rows.iter().enumerate() {
             let client = &mut self.clients[row.request.0 as usize - 1];
             let output = &mut ran.output.rows[index];
+            self.tally.drafted += u64::from(output.drafted);
+            self.tally.accepted += u64::from(output.accepted);
             let garbled = rate > 0 && draw(row) >= 1000 - u64::from(rate);
             if garbled && output.error.is_none() {
                 client.excuses.bad_output = true;

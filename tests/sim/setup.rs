@@ -109,7 +109,7 @@ impl Setup {
         if chance.hits(100) {
             limits.tokens_waiting = u64::from(chance.between(max_model_len, max_model_len * 8));
         }
-        limits.drafts = chance.pick(&[0, 0, 0, 1, 2, 4]);
+        limits.drafts = chance.pick(&[0, 0, 3, 1, 2, 4]);
         limits.mixed = !chance.hits(100);
         limits.loss_timeout_ms = if chance.hits(200) { 300 } else { 1 << 40 };
         let mut engine = EngineConfig::new(limits, kv(chance, block_tokens, blocks, planted));

@@ -32,6 +32,8 @@ fn a_million_steps_break_nothing() {
         tally.late_masks,
         tally.ended_masks,
         tally.refused,
+        tally.accepted,
+        tally.drafted - tally.accepted,
     ];
     assert!(happened.iter().all(|&count| count > 100), "too few faults: {tally:?}");
 }

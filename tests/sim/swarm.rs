@@ -133,6 +133,8 @@ impl AddAssign for Tally {
         self.late_masks += other.late_masks;
         self.ended_masks += other.ended_masks;
         self.refused += other.refused;
+        self.drafted += other.drafted;
+        self.accepted += other.accepted;
         self.batches_of_eight += other.batches_of_eight;
         self.idle_of_eight += other.idle_of_eight;
         self.relapses += other.relapses;

@@ -68,6 +68,9 @@ pub(crate) struct Tally {
     pub(crate) late_masks: u64,
     pub(crate) ended_masks: u64,
     pub(crate) refused: u64,
+    /// Drafts verified, and of these accepted.
+    pub(crate) drafted: u64,
+    pub(crate) accepted: u64,
     /// Batches of groups of 8 ranks that step together, and how many of them were empty.
     pub(crate) batches_of_eight: u64,
     pub(crate) idle_of_eight: u64,

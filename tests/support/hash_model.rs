@@ -37,7 +37,7 @@ pub(crate) struct Shape {
     pub(crate) block_tokens: u32,
     /// Ids are drawn from `0 .. vocab`.
     pub(crate) vocab: Token,
-    /// Drafts made behind every sampled token.
+    /// Most drafts made behind a sampled token.
     pub(crate) drafts: u8,
     /// Whether slots are used.
     pub(crate) reading: Reading,
@@ -72,7 +72,8 @@ struct SeatState {
     last: Option<(Token, StepId)>,
     /// Position of `last`.
     next: u32,
-    drafts: Vec<Token>,
+    /// What may follow `last`; `None` = nothing was sampled in this epoch.
+    drafts: Option<Vec<Token>>,
 }
 
 /// What a row forwards, once the seat has filled in what the host does not know.
@@ -188,7 +189,7 @@ impl HashModel {
                 table: Vec::new(),
                 last: None,
                 next: 0,
-                drafts: Vec::new(),
+                drafts: None,
             });
         }
         let blocks = self.shape.blocks;
@@ -229,10 +230,10 @@ impl HashModel {
             return fail(row, format_args!("starts at {start}, before the row's {}", row.start));
         }
         if row.drafts > 0 {
-            let Some(drafts) = seat.drafts.get(..usize::from(row.drafts)) else {
-                return fail(row, format_args!("{} drafts, seat {:?}", row.drafts, seat.drafts));
+            let Some(drafts) = &seat.drafts else {
+                return fail(row, format_args!("{} drafts of an idle seat", row.drafts));
             };
-            ids.extend_from_slice(drafts);
+            ids.extend(drafts.iter().take(row.drafts.into()));
         }
         Ok(Span { start, ids })
     }
@@ -280,6 +281,7 @@ impl HashModel {
             Reading::Nothing => avalanche(seat.voice.key ^ avalanche(u64::from(first))),
         };
         let wanted = seat.voice.sampling.logprobs;
+        output.drafted = (span.ids.len() - row.len as usize) as u8;
         for i in 0..=usize::from(row.drafts) {
             let position = first + i as u32;
             let said = position.saturating_sub(seat.voice.prompt_len) as usize;
@@ -320,23 +322,25 @@ impl SeatState {
         self.draft(POISON, drafts);
     }
 
-    /// Guesses what follows: usually right, wrong often enough that rejections happen.
-    fn draft(&mut self, mut context: u64, count: u8) {
-        self.drafts.clear();
-        let Some((mut token, _)) = self.last else { return };
-        let mut voice = self.voice.clone();
-        for i in 1..=u32::from(count) {
+    /// Guesses what follows: usually right, wrong often enough that rejections happen. Now and then fewer guesses than
+    /// `most`, as of a drafter that finds nothing like what it has seen.
+    fn draft(&mut self, mut context: u64, most: u8) {
+        let mut drafts = self.drafts.take().unwrap_or_default();
+        drafts.clear();
+        let (mut token, mut voice) = (self.last.map_or(0, |(token, _)| token), self.voice.clone());
+        let luck = avalanche(context ^ 2);
+        let count = if luck.is_multiple_of(4) { luck % (u64::from(most) + 1) } else { most.into() };
+        for i in 1..=count as u32 {
             context = fold(context, entry(context, token));
             let Some(mut guess) = voice.next(context, self.next + i, None) else { break };
             if avalanche(context ^ 1).is_multiple_of(3) {
                 guess = (guess + 1) % voice.vocab;
             }
             voice.hear(&[guess]);
-            self.drafts.push(guess);
+            drafts.push(guess);
             token = guess;
         }
-        // A short guess is padded, so that a full row of drafts is always there.
-        self.drafts.resize(usize::from(count), 0);
+        self.drafts = Some(drafts);
     }
 }
 

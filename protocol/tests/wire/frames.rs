@@ -131,7 +131,10 @@ fn each_defect_has_its_error() {
         decode::<ToExecutor>(&frame).unwrap_err()
     };
     assert_eq!(with(0, b"HTTP"), FrameError::Magic(*b"HTTP"));
-    assert_eq!(with(4, &[9, 0]), FrameError::Version { theirs: 9, ours: PROTOCOL_VERSION });
+    assert_eq!(
+        with(4, &[255, 255]),
+        FrameError::Version { theirs: u16::MAX, ours: PROTOCOL_VERSION }
+    );
     let bytes = u32::MAX as usize;
     assert_eq!(with(16, &[255; 4]), FrameError::TooLong { bytes, limit: BODY_BYTES_MAX });
     assert!(matches!(with(HEADER_BYTES, &[0]), FrameError::Checksum { .. }));

@@ -64,7 +64,7 @@ fn a_batch() {
     check(
         &ToExecutor::Batch(batch),
         &expect![[r#"
-            4844524e0800030002000000000000009c00000062a7db4a
+            4844524e0900030002000000000000009c000000afaf9d8f
             95070281a54561676572910200929ccd012c0104100100c3c281a6546f6b656e
             73c4045b50020091930001c4080900000070110100c0949eca0000000000ca3f
             800000ca00000000ca3f800000ca00000000ca000000000090c4080500000000
@@ -85,7 +85,7 @@ fn masks() {
     check(
         &ToExecutor::Mask(mask),
         &expect![[r#"
-            4844524e08000600020000000000000015000000934f0a9b
+            4844524e09000600020000000000000015000000313e6f64
             9207929300c4080100008002000000c29303c400c3"#]],
     );
 }
@@ -95,16 +95,16 @@ fn short_orders() {
     check(
         &ToExecutor::SizeKv { blocks: 65_536 },
         &expect![[r#"
-            4844524e080002000200000000000000060000003a55c130
+            4844524e090002000200000000000000060000008ebbd46c
             91ce00010000"#]],
     );
     check(
         &ToExecutor::Profile { on: true },
         &expect![[r#"
-            4844524e080005000200000000000000020000003ce037a2
+            4844524e0900050002000000000000000200000017e25ead
             91c3"#]],
     );
-    check(&ToExecutor::Shutdown, &expect!["4844524e080004000200000000000000000000005fcb6bcc"]);
+    check(&ToExecutor::Shutdown, &expect!["4844524e09000400020000000000000000000000a1c6673e"]);
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn a_step_output() {
         step: StepId(7),
         epoch: Epoch(2),
         rows: vec![
-            RowOutput { emitted: vec![3].into(), logprobs, ..RowOutput::default() },
+            RowOutput { emitted: vec![3].into(), logprobs, drafted: 2, ..RowOutput::default() },
             RowOutput { error: Some(RowError::AllMasked), ..RowOutput::default() },
         ],
         timing: StepTiming {
@@ -135,10 +135,10 @@ fn a_step_output() {
     check(
         &FromExecutor::StepOutput(output),
         &expect![[r#"
-            4844524e08001500020000000000000059000000c601eba6
-            9507029295c4040300000000c0919403cabf00000001c41003000000000000bf
-            040000000000c0bf9095c40000a9416c6c4d61736b656490909501ce000f4240
-            cd01f4c39401cd0100ce0001000000c4080200010003000000"#]],
+            4844524e0900150002000000000000005b000000b4246c35
+            9507029296c404030000000200c0919403cabf00000001c41003000000000000
+            bf040000000000c0bf9096c4000000a9416c6c4d61736b656490909501ce000f
+            4240cd01f4c39401cd0100ce0001000000c4080200010003000000"#]],
     );
 }
 
@@ -155,14 +155,14 @@ fn the_start() {
     check(
         &FromExecutor::Hello(hello),
         &expect![[r#"
-            4844524e0800110002000000000000001700000040f2a90a
+            4844524e090011000200000000000000170000003ef3572a
             96010002a3637075a5302e312e30cfffffffffffffffff"#]],
     );
     let progress = FromExecutor::Progress { phase: Phase::Load, done: 1, total: 1 << 33 };
     check(
         &progress,
         &expect![[r#"
-            4844524e080012000200000000000000100000008bf79cea
+            4844524e0900120002000000000000001000000040273ad7
             93a44c6f616401cf0000000200000000"#]],
     );
     let group = KvGroup { layers: vec![0, 1], kind: KvKind::Full, bytes_per_block: 8_192 };
@@ -171,31 +171,31 @@ fn the_start() {
     check(
         &FromExecutor::Memory(memory),
         &expect![[r#"
-            4844524e080013000200000000000000180000006e6bdf95
+            4844524e09001300020000000000000018000000457e1f48
             9392109193920001a446756c6ccd2000cd01f492cd012c0c"#]],
     );
     let fault = FromExecutor::Fault { step: Some(StepId(7)), text: "gone".to_owned() };
     check(
         &fault,
         &expect![[r#"
-            4844524e080016000200000000000000070000007d51f538
+            4844524e0900160002000000000000000700000045a1264d
             9207a4676f6e65"#]],
     );
     let profiled = Profiled::Started("/t/rank0-1.json".to_owned());
     check(
         &FromExecutor::Profiled(profiled),
         &expect![[r#"
-            4844524e080018000200000000000000190000002798f776
+            4844524e09001800020000000000000019000000d77d1ecf
             81a753746172746564af2f742f72616e6b302d312e6a736f6e"#]],
     );
     let done = FromExecutor::StepDone { step: StepId(7), ns: 1_000_000 };
     check(
         &done,
         &expect![[r#"
-            4844524e080019000200000000000000070000006997d610
+            4844524e0900190002000000000000000700000051670565
             9207ce000f4240"#]],
     );
-    check(&FromExecutor::Beat, &expect!["4844524e08001700020000000000000000000000c0cd4a62"]);
+    check(&FromExecutor::Beat, &expect!["4844524e090017000200000000000000000000003ec04690"]);
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn the_settings() {
     check(
         &settings,
         &expect![[r#"
-            4844524e08000100020000000000000054000000496b2aeb
+            4844524e09000100020000000000000054000000c4f20522
             dc001aa22f6dc001a343707590c0c0a7466c6f61743332a44175746f0210cd01
             00cd0100044081a6426c6f636b7340cb3feccccccccccccda74e6f7468696e67
             14c00201930201c30291929092cd012c00a22f78"#]],
@@ -244,14 +244,14 @@ fn the_nodes() {
     check(
         &Handshake::Challenge { nonce },
         &expect![[r#"
-            4844524e08002100020000000000000024000000594e0234
+            4844524e09002100020000000000000024000000f3ba6c90
             91dc002001010101010101010101010101010101010101010101010101010101
             01010101"#]],
     );
     check(
         &Handshake::Answer { nonce, proof },
         &expect![[r#"
-            4844524e0800220002000000000000006700000070f44e97
+            4844524e09002200020000000000000067000000cd7c1091
             92dc002001010101010101010101010101010101010101010101010101010101
             01010101dc0020ccffccffccffccffccffccffccffccffccffccffccffccffcc
             ffccffccffccffccffccffccffccffccffccffccffccffccffccffccffccffcc
@@ -260,19 +260,19 @@ fn the_nodes() {
     check(
         &Handshake::Welcome { proof },
         &expect![[r#"
-            4844524e080023000200000000000000440000005509fb17
+            4844524e0900230002000000000000004400000016d3b90b
             91dc0020ccffccffccffccffccffccffccffccffccffccffccffccffccffccff
             ccffccffccffccffccffccffccffccffccffccffccffccffccffccffccffccff
             ccffccff"#]],
     );
-    check(&Handshake::Denied, &expect!["4844524e08002e00020000000000000000000000abd4d66b"]);
+    check(&Handshake::Denied, &expect!["4844524e09002e0002000000000000000000000055d9da99"]);
     let parallel = Parallel { tp_size: 1, dp_size: 2, experts: false };
     let build = "0.1.0".to_owned();
     let member = Member { node: 1, nodes: 2, parallel, build, manifest: 7 };
     check(
         &FromNode::Join(member),
         &expect![[r#"
-            4844524e0800290002000000000000000e0000001c40634e
+            4844524e0900290002000000000000000e0000001501d85b
             950102930102c2a5302e312e3007"#]],
     );
     let host = HostSettings {
@@ -285,37 +285,37 @@ fn the_nodes() {
     check(
         &FromNode::Link(LinkOffer { ticket: 9, rank: Rank(1), host }),
         &expect![[r#"
-            4844524e08002a0002000000000000000b0000002773d81a
+            4844524e09002a0002000000000000000b00000087e1e644
             93090195a22f6dc0c001c0"#]],
     );
     let text = || "gone".to_owned();
     check(
         &FromNode::NotStarted { ticket: 9, text: text() },
         &expect![[r#"
-            4844524e08002b0002000000000000000700000066aefe14
+            4844524e09002b000200000000000000070000005e5e2d61
             9209a4676f6e65"#]],
     );
     check(
         &FromNode::Ended { rank: Rank(1), epoch: Epoch(2), text: text() },
         &expect![[r#"
-            4844524e08002c00020000000000000008000000337929d4
+            4844524e09002c00020000000000000008000000bdbb666e
             930102a4676f6e65"#]],
     );
-    check(&FromNode::Beat, &expect!["4844524e08002d00020000000000000000000000612bdf97"]);
-    check(&ToNode::Accepted, &expect!["4844524e08002400020000000000000000000000f5393a68"]);
+    check(&FromNode::Beat, &expect!["4844524e09002d000200000000000000000000009f26d365"]);
+    check(&ToNode::Accepted, &expect!["4844524e090024000200000000000000000000000b34369a"]);
     check(
         &ToNode::Refused { text: text() },
         &expect![[r#"
-            4844524e08002500020000000000000006000000f4299353
+            4844524e0900250002000000000000000600000040c7860f
             91a4676f6e65"#]],
     );
     let start = ToNode::Start { replica: Replica(1), epoch: Epoch(2), ticket: 9 };
     check(
         &start,
         &expect![[r#"
-            4844524e08002600020000000000000004000000e3ed2e28
+            4844524e090026000200000000000000040000005e1a6d1f
             93010209"#]],
     );
-    check(&ToNode::Leave, &expect!["4844524e080027000200000000000000000000003fc63394"]);
-    check(&ToNode::Beat, &expect!["4844524e08002800020000000000000000000000ce5d2996"]);
+    check(&ToNode::Leave, &expect!["4844524e09002700020000000000000000000000c1cb3f66"]);
+    check(&ToNode::Beat, &expect!["4844524e0900280002000000000000000000000030502564"]);
 }

@@ -107,9 +107,10 @@ fn output() -> impl Strategy<Value = StepOutput> {
         Just(RowError::AllMasked),
         Just(RowError::MaskLate)
     ];
-    let row = (ids(), any::<u8>(), of(error), logprobs(), logprobs()).prop_map(
-        |(emitted, accepted, error, logprobs, prompt_logprobs)| RowOutput {
+    let row = (ids(), any::<[u8; 2]>(), of(error), logprobs(), logprobs()).prop_map(
+        |(emitted, [drafted, accepted], error, logprobs, prompt_logprobs)| RowOutput {
             emitted: emitted.into(),
+            drafted,
             accepted,
             error,
             logprobs: logprobs.into(),

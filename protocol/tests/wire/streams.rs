@@ -79,8 +79,8 @@ fn another_protocol_and_garbage_are_typed_errors() {
     let cases: [(&[u8], FrameError); 2] = [
         (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", FrameError::Magic(*b"GET ")),
         (
-            b"HDRN\x09\x00________________________",
-            FrameError::Version { theirs: 9, ours: PROTOCOL_VERSION },
+            b"HDRN\xff\xff________________________",
+            FrameError::Version { theirs: u16::MAX, ours: PROTOCOL_VERSION },
         ),
     ];
     for (bytes, expected) in cases {

@@ -205,8 +205,8 @@ mod tests {
             }
         };
         assert_eq!(start(greets(|_| {})), "no progress for 0 s (while: open device)");
-        let text = start(greets(|hello| hello.version = 9));
-        assert_eq!(text, format!("the executor has protocol 9, this process {PROTOCOL_VERSION}"));
+        let text = start(greets(|hello| hello.version = 1));
+        assert_eq!(text, format!("the executor has protocol 1, this process {PROTOCOL_VERSION}"));
         let text = start(greets(|hello| hello.build = "0.0.1".to_owned()));
         assert!(text.starts_with("the executor has build 0.0.1"), "{text}");
         let text = start(greets(|hello| hello.epoch = Epoch(3)));
