@@ -100,7 +100,7 @@ pub struct SeatInit {
     pub key: u64,
     /// Tokens of the prompt; positions from here on are output.
     pub prompt_len: u32,
-    /// All ids known so far, prompt and output, if `Sampling::reads_history`; else empty.
+    /// All ids known so far, prompt and output, if `Sampling::reads_history` or the drafter does; else empty.
     #[serde(with = "crate::packed")]
     pub history: Vec<Token>,
 }

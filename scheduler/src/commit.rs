@@ -115,7 +115,12 @@ fn admit(state: &mut State, kv: &KvCache, plan: &Plan, now_ms: u64) {
 
 /// Writes the rows of the batch and advances the cursors. A step is in flight afterwards, also one
 /// without rows.
-pub(crate) fn launch(state: &mut State, kv: &mut KvCache, planned: &[PlannedRow]) -> Vec<Row> {
+pub(crate) fn launch(
+    state: &mut State,
+    kv: &mut KvCache,
+    planned: &[PlannedRow],
+    histories: bool,
+) -> Vec<Row> {
     let step = state.step.next();
     let mut flying = state.spare_rows();
     flying.reserve(planned.len());
@@ -137,7 +142,7 @@ pub(crate) fn launch(state: &mut State, kv: &mut KvCache, planned: &[PlannedRow]
         if state.planted.has(Bug::PublishBeforeCompute) {
             publish(request, kv, &state.hasher, request.len);
         }
-        write_row(request, plan, samples, step)
+        write_row(request, plan, samples, step, histories)
     });
     let rows = rows.collect();
     state.step = step;
@@ -157,7 +162,13 @@ fn samples(request: &Request, plan: &PlannedRow, planted: Planted) -> bool {
 /// The input comes last: nothing that may fail lies between it and its place in the batch, so it is
 /// written straight there.
 #[inline]
-fn write_row(request: &mut Request, plan: &PlannedRow, samples: bool, step: StepId) -> Row {
+fn write_row(
+    request: &mut Request,
+    plan: &PlannedRow,
+    samples: bool,
+    step: StepId,
+    histories: bool,
+) -> Row {
     assert_eq!(plan.start, request.computed, "{:?} was planned from elsewhere", request.id);
     let end = plan.start + plan.len;
     let sampled_at = request.sampled_at;
@@ -169,7 +180,7 @@ fn write_row(request: &mut Request, plan: &PlannedRow, samples: bool, step: Step
         request.slack += u16::from(plan.drafts);
         request.sampled_at = step;
     }
-    let init = std::mem::take(&mut request.fresh).then(|| Box::new(seat_init(request)));
+    let init = std::mem::take(&mut request.fresh).then(|| Box::new(seat_init(request, histories)));
     let tables = table_updates(request);
     let seat = request.seat.expect("a running request has a seat");
     let next = (end < request.len).then(|| request.tokens()[end as usize]);
@@ -209,10 +220,11 @@ fn table_updates(request: &mut Request) -> ThinVec<TableUpdate> {
     ThinVec::from([TableUpdate { group: 0, from, blocks }])
 }
 
-fn seat_init(request: &mut Request) -> SeatInit {
+fn seat_init(request: &mut Request, histories: bool) -> SeatInit {
     request.gather();
     let asked = &request.cold.asked;
-    let history = if asked.sampling.reads_history() { request.tokens() } else { &[] };
+    let reads = histories || asked.sampling.reads_history();
+    let history = if reads { request.tokens() } else { &[] };
     SeatInit {
         sampling: asked.sampling.clone(),
         key: asked.key,

@@ -426,7 +426,7 @@ impl Engine {
             let alone = state.planted.has(Bug::RankPadsAlone);
             let moe_tokens = if alone { moe_tokens.min(plan.tokens()) } else { moe_tokens };
             if sends && !idle {
-                let rows = launch(state, kv, &plan.rows);
+                let rows = launch(state, kv, &plan.rows, self.config.limits.histories);
                 domain.note_step();
                 let (step, epoch) = (domain.state.step, domain.epoch);
                 let batch = Batch { step, epoch, bucket, moe_tokens, rows };

@@ -23,6 +23,8 @@ pub struct Limits {
     pub mixed: bool,
     /// Draft tokens per decode row (k), at most [`DRAFTS_MAX`](crate::DRAFTS_MAX); 0 = no speculation.
     pub drafts: u8,
+    /// Whether whoever makes drafts reads all ids of a request, so that seats begin with them.
+    pub histories: bool,
     /// How long requests of a lost replica wait for its return before they fail.
     pub loss_timeout_ms: u64,
 }
@@ -41,6 +43,7 @@ impl Limits {
             tokens_waiting: 64 << 20,
             mixed: true,
             drafts: 0,
+            histories: false,
             loss_timeout_ms: 120_000,
         }
     }

@@ -104,6 +104,14 @@ impl World {
             ensure!("I9", stage == Stage::Live, "request {id} runs, {stage:?}");
             let wanted = client.submit.replica.unwrap_or(replica);
             ensure!("F38", wanted == replica, "request {id} runs on {replica:?}, not {wanted:?}");
+            let init = row.init.as_ref().filter(|_| self.setup.engine.limits.histories);
+            let told = init.is_none_or(|init| init.history == client.text);
+            ensure!(
+                "I7",
+                told,
+                "request {id}: its seat begins with {:?}",
+                init.map(|i| &i.history)
+            );
         }
         site.told.check(&batch, &self.setup, |row| {
             let client = &clients[row.request.0 as usize - 1];

@@ -110,6 +110,7 @@ impl Setup {
             limits.tokens_waiting = u64::from(chance.between(max_model_len, max_model_len * 8));
         }
         limits.drafts = chance.pick(&[0, 0, 3, 1, 2, 4]);
+        limits.histories = limits.drafts == 3; // Some drafters read them; no draw of the seed's.
         limits.mixed = !chance.hits(100);
         limits.loss_timeout_ms = if chance.hits(200) { 300 } else { 1 << 40 };
         let mut engine = EngineConfig::new(limits, kv(chance, block_tokens, blocks, planted));
