@@ -55,6 +55,7 @@ fn main() {
             kv: KvSize::Blocks(32 * TABLE),
             memory_utilization: 0.9,
             capture: protocol::Capture::default(),
+            speculation: None,
             logprobs_max: 20,
             profile: None,
             epoch: Epoch(0),

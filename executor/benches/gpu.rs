@@ -149,6 +149,7 @@ fn config(device: &str, shape: &Shape, cache: Option<&String>, eager: bool) -> E
             kv: KvSize::Blocks(SEATS * TABLE),
             memory_utilization: 0.95,
             capture: if eager { protocol::Capture::Nothing } else { protocol::Capture::default() },
+            speculation: None,
             logprobs_max: 20,
             profile: None,
             epoch: Epoch(0),

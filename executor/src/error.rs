@@ -81,6 +81,9 @@ pub enum ExecutorError {
     /// A trace was asked for, but no folder is configured.
     #[error("no folder for traces is configured (--profile DIR)")]
     NoTraces,
+    /// Drafts are asked for on a device that verifies none.
+    #[error("drafts are verified on the CPU only")]
+    NoDrafts,
     /// What masked rows may sample did not come.
     #[error(transparent)]
     Mask(#[from] MaskError),
@@ -159,11 +162,15 @@ pub enum BatchError {
         /// Size of the vocabulary.
         limit: usize,
     },
-    /// This executor has no drafter.
-    #[error("request {} brings draft tokens", request.0)]
+    /// More drafts than were agreed on.
+    #[error("request {} is to verify {drafts} drafts, at most {limit} are made", request.0)]
     Drafts {
         /// Whose row.
         request: RequestId,
+        /// Drafts of the row.
+        drafts: u8,
+        /// Drafts that rows may have.
+        limit: u8,
     },
     /// The row refers to a token that its seat did not sample.
     #[error("request {} refers to a token of step {step} that its seat does not hold", request.0)]

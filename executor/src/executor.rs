@@ -13,7 +13,7 @@ use crate::{
 use models::sharding::{Indivisible, Ranks};
 use models::{ExpertLoad, LoadError, LoadOptions, kv_layout, kv_spec, load_model};
 use ops::{Ops, StepShape};
-use protocol::{Batch, KvSpec, Memory, Phase, Ready, Settings, StepOutput};
+use protocol::{Batch, Device, KvSpec, Memory, Phase, Ready, Settings, StepOutput};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -53,6 +53,9 @@ impl Executor {
         let placement = settings.placement.as_ref();
         check_world(settings.parallel, settings.device, &config.model, placement)?;
         let ranks = ranks::ranks(settings.parallel, settings.rank)?;
+        if settings.speculation.is_some() && settings.device != Device::Cpu {
+            return Err(ExecutorError::NoDrafts);
+        }
         let Opened { kernels, gpu, threads } = device::open(&config.settings)?;
         let [tp, dp] = ranks::groups(settings, gpu.as_ref(), progress)?;
         let dtype = device::dtype(&config);
@@ -269,6 +272,7 @@ impl Executor {
             block_tokens: *block_tokens,
             width: longest.div_ceil(*block_tokens as usize),
             vocab: model.vocab,
+            speculation: self.config.settings.speculation,
         };
         let (questions, top) = (self.questions(), self.top());
         let size = StateSize { kv, limits, longest, questions, top };

@@ -3,7 +3,7 @@
 use crate::BatchError;
 use crate::seats::{Seats, TableChange};
 use ops::{Stage, StageRow};
-use protocol::{Batch, Input, Row, Token};
+use protocol::{Batch, Input, Row, Speculation, Token};
 
 /// Bounds of a step, fixed at start.
 #[derive(Debug, Clone, Copy)]
@@ -18,13 +18,16 @@ pub(crate) struct StepLimits {
     pub(crate) width: usize,
     /// Size of the vocabulary.
     pub(crate) vocab: usize,
+    /// How rows get drafts, if they do.
+    pub(crate) speculation: Option<Speculation>,
 }
 
 impl StepLimits {
     /// Refuses a batch with more tokens or rows than a step may have, or, if it is one of several that are
     /// `computed_together`, than it says that any of them has.
     pub(crate) fn check(&self, batch: &Batch, computed_together: bool) -> Result<(), BatchError> {
-        let tokens = batch.rows.iter().map(|row| row.len as usize).sum();
+        let most = |row: &Row| row.len as usize + usize::from(row.drafts);
+        let tokens = batch.rows.iter().map(most).sum();
         if tokens > self.tokens || batch.rows.len() > self.rows {
             return Err(BatchError::Tokens { tokens, limit: self.tokens });
         }
@@ -35,7 +38,7 @@ impl StepLimits {
         Ok(())
     }
 
-    /// Stages a row whose seat has taken over `change`.
+    /// Stages a row whose seat has taken over `change`, and its drafts.
     pub(crate) fn stage_row(
         &self,
         row: &Row,
@@ -44,15 +47,19 @@ impl StepLimits {
         stage: &mut Stage,
     ) -> Result<(), BatchError> {
         self.check_row(row, seats)?;
+        let seat = seats.get(row.seat);
         let ids = match &row.input {
-            Input::Tokens(ids) => stage.push_words(ids.iter().map(|&id| id as i32)),
+            Input::Tokens(ids) => {
+                stage.push_words(ids.iter().chain(&seat.drafts).map(|&id| id as i32))
+            }
             Input::SampledAt(_) => -1,
         };
+        let len = row.len as usize + seat.drafts.len();
         let (table_from, table_len) = (change.from as i32, change.blocks.len() as i32);
         stage.rows.push(StageRow {
             seat: row.seat.0 as i32,
             start: row.start as i32,
-            len: row.len as i32,
+            len: len as i32,
             token: stage.tokens as i32,
             ids,
             table_from,
@@ -60,20 +67,22 @@ impl StepLimits {
             table_at: stage.words.len() as i32,
         });
         stage.push_words(change.blocks);
-        stage.tokens += row.len as usize;
+        stage.tokens += len;
         Ok(())
     }
 
     fn check_row(&self, row: &Row, seats: &Seats) -> Result<(), BatchError> {
         let (request, seat) = (row.request, seats.get(row.seat));
-        if row.drafts > 0 {
-            return Err(BatchError::Drafts { request });
+        let limit = self.speculation.map_or(0, |speculation| speculation.drafts);
+        if row.drafts > limit {
+            return Err(BatchError::Drafts { request, drafts: row.drafts, limit });
         }
         let given = match &row.input {
             Input::Tokens(ids) => {
                 let limit = self.vocab;
                 let known = |token: Token| (token as usize) < limit;
-                if let Some(&token) = ids.iter().find(|&&token| !known(token)) {
+                let mut all = ids.iter().chain(&seat.drafts);
+                if let Some(&token) = all.find(|&&token| !known(token)) {
                     return Err(BatchError::Vocabulary { request, token, limit });
                 }
                 ids.len()
@@ -86,7 +95,8 @@ impl StepLimits {
         if given != row.len as usize || given == 0 {
             return Err(BatchError::Length { request, len: row.len, given });
         }
-        let (entries, last) = (seat.table_len(), row.start + row.len - 1);
+        let entries = seat.table_len();
+        let last = row.start + row.len + u32::from(row.drafts) - 1;
         if (last / self.block_tokens) as usize >= entries {
             // The first position without an entry.
             let position = row.start.max(entries as u32 * self.block_tokens);

@@ -7,12 +7,14 @@
 
 mod config;
 mod device;
+mod drafter;
 mod error;
 mod executor;
 mod graph;
 mod inputs;
 mod kv_pool;
 mod masks;
+mod ngram;
 mod orders;
 mod ranks;
 mod rehearsal;

@@ -1,7 +1,8 @@
 //! What a batch asks about its logits, and how the answers enter the output.
 //!
-//! A row that samples asks about its last token, a row whose prompt is scored about each of its
-//! tokens. Logits are the largest result of a step, so they are made in slices of bounded size.
+//! A row that samples asks about its last token and about each of its drafts, a row whose prompt is scored about each of
+//! its tokens. A draft is accepted if its place is answered with the same id, as it would be without drafts. Logits are
+//! the largest result of a step, so they are made in slices of bounded size.
 
 use crate::inputs::StepLimits;
 use crate::masks::StepMasks;
@@ -25,6 +26,10 @@ pub(crate) struct Question {
     position: u32,
     /// That token, if it is known: a prompt position to be scored.
     known: Option<Token>,
+    /// Drafts in front of it that must be accepted.
+    place: u8,
+    /// What is guessed at it.
+    draft: Option<Token>,
     /// Likeliest ids to list; `None` = no log-probabilities.
     top: Option<u32>,
 }
@@ -47,12 +52,17 @@ pub(crate) fn questions(batch: &Batch, seats: &Seats, top_max: usize, found: &mu
     let cut = |top: Option<u32>| top.map(|top| top.min(top_max as u32));
     let mut first = 0;
     for (r, row) in batch.rows.iter().enumerate() {
+        let seat = seats.get(row.seat);
         if row.samples {
-            let top = cut(seats.get(row.seat).sampling.logprobs);
+            let top = cut(seat.sampling.logprobs);
             let (token, position) = (first + row.len - 1, row.start + row.len);
-            found.push(Question { row: r, token, position, known: None, top });
+            let drafts = seat.drafts.iter().copied().map(Some).chain([None]);
+            found.extend((0..).zip(drafts).map(|(place, draft)| {
+                let (token, position) = (token + u32::from(place), position + u32::from(place));
+                Question { row: r, token, position, known: None, place, draft, top }
+            }));
         }
-        first += row.len;
+        first += row.len + seat.drafts.len() as u32;
     }
     first = 0;
     for (r, row) in batch.rows.iter().enumerate() {
@@ -60,7 +70,7 @@ pub(crate) fn questions(batch: &Batch, seats: &Seats, top_max: usize, found: &mu
         if let Some(top) = cut(seat.sampling.prompt_logprobs) {
             found.extend(scored(r, row, first, seat, top));
         }
-        first += row.len;
+        first += row.len + seat.drafts.len() as u32;
     }
 }
 
@@ -80,7 +90,8 @@ fn scored<'a>(
     let in_prompt = seat.prompt_len.saturating_sub(row.start + 1) as usize;
     let question = move |(i, known): (u32, Token)| {
         let (token, position) = (first + i, row.start + i + 1);
-        Question { row: r, token, position, known: Some(known), top: Some(top) }
+        let (place, draft) = (0, None);
+        Question { row: r, token, position, known: Some(known), place, draft, top: Some(top) }
     };
     (0..).zip(successors.take(in_prompt)).map(question)
 }
@@ -129,10 +140,13 @@ pub(crate) fn lists(slice: &[Question]) -> bool {
 pub(crate) fn enter(slice: &[Question], answers: &Answers, rows: &mut [RowOutput]) {
     for (q, (question, answer)) in slice.iter().zip(answers.iter()).enumerate() {
         let output = &mut rows[question.row];
-        if output.error.is_some() {
-            continue;
+        let reached = question.known.is_some() || question.place == output.accepted;
+        if output.error.is_some() || !reached {
+            continue; // What is asked behind a rejected draft is about nothing.
         }
         match error_of(&answer) {
+            // As without drafts: the tokens in front of it come out, and the next step meets the error.
+            Some(_) if output.accepted > 0 && question.known.is_none() => output.accepted -= 1,
             Some(error) => *output = RowOutput { error: Some(error), ..RowOutput::default() },
             None => enter_one(question, q, &answer, answers, output),
         }
@@ -165,6 +179,7 @@ fn enter_one(
         output.prompt_logprobs.extend(logprobs);
     } else {
         output.emitted.push(token);
+        output.accepted += u8::from(question.draft == Some(token));
         output.logprobs.extend(logprobs);
     }
 }

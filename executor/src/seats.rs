@@ -26,6 +26,8 @@ pub(crate) struct SeatState {
     pub(crate) prompt_len: u32,
     /// The newest step that sampled a token here.
     sampled_at: Option<StepId>,
+    /// What the row under way guesses.
+    pub(crate) drafts: Vec<Token>,
     table_len: usize,
 }
 
@@ -47,6 +49,7 @@ impl Seats {
             rules: SeatRules::default(),
             prompt_len: 0,
             sampled_at: None,
+            drafts: Vec::new(),
             table_len: 0,
         };
         Self { states: (0..seats).map(|_| empty()).collect(), width, blocks }
@@ -62,6 +65,7 @@ impl Seats {
         if state.owner != Some((row.request, row.epoch)) {
             return Err(BatchError::Stranger { request: row.request, seat });
         }
+        state.drafts.clear();
         let mut change = TableChange { from: state.table_len, blocks: Vec::new() };
         for update in &row.tables {
             let end = update.from as usize + update.blocks.len();
@@ -82,9 +86,29 @@ impl Seats {
         &self.states[seat.0 as usize]
     }
 
-    /// Notes that `step` samples a token on a seat.
+    /// Notes that `step` samples a token on a seat. Which one is the last where drafts are verified only the host
+    /// finds out: no later row may refer to it.
     pub(crate) fn samples(&mut self, seat: Seat, step: StepId) {
-        self.states[seat.0 as usize].sampled_at = Some(step);
+        let state = &mut self.states[seat.0 as usize];
+        state.sampled_at = state.drafts.is_empty().then_some(step);
+    }
+
+    /// Drafts of the row under way on a seat that `update` has accepted; rules that read earlier ids read them too.
+    pub(crate) fn guess(&mut self, row: &Row, drafts: &[Token], stage: &mut Stage) {
+        let state = &mut self.states[row.seat.0 as usize];
+        state.drafts.extend_from_slice(drafts);
+        if !drafts.is_empty() && state.sampling.reads_history() {
+            stage.inits.push(StageInit {
+                seat: row.seat.0 as i32,
+                history_at: stage.words.len() as i32,
+                history_from: (row.start + row.len) as i32,
+                history_len: drafts.len() as i32,
+                mask_at: -1,
+                reserved: [0; 3],
+                rules: state.rules,
+            });
+            stage.push_words(drafts.iter().map(|&id| id as i32));
+        }
     }
 }
 

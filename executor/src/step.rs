@@ -4,6 +4,7 @@
 //! submitted. The stage of a step is one copy to the device, its answers are one copy back.
 
 use crate::ExecutorError;
+use crate::drafter::{Drafter, Speaker};
 use crate::graph::Graphs;
 use crate::inputs::StepLimits;
 use crate::masks::{Masks, StepMasks};
@@ -59,6 +60,7 @@ pub(crate) struct State {
     size: StateSize,
     pub(crate) device: DeviceState,
     seats: Seats,
+    drafter: Option<Drafter>,
     stage: Stage,
     stage_words_max: usize,
     changes: Vec<TableChange>,
@@ -102,6 +104,8 @@ pub(crate) struct Pending {
     questions: Vec<Question>,
     /// Rows whose masks are late.
     late: Vec<usize>,
+    /// Whom the drafter hears of this step.
+    speaker: Option<Speaker>,
     answers: Option<AnswersInFlight>,
     home: Sender<AnswerMemory>,
     /// What the groups have launched up to here.
@@ -118,7 +122,8 @@ impl State {
         // A step's ids and tables, or the history and mask of a few requests that take a seat, or the masks of
         // all its questions.
         let (tables, mask) = (limits.rows * limits.width, limits.vocab.div_ceil(32));
-        let words = limits.tokens + tables + 4 * (longest + mask);
+        let drafts = if limits.speculation.is_some() { limits.tokens } else { 0 }; // As history, too.
+        let words = limits.tokens + drafts + tables + 4 * (longest + mask);
         let words = words.max(limits.rows.min(questions) * mask);
         let stage_bytes = sampler::stage_bytes(&limits, questions, words);
         let buffers = StepBuffers::new(
@@ -148,6 +153,7 @@ impl State {
                 buffers,
             },
             seats: Seats::new(limits.rows as u32, limits.width, kv.blocks() as u32),
+            drafter: limits.speculation.map(|how| Drafter::new(how, limits.rows)),
             stage: Stage::default(),
             stage_words_max: words,
             changes: Vec::new(),
@@ -180,6 +186,7 @@ impl State {
             rows: vec![RowOutput::default(); batch.rows.len()],
             questions: Vec::new(),
             late: Vec::new(),
+            speaker: None,
             answers: None,
             home: self.answers.0.clone(),
             launched: Vec::new(),
@@ -188,7 +195,14 @@ impl State {
             started,
             trace: None,
         };
+        if let Some(drafter) = &mut self.drafter {
+            drafter.hear(&batch.rows);
+        }
         self.stage_rows(engine, batch)?;
+        pending.speaker = self.drafter.as_mut().map(|drafter| drafter.speaker(&batch.rows));
+        for (row, output) in batch.rows.iter().zip(&mut pending.rows) {
+            output.drafted = self.seats.get(row.seat).drafts.len() as u8;
+        }
         // Where other replicas wait for this one's experts, a step without rows is one of no tokens.
         if batch.rows.is_empty() && engine.dp.size() == 1 {
             return Ok(pending);
@@ -231,6 +245,9 @@ impl State {
         let heavy = self.size.longest + self.size.limits.vocab.div_ceil(32);
         for row in &batch.rows {
             self.changes.push(self.seats.update(row)?);
+            if let Some(drafter) = &mut self.drafter {
+                self.seats.guess(row, drafter.draft(row), &mut self.stage);
+            }
             if let Some(init) = &row.init {
                 if self.stage.words.len() + heavy > 4 * heavy {
                     self.flush(engine)?;
@@ -329,7 +346,7 @@ impl State {
             return Ok(None);
         }
         let (tokens, rows) = (self.stage.tokens, batch.rows.len());
-        let bounds = bounds(batch);
+        let bounds = bounds(batch, &self.seats);
         let shape = StepShape { tokens, rows, questions, bounds };
         let mut laps = marked.as_ref().map(|trace| trace.laps(ops));
         let asked_only = questions == of_all && asks_few(&shape);
@@ -494,6 +511,9 @@ impl Pending {
         for &row in &self.late {
             self.rows[row].error.get_or_insert(RowError::MaskLate);
         }
+        if let Some(speaker) = &mut self.speaker {
+            speaker.note(&self.rows);
+        }
         let mut timing = self.timing;
         let elapsed = ns_since(self.started);
         timing.forward_ns =
@@ -538,16 +558,17 @@ fn loads(load: &ExpertLoad) -> Vec<ExpertTokens> {
     load.take().into_iter().map(tokens).collect()
 }
 
-/// Bounds of the rows of a batch, which has those of one token first.
-fn bounds(batch: &Batch) -> RowBounds {
-    let decode_rows = batch.rows.iter().take_while(|row| row.len == 1).count();
+/// Bounds of the rows of a batch, which has those of one token first, unless they have drafts.
+fn bounds(batch: &Batch, seats: &Seats) -> RowBounds {
+    let len = |row: &Row| row.len + seats.get(row.seat).drafts.len() as u32;
+    let decode_rows = batch.rows.iter().take_while(|row| len(row) == 1).count();
     let most = |of: &dyn Fn(&Row) -> u32, from: usize| {
         batch.rows[from..].iter().map(of).max().unwrap_or(0) as usize
     };
     RowBounds {
         decode_rows,
-        longest_q: most(&|row| row.len, decode_rows),
-        longest_context: most(&|row| row.start + row.len, 0),
+        longest_q: most(&len, decode_rows),
+        longest_context: most(&|row| row.start + len(row), 0),
     }
 }
 

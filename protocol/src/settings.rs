@@ -43,6 +43,8 @@ pub struct Settings {
     pub memory_utilization: f64,
     /// Steps to record, where the device can replay recordings.
     pub capture: Capture,
+    /// How rows get drafts; `None` = they have none.
+    pub speculation: Option<Speculation>,
     /// Most log-probabilities a request may ask for.
     pub logprobs_max: u32,
     /// Folder for a trace of the executor's steps; `None` = none is kept.
@@ -91,6 +93,28 @@ impl Parallel {
     pub fn lockstep(self) -> bool {
         self.experts && self.dp_size > 1
     }
+}
+
+/// Tokens guessed ahead of those that are sampled, and verified together with them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Speculation {
+    /// Most drafts of a row.
+    pub drafts: u8,
+    /// Who makes them.
+    pub drafter: Drafter,
+}
+
+/// Who guesses tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Drafter {
+    /// What followed the newest tokens of a request where they stand earlier in it. It reads
+    /// [`SeatInit::history`](crate::SeatInit) of every request.
+    Ngram {
+        /// Fewest tokens that must be the same, at least 1.
+        min: u8,
+        /// More are not compared.
+        max: u8,
+    },
 }
 
 /// Pure decode steps that are recorded before the executor is ready, and replayed.

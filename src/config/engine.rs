@@ -84,9 +84,6 @@ pub struct EngineArgs {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value_t = true, action = clap::ArgAction::Set, value_name = "BOOL")]
     pub mixed: bool,
-    /// Draft method; only none so far
-    #[arg(long, alias = "method", default_value = "none")]
-    spec_method: String,
     /// Where the executor runs; on a GPU always in a process of its own
     #[arg(long, default_value = "embedded")]
     pub executor: ExecutorPlace,
@@ -278,12 +275,6 @@ impl EngineArgs {
     pub(super) fn check(&self, dtype: Dtype) -> Result<(), ConfigError> {
         if self.kv_cache_dtype == CacheDtype::Bf16 && dtype == Dtype::Float32 {
             return refused(BF16_CACHE_OF_F32);
-        }
-        if self.spec_method != "none" {
-            return refused(format!(
-                "--spec-method {}: this release does not speculate",
-                self.spec_method
-            ));
         }
         self.check_graphs()?;
         let positive = [

@@ -119,9 +119,10 @@ pub(super) const REFUSED: &[Refused] = &[
         "decode-context-parallel-size prefill-context-parallel-size dcp-comm-backend \
          dcp-kv-cache-interleave-size dcp-q-replicate cp-kv-cache-interleave-size",
     ),
+    refused("no model drafts for another in this release", "spec-model"),
     refused(
-        "this release does not speculate",
-        "speculative-config spec-model spec-tokens num-speculative-tokens per-request-spec-decode-metrics",
+        "drafts are counted over all requests, as vllm:spec_decode_*",
+        "per-request-spec-decode-metrics",
     ),
     refused(
         "kernels are this server's own and chosen by device and shape",

@@ -23,6 +23,7 @@ mod log;
 mod metrics;
 mod model;
 mod reference;
+mod speculation;
 #[cfg(test)]
 mod tests;
 mod units;
@@ -54,6 +55,7 @@ pub use log::{LogArgs, LogFormat};
 pub use metrics::MetricsArgs;
 pub use model::{Dtype, LoadFormat, ModelArgs};
 pub use reference::{reference, reference_path};
+pub use speculation::SpeculationArgs;
 pub use units::{ByteSize, Seconds};
 
 /// What one invocation of the binary does.
@@ -104,6 +106,9 @@ pub struct ServeArgs {
     /// How to compute it.
     #[command(flatten)]
     pub engine: EngineArgs,
+    /// What to guess ahead.
+    #[command(flatten)]
+    pub speculation: SpeculationArgs,
     /// Over how many devices.
     #[command(flatten)]
     pub parallel: ParallelArgs,
@@ -206,6 +211,7 @@ pub fn parse(argv: Vec<OsString>, environment: Environment) -> Result<Invocation
         args.parallel.settle()?;
         args.nodes.settle(&args.parallel, &environment)?;
         args.reply.check()?;
+        args.speculation.check()?;
         args.kv_events.check()?;
         args.access.check(&environment)?;
         args.log.check()?;

@@ -27,6 +27,7 @@ pub fn of(args: &ServeArgs, serving: &Serving, up: &Up, limits: &Limits) -> Valu
             "max_num_seqs": limits.seats(),
             "max_num_batched_tokens": limits.tokens_per_step,
             "steps_in_flight": limits.steps_in_flight,
+            "num_speculative_tokens": limits.drafts,
             "graph_rows": up.ready.graph_rows,
             "max_num_queued_reqs": args.engine.requests_in_flight_max(bounds.replicas),
             "max_queued_bytes": args.engine.max_queued_bytes.0,

@@ -343,6 +343,7 @@ fn engine(args: &ServeArgs, files: &ModelFiles, up: &Up) -> Result<(Engine, u32)
         let replicas = args.parallel.data_parallel_size;
         let limits =
             settings::limits(&args.engine, replicas, max_model_len, files.config.vocab as u32);
+        let limits = settings::with_drafts(limits, args.speculation.speculation());
         let mut config = EngineConfig::new(limits, kv.clone());
         config.replicas = replicas;
         config.lockstep = settings::parallel(args).lockstep();

@@ -19,7 +19,9 @@ use anyhow::{Context, Result, bail};
 use axum::http::StatusCode;
 use executor::{ExecutorConfig, GPU_LOGPROBS_MAX, KvSize};
 use models::config::{CheckpointDType, GenerationConfig};
-use protocol::{Capture, Device, Epoch, ExpertPlacement, Parallel, Rank, Settings};
+use protocol::{
+    Capture, Device, Drafter, Epoch, ExpertPlacement, Parallel, Rank, Settings, Speculation,
+};
 use scheduler::{Limits, Routing};
 use std::fs;
 use std::time::Duration;
@@ -126,6 +128,7 @@ pub fn metrics(args: &ServeArgs, model_name: String, max_model_len: u32) -> Metr
         experts_shared: parallel(args).lockstep(),
         aggregate: args.metrics.metrics_aggregate,
         residency: args.metrics.residency().is_some(),
+        drafts: args.speculation.speculation().map_or(0, |speculation| speculation.drafts),
         buckets: args.metrics.custom_histogram_buckets.clone().unwrap_or_default(),
         ..MetricsConfig::new(model_name, max_model_len)
     }
@@ -159,6 +162,15 @@ pub fn limits(engine: &EngineArgs, replicas: u16, max_model_len: u32, vocab_size
         steps_in_flight: if device(engine.device) == Device::Cpu { 1 } else { 2 },
         ..Limits::cpu(max_model_len, vocab_size)
     }
+}
+
+/// The same where rows have drafts.
+pub fn with_drafts(limits: Limits, speculation: Option<Speculation>) -> Limits {
+    let Some(Speculation { drafts, drafter: Drafter::Ngram { .. } }) = speculation else {
+        return limits;
+    };
+    // Guesses are made of what the host has seen: a step waits for the one before it.
+    Limits { drafts, histories: true, steps_in_flight: 1, ..limits }
 }
 
 /// How submits find a replica.
@@ -331,6 +343,10 @@ pub fn executor(
     if engine.kv_cache_dtype == CacheDtype::Bf16 && is_f32 {
         bail!(BF16_CACHE_OF_F32);
     }
+    let speculation = args.speculation.speculation();
+    if speculation.is_some() && device != Device::Cpu {
+        bail!("--speculative-config: drafts are verified on the CPU only");
+    }
     let settings = Settings {
         dir: files.dir.clone(),
         overrides: args.model.hf_overrides.as_ref().map(serde_json::to_string).transpose()?,
@@ -366,6 +382,7 @@ pub fn executor(
         },
         memory_utilization: engine.gpu_memory_utilization,
         capture: capture(engine),
+        speculation,
         logprobs_max: logprobs_max(device, args.reply.max_logprobs, files.config.vocab as u32)?,
         profile: engine.profile.clone(),
         epoch: Epoch(1), // The first generation of the engine's executor groups.

@@ -70,6 +70,8 @@ pub struct MetricsConfig {
     pub aggregate: bool,
     /// Series of how long KV blocks stay (`--kv-cache-metrics`).
     pub residency: bool,
+    /// Most drafts of a row.
+    pub drafts: u8,
     /// Buckets that replace the usual ones.
     pub buckets: CustomBuckets,
 }
@@ -86,6 +88,7 @@ impl MetricsConfig {
             experts_shared: false,
             aggregate: false,
             residency: false,
+            drafts: 0,
             buckets: CustomBuckets::default(),
         }
     }
@@ -167,7 +170,7 @@ impl Metrics {
             deferred: AtomicU64::new(0),
             kv_events: (0..families.replicas()).map(|_| Arc::default()).collect(),
             kv_event_series: kv_events::KvEventSeries::new(&families)?,
-            replicas: ReplicaMetrics::new(&families)?,
+            replicas: ReplicaMetrics::new(&families, config.drafts)?,
             process: ProcessMetrics::new(&families)?,
             unused: UnusedMetrics::new(&families)?,
             cache: OnceLock::new(),

@@ -5,7 +5,7 @@ use super::families::Families;
 use super::kv_events::raise;
 use super::life::CAUSES;
 use prometheus::{Error, Gauge, IntCounter};
-use scheduler::StepStats;
+use scheduler::{DRAFTS_MAX, StepStats};
 
 type PerReplica<T> = Vec<T>;
 /// What a counter of a replica shows.
@@ -24,7 +24,7 @@ pub(super) struct ReplicaMetrics {
 
 impl ReplicaMetrics {
     #[rustfmt::skip] // A table.
-    pub(super) fn new(f: &Families<'_>) -> Result<Self, Error> {
+    pub(super) fn new(f: &Families<'_>, drafts: u8) -> Result<Self, Error> {
         let [capacity, deferred] = f.gauges_of_replicas("vllm:num_requests_waiting_by_reason", "Requests without a seat, by the reason.", "reason", ["capacity", "deferred"])?;
         let [computed, hit, _external] = f.counters_of_replicas("vllm:prompt_tokens_by_source_total", "Prompt tokens of requests that got a seat, by where their KV came from.", "source", ["local_compute", "local_cache_hit", "external_kv_transfer"])?;
         let [cached_hit, _cached_external] = f.counters_of_replicas("vllm:prompt_tokens_cached_by_source_total", "Prompt tokens found in a cache, by which.", "source", ["local_cache_hit", "external_kv_transfer"])?;
@@ -49,6 +49,7 @@ impl ReplicaMetrics {
             (reserved, |s| f64::from(s.blocks.reserved)),
         ];
         counters.extend(setbacks(f)?);
+        counters.extend(drafted(f, drafts)?);
         let usage = f.gauge_of_replicas("vllm:kv_cache_usage_perc", "Share of the KV blocks that requests hold, 0 to 1.")?;
         let waiting = f.gauge_of_replicas("vllm:num_requests_waiting", "Requests without a seat, for whatever reason.")?;
         Ok(Self { counters, gauges, usage, waiting, deferred })
@@ -101,6 +102,34 @@ fn setbacks(f: &Families<'_>) -> Result<Vec<(PerReplica<IntCounter>, Total)>, Er
     ];
     Ok(recovered.into_iter().zip(requests).chain(recomputed.into_iter().zip(tokens)).collect())
 }
+
+/// What became of drafts; of the places in a row there is one at least.
+#[rustfmt::skip] // A table.
+fn drafted(f: &Families<'_>, drafts: u8) -> Result<Vec<(PerReplica<IntCounter>, Total)>, Error> {
+    let mut counters: Vec<(PerReplica<IntCounter>, Total)> = vec![
+        (f.counter_of_replicas("vllm:spec_decode_num_drafts_total", "Drafts: rows whose next tokens were guessed.", None)?, |s| s.drafts_total.rows),
+        (f.counter_of_replicas("vllm:spec_decode_num_draft_tokens_total", "Drafted tokens.", None)?, |s| s.drafts_total.tokens),
+        (f.counter_of_replicas("vllm:spec_decode_num_accepted_tokens_total", "Drafted tokens that were right.", None)?, |s| s.drafts_total.accepted.iter().sum()),
+    ];
+    let places = usize::from(drafts).clamp(1, DRAFTS_MAX);
+    let names: Vec<String> = (0..places).map(|place| place.to_string()).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let by_place = f.counters_by("vllm:spec_decode_num_accepted_tokens_per_pos_total", "Drafted tokens that were right, by their place in the draft.", "position", &names)?;
+    counters.extend(by_place.iter().map(|series| series.iter().cloned().collect()).zip(ACCEPTED));
+    Ok(counters)
+}
+
+/// Accepted drafts of a place.
+fn accepted<const PLACE: usize>(stats: &StepStats) -> u64 {
+    stats.drafts_total.accepted[PLACE]
+}
+
+/// The same, of each place.
+#[rustfmt::skip] // A table.
+const ACCEPTED: [Total; DRAFTS_MAX] = [
+    accepted::<0>, accepted::<1>, accepted::<2>, accepted::<3>, accepted::<4>, accepted::<5>, accepted::<6>, accepted::<7>,
+    accepted::<8>, accepted::<9>, accepted::<10>, accepted::<11>, accepted::<12>, accepted::<13>, accepted::<14>, accepted::<15>,
+];
 
 /// Share of a pool that is held.
 fn usage(stats: &StepStats) -> f64 {

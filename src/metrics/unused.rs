@@ -18,13 +18,9 @@ impl UnusedMetrics {
             ("vllm:external_prefix_cache_hits_total", "Tokens found there."),
             ("vllm:mm_cache_queries_total", "Media looked up in a cache: models read text only."),
             ("vllm:mm_cache_hits_total", "Media found there."),
-            ("vllm:spec_decode_num_drafts_total", "Drafts: this server does not speculate."),
-            ("vllm:spec_decode_num_draft_tokens_total", "Drafted tokens."),
-            ("vllm:spec_decode_num_accepted_tokens_total", "Drafted tokens that were right."),
         ] {
             f.counter_of_replicas(name, help, None)?;
         }
-        f.counter_of_replicas("vllm:spec_decode_num_accepted_tokens_per_pos_total", "Drafted tokens that were right, by their place in the draft.", Some(("position", "0")))?;
         let [awake, _, _] = f.gauges_of_replicas("vllm:engine_sleep_state", "1 for the state the engine is in; it is always awake.", "sleep_state", ["awake", "weights_offloaded", "discard_all"])?;
         for gauge in &awake {
             gauge.set(1.0);

@@ -7,11 +7,12 @@ use hadron::grammar::{Compiled, Constraint, Form, GrammarTimings, Grammars, Sess
 use hadron::text::Tokenizer;
 use models::Config;
 use protocol::{
-    Batch, Epoch, MaskRow, Parallel, Rank, Replica, RequestId, Sampling, Settings, StepId, Token,
-    TokenLogprobs,
+    Batch, Drafter, Epoch, MaskRow, Parallel, Rank, Replica, RequestId, Sampling, Settings,
+    Speculation, StepId, Token, TokenLogprobs,
 };
 use scheduler::{
-    Effect, Engine, EngineConfig, Event, Finish, KvConfig, Limits, StepStats, Submit, TokenEvent,
+    Drafted, Effect, Engine, EngineConfig, Event, Finish, KvConfig, Limits, StepStats, Submit,
+    TokenEvent,
 };
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -34,6 +35,8 @@ struct World {
     caching: bool,
     /// Steps planned ahead of the output: tokens are then taken from the device.
     steps_in_flight: u32,
+    /// Most tokens guessed and verified in a row.
+    drafts: u8,
 }
 
 const PLAIN: World = World {
@@ -42,14 +45,18 @@ const PLAIN: World = World {
     blocks: 400,
     caching: false,
     steps_in_flight: 1,
+    drafts: 0,
 };
 
 type Outputs = BTreeMap<RequestId, (Vec<Token>, Vec<TokenLogprobs>)>;
 
+#[derive(Default)]
 struct Ran {
     outputs: Outputs,
     preemptions: u32,
     cached_tokens: u64,
+    /// What became of drafts, at the end.
+    drafts: Drafted,
 }
 
 fn model() -> Config {
@@ -163,6 +170,10 @@ fn executor(world: World) -> Executor {
             kv: KvSize::Blocks(world.blocks),
             memory_utilization: 0.9,
             capture: protocol::Capture::default(),
+            speculation: (world.drafts > 0).then_some(Speculation {
+                drafts: world.drafts,
+                drafter: Drafter::Ngram { min: 1, max: 3 },
+            }),
             logprobs_max: u32::MAX,
             profile: None,
             epoch: Epoch(1),
@@ -186,6 +197,8 @@ fn run(world: World, grammar: &Compiled) -> Ran {
         tokens_per_step: world.tokens_per_step,
         requests_running: world.requests_running,
         steps_in_flight: world.steps_in_flight,
+        drafts: world.drafts,
+        histories: world.drafts > 0,
         ..Limits::cpu(MAX_MODEL_LEN, vocab)
     };
     let mut kv = KvConfig::new(executor.kv_spec().clone(), world.blocks, [1, 2]);
@@ -194,7 +207,7 @@ fn run(world: World, grammar: &Compiled) -> Ran {
     assert_eq!(engine.epoch(Replica(0)), Epoch(1), "the executor's");
     let submits = (0..REQUESTS).map(|i| Event::Submit(Box::new(submit(&engine, i, vocab))));
     let mut inbox: Vec<Event> = submits.collect();
-    let mut ran = Ran { outputs: Outputs::new(), preemptions: 0, cached_tokens: 0 };
+    let mut ran = Ran::default();
     let mut finished = 0;
     let mut effects = Vec::new();
     for tick in 0.. {
@@ -221,10 +234,8 @@ fn run(world: World, grammar: &Compiled) -> Ran {
                 Effect::Tokens(events) => {
                     finished += events.into_iter().map(|e| u64::from(ran.take(e))).sum::<u64>();
                 }
-                Effect::Kv { .. }
-                | Effect::Evicted { .. }
-                | Effect::Stats(StepStats { .. })
-                | Effect::ControlDone { .. } => {}
+                Effect::Stats(StepStats { drafts_total, .. }) => ran.drafts = drafts_total,
+                Effect::Kv { .. } | Effect::Evicted { .. } | Effect::ControlDone { .. } => {}
             }
         }
     }
@@ -254,27 +265,29 @@ fn what_the_scheduler_decides_changes_no_bit() {
     let alone = run(PLAIN, &grammar);
     assert_eq!(alone.outputs.len() as u64, REQUESTS);
     let together = World { requests_running: 32, ..PLAIN };
+    let cramped = World { tokens_per_step: 48, blocks: 40, caching: true, ..together };
     let worlds = [
         ("in a batch of 32", together),
         ("in small chunks", World { tokens_per_step: 40, ..together }),
         ("behind prefix hits", World { caching: true, ..together }),
         ("planned ahead", World { steps_in_flight: 2, ..together }),
         ("preempted", World { blocks: 40, ..together }),
-        (
-            "all at once",
-            World {
-                tokens_per_step: 48,
-                blocks: 40,
-                caching: true,
-                steps_in_flight: 2,
-                ..together
-            },
-        ),
+        ("all at once", World { steps_in_flight: 2, ..cramped }),
+        ("with drafts, alone", World { drafts: 1, ..PLAIN }),
+        ("with drafts, in a batch of 32", World { drafts: 4, ..together }),
+        ("with drafts, all at once", World { drafts: 3, ..cramped }),
     ];
     for (name, world) in worlds {
         let ran = run(world, &grammar);
         assert_eq!(ran.preemptions > 0, world.blocks == 40, "{name}: {}", ran.preemptions);
         assert_eq!(ran.cached_tokens > 0, world.caching, "{name}: {}", ran.cached_tokens);
+        let (Drafted { tokens: drafted, .. }, accepted) = (ran.drafts, ran.drafts.accepted[0]);
+        assert_eq!(
+            world.drafts > 0,
+            0 < accepted && accepted < drafted,
+            "{name}: {:?}",
+            ran.drafts
+        );
         assert_eq!(ran.outputs, alone.outputs, "{name}");
     }
 }

@@ -344,6 +344,7 @@ fn real_device(setup: &Setup, folder: &Path) -> ExecutorConfig {
             kv: KvSize::Blocks(setup.blocks),
             memory_utilization: 0.9,
             capture: protocol::Capture::default(),
+            speculation: None,
             logprobs_max: 20,
             profile: None,
             epoch: Epoch(1),

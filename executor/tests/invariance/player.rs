@@ -3,9 +3,9 @@
 use executor::{Dtype, Executor, ExecutorConfig, ExecutorError, KvSize, Masks, Meeting};
 use models::Config;
 use protocol::{
-    Batch, BlockId, Bucket, Epoch, ExpertPlacement, Input, MaskRow, Parallel, Rank, RequestId, Row,
-    RowError, Sampling, Seat, SeatInit, Settings, StepId, StepOutput, TableUpdate, ThinVec, Token,
-    TokenLogprobs,
+    Batch, BlockId, Bucket, Drafter, Epoch, ExpertPlacement, Input, MaskRow, Parallel, Rank,
+    RequestId, Row, RowError, RowOutput, Sampling, Seat, SeatInit, Settings, Speculation, StepId,
+    StepOutput, TableUpdate, ThinVec, Token, TokenLogprobs,
 };
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU32;
@@ -46,6 +46,29 @@ pub(crate) fn experts(dtype: Dtype) -> ExecutorConfig {
     ExecutorConfig { model, ..config(dtype, 1) }
 }
 
+/// A model that keeps latents, with 8 experts in all layers but the first.
+pub(crate) fn latents(dtype: Dtype) -> ExecutorConfig {
+    let text = r#"{
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 384,
+        "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "intermediate_size": 96, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "max_position_embeddings": 512, "q_lora_rank": 32, "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 8,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+        "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5,
+        "norm_topk_prob": true, "hidden_act": "silu", "torch_dtype": "bfloat16"
+    }"#;
+    let model = Config::from_json(Path::new("config.json"), text).unwrap();
+    ExecutorConfig { model, ..config(dtype, 1) }
+}
+
+/// The same model, whose rows may have drafts.
+pub(crate) fn speculating(mut config: ExecutorConfig, drafts: u8) -> ExecutorConfig {
+    let drafter = Drafter::Ngram { min: 1, max: 3 };
+    config.settings.speculation = Some(Speculation { drafts, drafter });
+    config
+}
+
 /// The same model, shared by the ranks of a replica.
 pub(crate) fn shared(mut config: ExecutorConfig, tp_size: u16, experts: bool) -> ExecutorConfig {
     config.settings.parallel = Parallel { tp_size, dp_size: 1, experts };
@@ -83,6 +106,7 @@ fn settings(dtype: Dtype, threads: u32) -> Settings {
         kv: KvSize::Blocks(BLOCKS),
         memory_utilization: 0.9,
         capture: protocol::Capture::default(),
+        speculation: None,
         logprobs_max: u32::MAX,
         profile: None,
         epoch: Epoch(1),
@@ -104,6 +128,10 @@ pub(crate) struct Job {
     pub(crate) table: Vec<BlockId>,
     /// Its rows that sample are masked, by its newest token.
     pub(crate) masked: bool,
+    /// Most drafts of its rows, and what became of them.
+    pub(crate) drafts: u8,
+    pub(crate) drafted: usize,
+    pub(crate) accepted: usize,
     sampling: Sampling,
     key: u64,
     id: u64,
@@ -126,6 +154,9 @@ impl Job {
             prompt_logprobs: Vec::new(),
             table: Vec::new(),
             masked: false,
+            drafts: 0,
+            drafted: 0,
+            accepted: 0,
             sampling,
             key: id.wrapping_mul(0x9E37_79B9_7F4A_7C15),
             id,
@@ -154,6 +185,22 @@ impl Job {
         self.fresh = true;
         (self.computed, self.sent, self.sampled_at) = (0, 0, None);
         std::mem::take(&mut self.table)
+    }
+
+    /// Takes in what came of its row in a step.
+    pub(crate) fn learn(&mut self, row: &Row, result: &RowOutput, step: StepId) {
+        assert_eq!(result.error, None);
+        let accepted = usize::from(result.accepted);
+        assert_eq!(result.emitted.len(), usize::from(row.samples) + accepted);
+        assert!(!row.masked || result.emitted.iter().all(|&id| self.allows(id)));
+        assert!(result.accepted <= result.drafted && result.drafted <= row.drafts);
+        self.computed += row.len as usize + accepted;
+        self.drafted += usize::from(result.drafted);
+        self.accepted += accepted;
+        self.tokens.extend(&result.emitted);
+        self.logprobs.extend(result.logprobs.clone());
+        self.prompt_logprobs.extend(result.prompt_logprobs.clone());
+        self.sampled_at = row.samples.then_some(step);
     }
 
     pub(crate) fn want(&self) -> usize {
@@ -318,14 +365,7 @@ impl Player {
                 job.sampled_at = None;
                 continue;
             }
-            assert_eq!(result.error, None);
-            assert_eq!(result.emitted.len(), usize::from(row.samples));
-            assert!(!row.masked || result.emitted.iter().all(|&id| job.allows(id)));
-            job.computed += row.len as usize;
-            job.tokens.extend(&result.emitted);
-            job.logprobs.extend(result.logprobs.clone());
-            job.prompt_logprobs.extend(result.prompt_logprobs.clone());
-            job.sampled_at = row.samples.then_some(self.step);
+            job.learn(row, result, self.step);
         }
         output
     }
@@ -336,8 +376,9 @@ impl Player {
         let rows: Vec<Row> = jobs.iter_mut().map(|(job, len)| self.row(job, *len)).collect();
         // Replicas that step together replay together.
         let most_rows = self.pact.agree(rows.len() as u32);
-        let longest = self.pact.agree(rows.iter().map(|row| row.len).max().unwrap_or(0));
-        let most_tokens = self.pact.agree(rows.iter().map(|row| row.len).sum());
+        let tokens = |row: &Row| row.len + u32::from(row.drafts);
+        let longest = self.pact.agree(rows.iter().map(tokens).max().unwrap_or(0));
+        let most_tokens = self.pact.agree(rows.iter().map(tokens).sum());
         let recorded = self.graphs.iter().find(|&&graph| graph >= most_rows && longest == 1);
         let (bucket, moe_tokens) = match recorded {
             Some(&rows) => (Bucket::Graph { rows, width: 1 }, rows),
@@ -372,13 +413,15 @@ impl Player {
 
     fn row(&mut self, job: &mut Job, len: usize) -> Row {
         let (start, end) = (job.computed, job.computed + len);
-        while job.table.len() * BLOCK < end {
+        // The first token of an epoch has none in front of it to guess from.
+        let drafts = if len == 1 && job.sampled_at.is_some() { job.drafts } else { 0 };
+        while job.table.len() * BLOCK < end + usize::from(drafts) {
             job.table.push(self.free.pop().unwrap());
         }
         let update =
             TableUpdate { group: 0, from: job.sent as u32, blocks: job.table[job.sent..].into() };
         job.sent = job.table.len();
-        let reads = job.sampling.reads_history();
+        let reads = job.sampling.reads_history() || job.drafts > 0;
         let init = std::mem::take(&mut job.fresh).then(|| SeatInit {
             sampling: job.sampling.clone(),
             key: job.key,
@@ -395,7 +438,7 @@ impl Player {
             seat: Seat(job.seat),
             start: start as u32,
             len: len as u32,
-            drafts: 0,
+            drafts,
             samples: end == job.tokens.len(),
             masked: job.masked && end == job.tokens.len(),
             input,

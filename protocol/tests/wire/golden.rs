@@ -4,11 +4,12 @@ use expect_test::{Expect, expect};
 use protocol::codec::Message;
 use protocol::frame::{HEADER_BYTES, encode};
 use protocol::{
-    Batch, BlockId, Bucket, Capture, CollectiveTiming, Device, Dtype, Epoch, ExpertPlacement,
-    ExpertTokens, FromExecutor, FromNode, Handshake, Hello, HostSettings, Input, KvDtype, KvGroup,
-    KvKind, KvSize, KvSpec, LinkOffer, Mask, MaskRow, Member, Memory, Pace, Parallel, Phase,
-    Profiled, Rank, Replica, RequestId, Row, RowError, RowOutput, Sampling, Seat, SeatInit,
-    Settings, StepId, StepOutput, StepTiming, TableUpdate, ToExecutor, ToNode, TokenLogprobs,
+    Batch, BlockId, Bucket, Capture, CollectiveTiming, Device, Drafter, Dtype, Epoch,
+    ExpertPlacement, ExpertTokens, FromExecutor, FromNode, Handshake, Hello, HostSettings, Input,
+    KvDtype, KvGroup, KvKind, KvSize, KvSpec, LinkOffer, Mask, MaskRow, Member, Memory, Pace,
+    Parallel, Phase, Profiled, Rank, Replica, RequestId, Row, RowError, RowOutput, Sampling, Seat,
+    SeatInit, Settings, Speculation, StepId, StepOutput, StepTiming, TableUpdate, ToExecutor,
+    ToNode, TokenLogprobs,
 };
 
 /// The header in one line, then the body, 32 bytes a line.
@@ -219,6 +220,7 @@ fn the_settings() {
         kv: KvSize::Blocks(64),
         memory_utilization: 0.9,
         capture: Capture::Nothing,
+        speculation: Some(Speculation { drafts: 3, drafter: Drafter::Ngram { min: 2, max: 5 } }),
         logprobs_max: 20,
         profile: None,
         epoch: Epoch(2),
@@ -231,10 +233,10 @@ fn the_settings() {
     check(
         &settings,
         &expect![[r#"
-            4844524e09000100020000000000000054000000c4f20522
-            dc001aa22f6dc001a343707590c0c0a7466c6f61743332a44175746f0210cd01
+            4844524e09000100020000000000000060000000dc709257
+            dc001ba22f6dc001a343707590c0c0a7466c6f61743332a44175746f0210cd01
             00cd0100044081a6426c6f636b7340cb3feccccccccccccda74e6f7468696e67
-            14c00201930201c30291929092cd012c00a22f78"#]],
+            920381a54e6772616d92020514c00201930201c30291929092cd012c00a22f78"#]],
     );
 }
 

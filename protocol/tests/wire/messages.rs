@@ -4,12 +4,12 @@ use proptest::collection::vec;
 use proptest::option::of;
 use proptest::prelude::*;
 use protocol::{
-    Batch, BlockId, Bucket, Capture, CollectiveTiming, Device, DeviceLibraries, Dtype, Epoch,
-    ExpertPlacement, ExpertTokens, FromExecutor, FromNode, Handshake, Hello, HostSettings, Input,
-    KvDtype, KvGroup, KvKind, KvSize, KvSpec, LinkOffer, Member, Memory, Pace, Parallel, Phase,
-    Profiled, Rank, Ready, Replica, RequestId, Row, RowError, RowOutput, Sampling, Seat, SeatInit,
-    Settings, StepId, StepOutput, StepTiming, TableUpdate, ToExecutor, ToNode, Token,
-    TokenLogprobs,
+    Batch, BlockId, Bucket, Capture, CollectiveTiming, Device, DeviceLibraries, Drafter, Dtype,
+    Epoch, ExpertPlacement, ExpertTokens, FromExecutor, FromNode, Handshake, Hello, HostSettings,
+    Input, KvDtype, KvGroup, KvKind, KvSize, KvSpec, LinkOffer, Member, Memory, Pace, Parallel,
+    Phase, Profiled, Rank, Ready, Replica, RequestId, Row, RowError, RowOutput, Sampling, Seat,
+    SeatInit, Settings, Speculation, StepId, StepOutput, StepTiming, TableUpdate, ToExecutor,
+    ToNode, Token, TokenLogprobs,
 };
 
 fn ids() -> impl Strategy<Value = Vec<Token>> {
@@ -242,6 +242,10 @@ pub(crate) fn settings() -> impl Strategy<Value = Settings> {
                 } else {
                     Capture::Usual { rows_max: threads }
                 },
+                speculation: threads.map(|n| Speculation {
+                    drafts: n as u8,
+                    drafter: Drafter::Ngram { min: (n >> 8) as u8, max: (n >> 16) as u8 },
+                }),
                 gpus: numbers.to_vec(),
                 logprobs_max: numbers[5],
                 profile: eager.then(|| "/traces".into()),

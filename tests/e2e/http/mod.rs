@@ -1,6 +1,7 @@
 //! Completions, chat, probes, limits, faults.
 
 mod access;
+mod drafts;
 mod drain;
 pub(crate) mod executor_process;
 mod faults;

@@ -16,7 +16,8 @@ use crate::{Buffer, DeviceError, LatentAttention, LatentLayout, MatMut};
 const KERNEL: &str = "latent_attention";
 /// Tokens of a row up to which bf16 queries are taken to the latents. By multiplications alone both forms cost the same at
 /// `C (M + V) / (2 C − M − V)`, 170 tokens in DeepSeek-V3; expanded keys meet the tile product, which is several times faster.
-const ABSORBED_TOKENS: usize = 16;
+/// Decodes among them, with as many drafts as a row may have (16): drafts must not change how a token is computed.
+const ABSORBED_TOKENS: usize = 17;
 
 /// What both forms know of a call.
 struct Call<'a, 'b> {

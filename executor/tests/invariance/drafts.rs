@@ -1,0 +1,159 @@
+//! Drafts change how many tokens a step brings, never which: the same bits as without, whatever is guessed, in any batch,
+//! behind a prefix hit and after a preemption, on all ranks.
+
+use crate::player::{BLOCK, Job, Player, config, latents, speculating};
+use crate::{PROMPT, TOTAL, name, rules, worlds};
+use executor::{Dtype, Executor, ExecutorError};
+use protocol::{Device, RowError, Sampling, Token, TokenLogprobs};
+
+/// A request that repeats itself, and so do guesses.
+fn job(id: u64, sampling: &Sampling, drafts: u8) -> Job {
+    let mut job = Job::new(id, PROMPT, sampling.clone());
+    job.tokens =
+        (0..PROMPT as u64).map(|i| (i * i % (5 + id % 7) + 20 + id % 3) as Token).collect();
+    job.drafts = drafts;
+    job
+}
+
+/// What was generated, as far as all go: the last row may bring more.
+fn said(job: &Job) -> (Vec<Token>, Vec<TokenLogprobs>) {
+    let (mut tokens, mut logprobs) = job.output();
+    tokens.truncate(TOTAL - PROMPT);
+    logprobs.truncate(TOTAL - PROMPT);
+    (tokens, logprobs)
+}
+
+#[test]
+fn any_number_of_drafts_changes_nothing() {
+    let (mut drafted, mut accepted) = (0, 0);
+    for world in worlds() {
+        let name = name(&world);
+        let mut player = Player::with(speculating(world, 4));
+        for sampling in rules() {
+            let mut plain = job(3, &sampling, 0);
+            player.finish(&mut plain, PROMPT, TOTAL);
+            for drafts in 1..=4 {
+                let mut job = job(3, &sampling, drafts);
+                player.finish(&mut job, 16, TOTAL);
+                assert_eq!(said(&job), said(&plain), "{name}, {drafts} drafts, {sampling:?}");
+                drafted += job.drafted;
+                accepted += job.accepted;
+                player.free(job.table);
+            }
+            player.free(plain.table);
+        }
+    }
+    println!("{accepted} of {drafted} drafts accepted");
+    assert!(0 < accepted && accepted < drafted, "{accepted} of {drafted}");
+}
+
+#[test]
+fn drafts_go_on_after_preemptions_and_behind_prefix_hits() {
+    for world in worlds() {
+        let name = name(&world);
+        let mut player = Player::with(speculating(world, 3));
+        for sampling in rules() {
+            let mut plain = job(3, &sampling, 0);
+            player.finish(&mut plain, PROMPT, TOTAL);
+            for at in [PROMPT + 1, PROMPT + 7] {
+                let mut job = job(3, &sampling, 3);
+                player.finish(&mut job, 16, at);
+                let blocks = job.preempt(30);
+                player.free(blocks);
+                player.finish(&mut job, 33, TOTAL);
+                assert_eq!(said(&job), said(&plain), "{name}, preempted at {at}, {sampling:?}");
+                player.free(job.table);
+            }
+            let mut hit = job(3, &sampling, 3).on_seat(8);
+            hit.table = plain.table[..2].to_vec();
+            hit.computed = 2 * BLOCK;
+            player.finish(&mut hit, PROMPT, TOTAL);
+            assert_eq!(said(&hit), said(&plain), "{name}, behind a hit, {sampling:?}");
+            player.free(hit.table.split_off(2));
+            player.free(plain.table);
+        }
+    }
+}
+
+#[test]
+fn batch_mates_with_and_without_drafts_change_nothing() {
+    for world in worlds() {
+        let name = name(&world);
+        let rules = rules();
+        let mut player = Player::with(speculating(world, 4));
+        let jobs = |drafts: fn(u64) -> u8| -> Vec<Job> {
+            let one = |i| job(100 + i, &rules[i as usize % 4], drafts(i)).on_seat(i as u32);
+            (0..12).map(one).collect()
+        };
+        let (mut plain, mut mixed) = (jobs(|_| 0), jobs(|i| (i % 5) as u8));
+        player.finish_all(&mut plain, TOTAL);
+        for job in &mut plain {
+            player.free(std::mem::take(&mut job.table));
+        }
+        player.finish_all(&mut mixed, TOTAL);
+        for (i, (plain, mixed)) in plain.iter().zip(&mixed).enumerate() {
+            assert_eq!(said(mixed), said(plain), "{name}, request {i}");
+        }
+        assert!(mixed.iter().any(|job| job.drafted > 0));
+    }
+}
+
+/// Rows of few tokens and of many go different ways there in bf16.
+#[test]
+fn as_many_drafts_as_can_be_change_nothing_in_latents() {
+    let mut drafted = 0;
+    for dtype in [Dtype::Float32, Dtype::Bfloat16] {
+        let mut player = Player::with(speculating(latents(dtype), 16));
+        for sampling in rules() {
+            let mut plain = job(3, &sampling, 0);
+            player.finish(&mut plain, PROMPT, TOTAL);
+            for drafts in [1, 4, 15, 16] {
+                let mut job = job(3, &sampling, drafts);
+                player.finish(&mut job, PROMPT, TOTAL);
+                assert_eq!(said(&job), said(&plain), "{dtype:?}, {drafts} drafts, {sampling:?}");
+                drafted = drafted.max(job.drafted);
+                player.free(job.table);
+            }
+            player.free(plain.table);
+        }
+    }
+    assert!(drafted > 16, "{drafted} drafts");
+}
+
+/// Tokens that come out before an error that the rules make: the third 5 is a bad word where all others are banned.
+fn said_before_error(drafts: u8) -> Vec<Token> {
+    let (allowed, bad_words) = (Some(vec![5]), vec![vec![5, 5, 5]]);
+    let sampling = Sampling { allowed, bad_words, ..Sampling::greedy() };
+    let mut player = Player::with(speculating(config(Dtype::Float32, 1), 4));
+    let mut job = Job::new(3, PROMPT, sampling);
+    job.tokens[..8].fill(5);
+    job.tokens[PROMPT - 1] = 9;
+    job.drafts = drafts;
+    loop {
+        let want = job.want();
+        let (rows, output) = player.try_step(&mut [(&mut job, want)]);
+        let result = &output.rows[0];
+        match result.error {
+            None => job.learn(&rows[0], result, output.step),
+            Some(error) => {
+                assert_eq!((error, result.emitted.len()), (RowError::AllMasked, 0));
+                return job.output().0;
+            }
+        }
+    }
+}
+
+#[test]
+fn an_error_behind_accepted_drafts_costs_no_token() {
+    for drafts in 0..=4 {
+        assert_eq!(said_before_error(drafts), [5, 5], "{drafts} drafts");
+    }
+}
+
+#[test]
+fn what_cannot_verify_drafts_says_so() {
+    let mut config = speculating(config(Dtype::Float32, 1), 2);
+    config.settings.device = Device::Cuda;
+    let refused = Executor::load(config, &mut |_| {});
+    assert!(matches!(refused, Err(ExecutorError::NoDrafts)));
+}

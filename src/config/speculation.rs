@@ -1,0 +1,187 @@
+//! Drafts: `--speculative-config JSON` with vLLM's keys, or the same by two flags.
+
+use clap::Args;
+use protocol::{Drafter, Speculation};
+use serde::Deserialize;
+
+use super::{ConfigError, refused};
+
+/// Most drafts of a row.
+const DRAFTS_MAX: u8 = 16;
+/// Most tokens that are compared.
+const LOOKUP_MAX: u8 = 64;
+/// Tokens that are compared where nobody says how many.
+const LOOKUP: u8 = 5;
+/// Drafts where nobody says how many.
+const DRAFTS: u8 = 1;
+
+/// Whether and how tokens are guessed ahead.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Speculation")]
+pub struct SpeculationArgs {
+    /// Guess tokens and verify several at once, e.g. {"method": "ngram", "num_speculative_tokens": 4,
+    /// "prompt_lookup_min": 2, "prompt_lookup_max": 5}; on the CPU
+    #[arg(long, value_parser = config, value_name = "JSON")]
+    speculative_config: Option<SpeculativeConfig>,
+    /// Who guesses: none, or ngram, which looks for the newest tokens earlier in the request
+    #[arg(long, alias = "method", default_value = "none")]
+    spec_method: String,
+    /// Guesses of a step [default: 1]
+    #[arg(long, alias = "num-speculative-tokens", value_name = "COUNT")]
+    spec_tokens: Option<u8>,
+}
+
+impl SpeculationArgs {
+    /// What executors and the scheduler are told; `None` = nothing is guessed.
+    pub fn speculation(&self) -> Option<Speculation> {
+        if let Some(config) = &self.speculative_config {
+            return Some(config.speculation());
+        }
+        let config = SpeculativeConfig {
+            method: self.spec_method.clone(),
+            num_speculative_tokens: self.spec_tokens.unwrap_or(DRAFTS),
+            prompt_lookup_min: None,
+            prompt_lookup_max: None,
+        };
+        (self.spec_method != "none").then(|| config.speculation())
+    }
+
+    /// Refuses what nobody here can guess by, and what two flags say differently.
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        let named = self.spec_method != "none";
+        if self.speculative_config.is_some() && (named || self.spec_tokens.is_some()) {
+            return refused(
+                "--speculative-config says all that --spec-method and --spec-tokens do",
+            );
+        }
+        if !named && self.spec_tokens.is_some() {
+            return refused("--spec-tokens: nothing is guessed without --spec-method");
+        }
+        let method = check_method(&self.spec_method);
+        if named && let Err(error) = method {
+            return refused(format!("--spec-method {error}"));
+        }
+        match self.spec_tokens {
+            Some(count) if !(1..=DRAFTS_MAX).contains(&count) => {
+                refused(format!("--spec-tokens {count}: 1 to {DRAFTS_MAX}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The object behind `--speculative-config`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SpeculativeConfig {
+    method: String,
+    num_speculative_tokens: u8,
+    prompt_lookup_min: Option<u8>,
+    prompt_lookup_max: Option<u8>,
+}
+
+impl SpeculativeConfig {
+    fn speculation(&self) -> Speculation {
+        // As in vLLM: one of the two is both.
+        let max = self.prompt_lookup_max.or(self.prompt_lookup_min).unwrap_or(LOOKUP);
+        let min = self.prompt_lookup_min.unwrap_or(max);
+        Speculation { drafts: self.num_speculative_tokens, drafter: Drafter::Ngram { min, max } }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        check_method(&self.method).map_err(|error| format!("method {error}"))?;
+        let count = self.num_speculative_tokens;
+        if !(1..=DRAFTS_MAX).contains(&count) {
+            return Err(format!("num_speculative_tokens {count}: 1 to {DRAFTS_MAX}"));
+        }
+        let Speculation { drafter: Drafter::Ngram { min, max }, .. } = self.speculation();
+        if min == 0 || min > max || max > LOOKUP_MAX {
+            return Err(format!(
+                "prompt_lookup_min {min}, prompt_lookup_max {max}: 1 to {LOOKUP_MAX}, in this order"
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn check_method(method: &str) -> Result<(), String> {
+    if method == "ngram" {
+        return Ok(());
+    }
+    Err(format!("{method}: this release speculates by ngram only"))
+}
+
+/// Reads the object; unknown keys are named.
+fn config(text: &str) -> Result<SpeculativeConfig, String> {
+    let object = super::units::json_object(text)?;
+    let config: SpeculativeConfig =
+        serde_json::from_value(object.into()).map_err(|error| error.to_string())?;
+    config.check()?;
+    Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ngram(drafts: u8, min: u8, max: u8) -> Speculation {
+        Speculation { drafts, drafter: Drafter::Ngram { min, max } }
+    }
+
+    fn args(json: Option<&str>, method: &str, tokens: Option<u8>) -> SpeculationArgs {
+        SpeculationArgs {
+            speculative_config: json.map(|json| config(json).unwrap()),
+            spec_method: method.to_owned(),
+            spec_tokens: tokens,
+        }
+    }
+
+    #[test]
+    fn flags_and_object_say_the_same() {
+        let read = |keys: &str| args(Some(keys), "none", None).speculation().unwrap();
+        let keys = r#"{"method": "ngram", "num_speculative_tokens": 4"#;
+        assert_eq!(read(&format!("{keys}}}")), ngram(4, 5, 5));
+        assert_eq!(read(&format!(r#"{keys}, "prompt_lookup_max": 3}}"#)), ngram(4, 3, 3));
+        assert_eq!(read(&format!(r#"{keys}, "prompt_lookup_min": 2}}"#)), ngram(4, 2, 2));
+        let both = r#", "prompt_lookup_min": 2, "prompt_lookup_max": 4}"#;
+        assert_eq!(read(&format!("{keys}{both}")), ngram(4, 2, 4));
+        assert_eq!(args(None, "ngram", Some(4)).speculation(), Some(ngram(4, 5, 5)));
+        assert_eq!(args(None, "ngram", None).speculation(), Some(ngram(1, 5, 5)));
+        assert_eq!(args(None, "none", None).speculation(), None);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (keys, named) in [
+            (r#"{"num_speculative_tokens": 4}"#, "method"),
+            (r#"{"method": "ngram"}"#, "num_speculative_tokens"),
+            (r#"{"method": "mtp", "num_speculative_tokens": 1}"#, "method mtp: this release"),
+            (r#"{"method": "ngram", "num_speculative_tokens": 0}"#, "num_speculative_tokens 0"),
+            (r#"{"method": "ngram", "num_speculative_tokens": 17}"#, "num_speculative_tokens 17"),
+            (r#"{"method": "ngram", "num_speculative_tokens": 1, "model": "m"}"#, "model"),
+            (
+                r#"{"method": "ngram", "num_speculative_tokens": 1, "prompt_lookup_min": 6,
+                    "prompt_lookup_max": 5}"#,
+                "prompt_lookup_min 6",
+            ),
+            (
+                r#"{"method": "ngram", "num_speculative_tokens": 1, "prompt_lookup_max": 0}"#,
+                "prompt_lookup_max 0",
+            ),
+            ("ngram", "not a JSON object"),
+        ] {
+            let told = config(keys).unwrap_err();
+            assert!(told.contains(named), "{keys}: {told}");
+        }
+        let object = r#"{"method": "ngram", "num_speculative_tokens": 4}"#;
+        for (args, named) in [
+            (args(Some(object), "ngram", None), "says all"),
+            (args(None, "none", Some(2)), "without --spec-method"),
+            (args(None, "eagle", None), "--spec-method eagle: this release"),
+            (args(None, "ngram", Some(40)), "--spec-tokens 40"),
+        ] {
+            let told = args.check().unwrap_err().to_string();
+            assert!(told.contains(named), "{told}");
+        }
+    }
+}

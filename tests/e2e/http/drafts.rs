@@ -1,0 +1,160 @@
+//! `--speculative-config`: the same answers to the last digit with drafts and without, whatever is asked, and whatever
+//! the scheduler makes of it.
+
+use super::executor_process::{finish, stream_of};
+use super::process::command;
+use super::ranks::{metric, start};
+use crate::http_client::post;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const CONFIG: &str = r#"{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":4}"#;
+/// Guesses at every turn, most of them wrong.
+const EAGER: &str =
+    r#"{"method":"ngram","num_speculative_tokens":7,"prompt_lookup_min":1,"prompt_lookup_max":3}"#;
+/// Chunked prompts, and requests that push each other out.
+const CRAMPED: &[&str] = &[
+    "--max-model-len",
+    "512",
+    "--num-gpu-blocks-override",
+    "40",
+    "--max-num-batched-tokens",
+    "64",
+    "--max-num-seqs",
+    "16",
+];
+
+/// What is asked for, beside the prompt.
+fn rules() -> Vec<Value> {
+    vec![
+        json!({"temperature": 0}),
+        json!({"temperature": 0, "logprobs": 3}),
+        json!({"temperature": 0.7}),
+        json!({"temperature": 1, "top_p": 0.9, "top_k": 40, "min_p": 0.01, "logprobs": 2}),
+        json!({"temperature": 1, "repetition_penalty": 1.1, "frequency_penalty": 0.3,
+               "presence_penalty": 0.2}),
+        json!({"temperature": 0, "stop": ["price is 1", " duo"]}),
+        json!({"temperature": 0.6, "stop": ["5", "For dupo"], "include_stop_str_in_output": true,
+               "min_tokens": 6, "logprobs": 0}),
+        json!({"temperature": 1, "regex": "(the price is [0-9]{2,4}[.] ){6,}"}),
+        json!({"temperature": 0.9, "n": 2}),
+        json!({"temperature": 0, "bad_words": ["price", " is 1"], "logit_bias": {"300": 2}}),
+        json!({"temperature": 0.5, "prompt_logprobs": 2, "stop_token_ids": [60, 61, 62, 63]}),
+        json!({"temperature": 0.8, "echo": true, "logprobs": 1, "max_tokens": 3}),
+        json!({"temperature": 0, "max_tokens": 1}),
+    ]
+}
+
+/// A prompt that repeats itself, as its answer does; one in four begins the same.
+fn body(which: usize, rule: &Value) -> Value {
+    let notes = "For beni the price is 178. For dupo the price is 154. ".repeat(5);
+    let prompt = format!("Note {}. {notes}For sutuvi the price is {which}. For", which % 4);
+    let mut body = json!({"prompt": prompt,
+                          "max_tokens": 90, "ignore_eos": true, "seed": which, "return_token_ids": true});
+    body.as_object_mut().unwrap().extend(rule.as_object().unwrap().clone());
+    body
+}
+
+/// All that is told about the tokens.
+fn told(at: SocketAddr, body: &Value) -> Value {
+    let reply = post(at, "/v1/completions", body);
+    assert_eq!(reply.status, 200, "{body}: {}", String::from_utf8_lossy(&reply.body));
+    let reply = reply.json();
+    json!([reply["choices"], reply["usage"]["completion_tokens"]])
+}
+
+fn spec_decode(at: SocketAddr, name: &str, position: &str) -> f64 {
+    let labels = r#"engine="0",model_name="hadron-demo""#;
+    metric(at, &format!("vllm:spec_decode_num_{name}_total{{{labels}{position}}}"))
+}
+
+/// Drafted and accepted tokens.
+fn drafted(at: SocketAddr) -> (f64, f64) {
+    let place = |i: u8| {
+        let position = format!(r#",position="{i}""#);
+        spec_decode(at, "accepted_tokens_per_pos", &position)
+    };
+    let places: Vec<f64> = (0..4).map(place).collect();
+    assert!(places.is_sorted_by(|a, b| a >= b), "{places:?}");
+    let [rows, tokens, accepted] =
+        ["drafts", "draft_tokens", "accepted_tokens"].map(|name| spec_decode(at, name, ""));
+    assert!(rows <= tokens && places[0] <= rows && places[0] <= accepted, "{places:?}");
+    (tokens, accepted)
+}
+
+#[test]
+fn answers_are_the_same_with_drafts_and_without() {
+    let bodies: Vec<Value> = (0..).zip(rules()).map(|(which, rule)| body(which, &rule)).collect();
+    let plain = start(&[]);
+    let expected: Vec<Value> = bodies.iter().map(|body| told(plain.address, body)).collect();
+    drop(plain);
+    let drafting = start(&["--speculative-config", CONFIG]);
+    let at = drafting.address;
+    for (body, expected) in bodies.iter().zip(&expected) {
+        assert_eq!(told(at, body), *expected, "{body}");
+    }
+    let (tokens, accepted) = drafted(at);
+    println!("{accepted} of {tokens} drafts accepted");
+    assert!(0.0 < accepted && accepted < tokens, "{accepted} of {tokens}");
+    let streams = |body: &Value| body["n"].is_null() && body["prompt_logprobs"].is_null();
+    for (body, expected) in bodies.iter().zip(&expected).filter(|(body, _)| streams(body)) {
+        let mut body = body.clone();
+        body["stream"] = json!(true);
+        let (text, end) = finish(stream_of(at, &body));
+        let choice = &expected[0][0];
+        assert_eq!((&json!(text), &end), (&choice["text"], &choice["finish_reason"]), "{body}");
+    }
+}
+
+#[test]
+fn answers_are_the_same_where_requests_push_each_other_out() {
+    let bodies: Vec<Value> = (0..).zip(rules()).map(|(which, rule)| body(which, &rule)).collect();
+    let plain = start(&[]);
+    let expected: Vec<Value> = bodies.iter().map(|body| told(plain.address, body)).collect();
+    drop(plain);
+    let drafting = start(&[&["--speculative-config", EAGER], CRAMPED].concat());
+    let at = drafting.address;
+    let ask = |body: &Value| {
+        let body = body.clone();
+        thread::spawn(move || told(at, &body))
+    };
+    let preemptions =
+        || metric(at, r#"vllm:num_preemptions_total{engine="0",model_name="hadron-demo"}"#);
+    let begun = Instant::now();
+    while preemptions() == 0.0 {
+        assert!(begun.elapsed() < Duration::from_mins(1), "nobody was pushed out");
+        let asked: Vec<_> = bodies.iter().map(ask).collect();
+        for ((asked, expected), body) in asked.into_iter().zip(&expected).zip(&bodies) {
+            assert_eq!(asked.join().unwrap(), *expected, "{body}");
+        }
+    }
+    let (tokens, accepted) = drafted(at);
+    println!("{accepted} of {tokens} drafts accepted, {} preemptions", preemptions());
+    assert!(0.0 < accepted && accepted < tokens, "{accepted} of {tokens}");
+}
+
+#[test]
+fn ranks_and_replicas_guess_alike() {
+    let bodies: Vec<Value> = (0..).zip(rules()).map(|(which, rule)| body(which, &rule)).collect();
+    let flags = ["--tensor-parallel-size", "2", "--max-num-batched-tokens", "64"];
+    let plain = start(&flags);
+    let expected: Vec<Value> = bodies.iter().map(|body| told(plain.address, body)).collect();
+    drop(plain);
+    let drafting = start(&[&["--speculative-config", EAGER], &flags[..]].concat());
+    for (body, expected) in bodies.iter().zip(&expected) {
+        assert_eq!(told(drafting.address, body), *expected, "{body}");
+    }
+    assert!(drafted(drafting.address).1 > 0.0);
+}
+
+#[test]
+fn devices_that_verify_nothing_are_refused() {
+    let output =
+        command(&["--port", "0", "--device", "cuda", "--speculative-config", CONFIG]).output();
+    let output = output.unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("--speculative-config: drafts are verified on the CPU only"), "{said}");
+}
