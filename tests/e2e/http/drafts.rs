@@ -1,10 +1,11 @@
 //! `--speculative-config`: the same answers to the last digit with drafts and without, whatever is asked, and whatever
 //! the scheduler makes of it.
 
-use super::executor_process::{finish, stream_of};
+use super::executor_process::{answer, executor, finish, send, stream, stream_of};
+use super::latents::model;
 use super::process::command;
 use super::ranks::{metric, start};
-use crate::http_client::post;
+use crate::http_client::{get, post};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::thread;
@@ -136,7 +137,7 @@ fn answers_are_the_same_where_requests_push_each_other_out() {
 }
 
 #[test]
-fn ranks_and_replicas_guess_alike() {
+fn ranks_guess_alike() {
     let bodies: Vec<Value> = (0..).zip(rules()).map(|(which, rule)| body(which, &rule)).collect();
     let flags = ["--tensor-parallel-size", "2", "--max-num-batched-tokens", "64"];
     let plain = start(&flags);
@@ -147,6 +148,59 @@ fn ranks_and_replicas_guess_alike() {
         assert_eq!(told(drafting.address, body), *expected, "{body}");
     }
     assert!(drafted(drafting.address).1 > 0.0);
+}
+
+/// Token ids that follow a prompt which repeats itself, all asked at once.
+fn ids_of_all(at: SocketAddr) -> Vec<Value> {
+    let ask = |which: u64| {
+        let prompt: Vec<u64> = (0..70).map(|i| 3 + (i % 9 * 7 + which * 31) % 250).collect();
+        let body = json!({"prompt": prompt, "max_tokens": 60, "ignore_eos": true, "seed": which,
+                          "temperature": which % 2, "return_token_ids": true});
+        thread::spawn(move || told(at, &body)[0][0]["token_ids"].clone())
+    };
+    let asked: Vec<_> = (0..12).map(ask).collect();
+    asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+}
+
+#[test]
+fn replicas_that_share_experts_may_have_different_drafts() {
+    let model = model();
+    let folder = model.path().join("model").to_str().unwrap().to_owned();
+    let sizes =
+        [folder.as_str(), "--num-gpu-blocks-override", "256", "--max-num-batched-tokens", "48"];
+    let plain = start(&sizes);
+    let expected = ids_of_all(plain.address);
+    assert!(expected.iter().all(|ids| ids.as_array().map(Vec::len) == Some(60)), "{expected:?}");
+    drop(plain);
+    for flags in [&[][..], &["--data-parallel-size", "2", "--enable-expert-parallel"]] {
+        let drafting = start(&[&sizes[..], &["--speculative-config", EAGER], flags].concat());
+        assert!(ids_of_all(drafting.address) == expected, "{flags:?}");
+        let page = String::from_utf8(get(drafting.address, "/metrics").body).unwrap();
+        let accepted =
+            |line: &&str| line.starts_with("vllm:spec_decode_num_accepted_tokens_total{");
+        let each: Vec<&str> = page.lines().filter(accepted).collect();
+        assert!(each.iter().all(|line| !line.ends_with(" 0")) && !each.is_empty(), "{each:?}");
+    }
+}
+
+#[test]
+fn a_killed_executor_loses_no_draft_that_was_right_and_keeps_none_that_was_wrong() {
+    const TOKENS: u32 = 1_500;
+    let plain = start(&[]);
+    let expected = answer(plain.address, TOKENS);
+    drop(plain);
+    let process = start(&["--executor", "process", "--speculative-config", EAGER]);
+    let at = process.address;
+    let streams: Vec<_> = (0..3).map(|_| stream(at, TOKENS)).collect();
+    let former = executor(&process);
+    send(former, "-KILL");
+    for stream in streams {
+        let (text, end) = finish(stream);
+        assert_eq!(end, "length");
+        assert!(text == expected, "differs from a run without drafts:\n{text}\n{expected}");
+    }
+    assert_ne!(executor(&process), former);
+    assert!(drafted(at).1 > 0.0);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 
 /// Four layers, the first one dense; 8 experts in 4 groups; latents of 32 + 8 channels.
-fn model() -> tempfile::TempDir {
+pub(super) fn model() -> tempfile::TempDir {
     synth(&json!({
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 272,
         "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
