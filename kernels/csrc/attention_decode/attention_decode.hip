@@ -5,7 +5,7 @@
 // block takes an equal run of the list of all splits (walk.h, run.h). Its waves take tiles of 16 keys in turn, fetched ahead
 // across splits, heads and rows (ring.h), and merge in shared memory, waves ascending; splits merge in the last block to
 // arrive, in an order that their number fixes (merge.h). The cuts depend on the row's own context and on nothing else,
-// and the grid decides only who computes what: a row gives the same bits in any batch, in any grid, captured or not.
+// and the grid decides only who computes what: a row gives the same bits in any batch of the same variant, in any grid, captured or not.
 //
 // Contexts, tables and all keys but the row's last tile are fetched before grid_wait(), while earlier kernels still run:
 // what wrote them must be followed, before this kernel, by one that releases its successor after its own grid_wait().
@@ -19,6 +19,7 @@
 //
 //   -DHEAD_DIM=64|128  -DBLOCK_TOKENS=n (a multiple of 16)  -DHEAD_GROUP=1..16 query heads per KV head  -DKV_FP8=0|1
 //   -DSTAGES=n tiles in a wave's ring; waves of 64 lanes have none
+//   -DFEW=1 finer splits, for few rows
 //   -DFROM_QKV=1 queries come as the projections leave them, and so do keys and values of the rows' own tokens, which
 //   are stored as well (projected.h); narrow waves, groups of at most 8, bf16
 // Grid: any number of blocks, best as many as run at once. Block: WAVES waves.
@@ -29,6 +30,12 @@
 
 #ifndef KV_FP8
 #  define KV_FP8 0
+#endif
+#ifndef FEW
+#  define FEW 0
+#endif
+#ifndef FROM_QKV
+#  define FROM_QKV 0
 #endif
 // Few queries on narrow waves: the keys make the rows of the products.
 #define KEYS_FIRST (WAVE == 32 && HEAD_GROUP <= 8)
@@ -52,18 +59,26 @@ DEV void weigh(Running& r, Scores& s, u32 seen, float factor) {
 #ifndef STAGES
 #  define STAGES 3
 #endif
-enum : u32 { WAVES = 4, TEAM = WAVES * WAVE, TILES_AHEAD = WAVE == 64 ? 1 : STAGES };
+enum : u32 {
+    WAVES = 4,
+    TEAM = WAVES * WAVE,
+    TURN_KEYS = WAVES * TILE_KEYS,  // of a block, a tile for each of its waves
+    TILES_AHEAD = WAVE == 64 ? 1 : STAGES
+};
 DEV void team_sync() { sync(); }
 
-// Keys of a split. Short contexts are cut finely, to fill the device, but not below twice what a block's rings hold: the
-// end of a split takes some 2 us while memory is busy. Long ones are cut coarsely, to keep merging cheap.
-// A lone row cuts a short context finer still: it has multiprocessors to spare and waits for nobody's memory.
-// The twins of `SPLITS` and `LONE_SPLITS` in kernels/src/hip/attention.rs.
+// Most keys of a split. Few rows cut a short context finely, to fill the device, and a lone one finer still: it waits for
+// nobody's memory. Among many rows the end of a split takes some 2 us while memory is busy, which costs more than what
+// short splits even out. Long contexts are cut coarsely, to keep merging cheap.
+// The twins of `SPLITS`, `FEW_SPLITS` and `LONE_SPLITS` in kernels/src/hip/attention.rs.
 DEV u32 split_keys(u32 context) {
-#if FROM_QKV
-    if (context <= 2048) return 128;
-#endif
-    return context <= 8192 ? 256 : context <= 32768 ? 512 : 1024;
+    const u32 finest = FROM_QKV && context <= 2048 ? 128 : FROM_QKV || FEW ? 256 : 448;
+    return context <= 8192 ? finest : context <= 32768 ? 512 : 1024;
+}
+// Many rows cut a context into splits that are alike but for the last, so that equal numbers of them are equal work.
+DEV u32 even_split(u32 context, u32 splits) {
+    if (FROM_QKV || FEW) return split_keys(context);
+    return ((context + splits - 1) / splits + TURN_KEYS - 1) / TURN_KEYS * TURN_KEYS;
 }
 
 #include "attention_decode/walk.h"

@@ -91,6 +91,34 @@ DEV void merge_splits(bf16* out, float* records, const float* parts, u32 splits)
     if (SETS == 1) team_sync();  // The next split writes the records again.
 }
 
+// A head of which this team has brought some splits and others bring the rest.
+struct Shared {
+    bf16* out;
+    const float* parts;
+    u32 splits;  // of the head; 0: there is no such head
+};
+
+// Merges the head if this team was the last to bring splits of it. A barrier has followed announce(); nobody uses `records`.
+DEV void conclude(Shared& head, float* records) {
+    if (head.splits != 0 && was_last()) {
+        merge_splits(head.out, records, head.parts, head.splits);
+        if (SETS == 2) team_sync();  // The next split writes these records.
+    }
+    head.splits = 0;
+}
+
+// This team has brought `done` splits of a head and brings no more.
+DEV void leave(Shared& shared, const Shared& head, u32* arrived, u32 done, float* records) {
+#if FROM_QKV  // One split a block, mostly: nothing to wait behind.
+    if (is_last(arrived, done, head.splits)) merge_splits(head.out, records, head.parts, head.splits);
+#else
+    publish();
+    if (done == head.splits) return merge_splits(head.out, records, head.parts, head.splits);
+    announce(arrived, done, head.splits);
+    shared = head;
+#endif
+}
+
 // Once the kernel in front has ended. `records`: SETS * SET floats of shared memory.
 DEV void finish_run(Run run, const Source& source, const Rows& rows, const KV* pool, float* records, const Outputs& to,
                     float factor) {
@@ -99,6 +127,7 @@ DEV void finish_run(Run run, const Source& source, const Rows& rows, const KV* p
     for (; run.fetched < TILES_AHEAD; ++run.fetched) fetch_next(run.ring, run.ahead, rows, pool);
     Queries mine{};
     bf16* out = to.o;
+    Shared shared{};
     u32 done = 0;  // splits of this head
     while (p.left != 0) {
         begin_split(source, mine, p, done == 0);
@@ -127,11 +156,15 @@ DEV void finish_run(Run run, const Source& source, const Rows& rows, const KV* p
             merge_waves(out, parts + p.split * HEAD_GROUP * RECORD, records, p.splits == 1);
         }
         if (SETS == 1) team_sync();  // The next split writes the records again.
+        float* const others = SETS == 1 || records != first_records ? first_records : records + SET;
+        conclude(shared, others);
         ++done;
         const bool leaving = p.left == 1 || p.split + 1 == p.splits;
-        if (leaving && p.splits > 1 && is_last(to.arrived + unit, done, p.splits)) merge_splits(out, records, parts, p.splits);
-        if (SETS == 2) records = records == first_records ? records + SET : first_records;
+        if (leaving && p.splits > 1) leave(shared, Shared{out, parts, p.splits}, to.arrived + unit, done, records);
+        records = others;
         if (leaving) done = 0;
         next_split(p, rows);
     }
+    if (shared.splits != 0) team_sync();
+    conclude(shared, first_records);
 }

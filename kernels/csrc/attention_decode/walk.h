@@ -26,8 +26,8 @@ DEV u32 position_of(const Rows& rows, u32 token) { return rows.positions ? (u32)
 DEV u32 table_of(const Rows& rows, u32 row) { return rows.table_rows ? (u32)rows.table_rows[row] : row; }
 
 DEV void cut_row(Place& p) {
-    p.span = split_keys(p.context);
     p.splits = splits_of(p.context);
+    p.span = even_split(p.context, p.splits);
 }
 
 DEV u32 first_key(const Place& p) { return p.split * p.span; }

@@ -54,6 +54,7 @@ DEV u32 first_head() { return bid_y() * TILE; }
 DEV u32 split_keys(u32 context) {
     return context <= 2048 ? 256 : context <= 8192 ? 512 : context <= 32768 ? 1024 : 4096;
 }
+DEV u32 even_split(u32 context, u32) { return split_keys(context); }
 
 #include "attention_decode/walk.h"
 #include "attention_decode/last.h"

@@ -143,6 +143,10 @@ fn attention_agrees_with_the_cpu() {
         // Decodes: one split, several, a ragged end.
         check(pair, (4, 2, 128, 16), BF16, &[(1, 1), (1, 129), (1, 300)]);
         check(pair, (8, 1, 64, 32), BF16, &[(1, 33), (1, 128)]);
+        // So many that splits are longer.
+        let many = [(1, 1000), (1, 449), (1, 1), (1, 448), (1, 897), (1, 130)];
+        check(pair, (4, 2, 128, 16), BF16, &many);
+        check(pair, (8, 1, 64, 32), BF16, &many);
         // Prefills: whole, chunks behind a prefix, more pairs than a block takes.
         check(pair, (8, 2, 128, 16), BF16, &[(37, 37), (5, 100), (2, 16)]);
         check(pair, (3, 1, 64, 64), BF16, &[(70, 75)]);
@@ -160,7 +164,7 @@ fn attention_agrees_with_the_cpu() {
 /// More rows than a block has threads: every thread of the walk has several.
 #[test]
 fn decodes_of_many_rows_agree_with_the_cpu() {
-    let rows: Vec<_> = (0..300).map(|row| (1, 1 + row * 7 % 45 + row % 50 / 49 * 220)).collect();
+    let rows: Vec<_> = (0..300).map(|row| (1, 1 + row * 7 % 45 + row % 50 / 49 * 900)).collect();
     for pair in &pairs() {
         check(pair, (2, 1, 64, 16), DType::BF16, &rows);
     }
@@ -214,24 +218,33 @@ fn rows_without_keys_are_zero() {
     }
 }
 
-/// A decode gives the same bits alone and among others, whatever grid that makes.
+/// A decode gives the same bits among few others or none, and among many or more, whatever grid that makes.
 #[test]
 fn a_decode_has_one_result_in_every_batch() {
     let heads = (4, 2, 64, 16);
+    let few = [(1, 290), (1, 3), (1, 131), (1, 64)];
+    let many =
+        [(1, 900), (1, 3), (1, 449), (1, 64), (1, 1350), (1, 131), (1, 448), (1, 2), (1, 30)];
     for pair in &pairs() {
-        let mut numbers = pair.numbers(4);
-        let rows = [(1, 290), (1, 3), (1, 131), (1, 64)];
-        let mut case = Case::new(pair, &mut numbers, heads, DType::BF16, &rows);
-        let values = numbers.reals::<bf16>(rows.len() * heads.0 * heads.2);
-        let width = heads.0 * heads.2;
-        let q = pair.put(&values, rows.len(), width);
-        let [all, _] = pair.read_floats(&case.run(pair, &q, false));
-        let seats = case.seats.clone();
-        for (r, row) in rows.into_iter().enumerate() {
-            (case.rows, case.seats) = (vec![row], vec![seats[r]]);
-            let q = pair.put(&values[r * width..(r + 1) * width], 1, width);
-            let [alone, _] = pair.read_floats(&case.run(pair, &q, false));
-            assert_eq!(alone, all[r * width..(r + 1) * width], "row {r}");
-        }
+        among_others(pair, heads, &few, 1);
+        among_others(pair, heads, &many, 5);
+    }
+}
+
+/// Rows give the same bits all at once and `part` at a time.
+fn among_others(pair: &Pair, heads: Heads, rows: &[(usize, usize)], part: usize) {
+    let mut numbers = pair.numbers(4);
+    let mut case = Case::new(pair, &mut numbers, heads, DType::BF16, rows);
+    let width = heads.0 * heads.2;
+    let values = numbers.reals::<bf16>(rows.len() * width);
+    let q = pair.put(&values, rows.len(), width);
+    let [all, _] = pair.read_floats(&case.run(pair, &q, false));
+    let seats = case.seats.clone();
+    for from in 0..=rows.len() - part {
+        let to = from + part;
+        (case.rows, case.seats) = (rows[from..to].to_vec(), seats[from..to].to_vec());
+        let q = pair.put(&values[from * width..to * width], part, width);
+        let [apart, _] = pair.read_floats(&case.run(pair, &q, false));
+        assert_eq!(apart, all[from * width..to * width], "rows {from} to {to}");
     }
 }
