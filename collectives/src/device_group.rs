@@ -1,12 +1,13 @@
 //! A rank of a group whose ranks are GPUs: it meets the others in shared memory, and everything after that goes
-//! through a communicator, in the order of a stream.
+//! through a communicator, in the order of a stream. Small sums go through memory that the GPUs share, where they reach
+//! each other's.
 //!
 //! Calls return when the device has been told. What it has come past shows later, see [`Launched`].
 
 use crate::shared_group::SharedGroup;
 use crate::watch::{Health, Launched, Watch};
 use crate::{Call, Collective, CollectiveError, Operation};
-use kernels::hip::{Communication, Communicator, CommunicatorId, HipDevice};
+use kernels::hip::{Communication, Communicator, CommunicatorId, HipDevice, PeerMemory, PeerOffer};
 use kernels::{Buffer, DType, DeviceError, Driver, Mat, MatMut, Stream};
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -24,6 +25,8 @@ pub struct DeviceGroup {
     /// Before what it watches.
     watch: Watch,
     communicator: Arc<Communicator>,
+    /// `None` where a rank does not reach another one's memory.
+    peers: Option<Arc<PeerMemory>>,
     shared: SharedGroup,
     /// What is being recorded instead of done.
     recording: RefCell<Option<Vec<Call>>>,
@@ -52,9 +55,21 @@ impl DeviceGroup {
             communicator.abort();
             return Err(shared.fail(error));
         }
-        let watch = Watch::start(&health, &communicator)?;
+        let peers = reach_peers(&shared, device)?.map(Arc::new);
+        let watch = Watch::start(&health, &communicator, peers.as_ref())?;
         let token = RefCell::new(device.alloc(size_of::<f32>())?);
-        Ok(Self { watch, communicator, shared, recording: RefCell::default(), token })
+        Ok(Self { watch, communicator, peers, shared, recording: RefCell::default(), token })
+    }
+
+    /// Whether a matrix of this shape is summed through memory that the GPUs share; if not, by the library.
+    #[must_use]
+    pub fn sums_in_one_shot(&self, rows: usize, cols: usize, dtype: DType) -> bool {
+        self.peers.as_ref().is_some_and(|peers| peers.fits(rows, cols, dtype))
+    }
+
+    /// From now on the library sums everything, for comparison. All ranks must do so, or none.
+    pub fn forget_peers(&mut self) {
+        self.peers = None;
     }
 
     /// Launches a call, with a note of it where others can read it.
@@ -91,6 +106,25 @@ impl DeviceGroup {
     }
 }
 
+/// The memory of all ranks, if each of them reaches that of all others.
+fn reach_peers(
+    shared: &SharedGroup,
+    device: &Arc<HipDevice>,
+) -> Result<Option<PeerMemory>, CollectiveError> {
+    const WORDS: usize = PeerOffer::WORDS;
+    let (s, size) = (Stream::default(), shared.size());
+    let own = PeerMemory::offer(device, size, shared.rank());
+    let offer = own.as_ref().map_or([0; WORDS], |own| own.offered().words());
+    let mut all = vec![0; size * WORDS];
+    shared.all_gather(&s, Mat::of(&offer, 1, WORDS)?, MatMut::of(&mut all, 1, size * WORDS)?)?;
+    let offers: Vec<PeerOffer> = all.as_chunks().0.iter().map(PeerOffer::of_words).collect();
+    let reached = own.and_then(|mut own| own.reach(&offers).map(|()| own));
+    let mut reach = vec![0; size];
+    let told = [i32::from(reached.is_ok())];
+    shared.all_gather(&s, Mat::of(&told, 1, 1)?, MatMut::of(&mut reach, 1, size)?)?;
+    Ok(if reach.iter().all(|&reached| reached == 1) { reached.ok() } else { None })
+}
+
 /// Waits until all ranks have joined.
 fn until_ready(communicator: &Communicator, health: &Health) -> Result<(), CollectiveError> {
     let started = Instant::now();
@@ -115,7 +149,31 @@ impl Collective for DeviceGroup {
 
     fn all_reduce(&self, s: &Stream, x: MatMut<'_>) -> Result<(), CollectiveError> {
         let what = (x.dtype(), x.rows(), x.cols());
-        self.run(Operation::AllReduce, what, |ranks| ranks.all_reduce(s, x))
+        let peers = self.peers.as_ref().filter(|peers| peers.fits(x.rows(), x.cols(), x.dtype()));
+        self.run(Operation::AllReduce, what, |ranks| match peers {
+            Some(peers) => peers.all_reduce(s, x),
+            None => ranks.all_reduce(s, x),
+        })
+    }
+
+    fn fuses_norm(&self, rows: usize, cols: usize, dtype: DType) -> bool {
+        self.peers.as_ref().is_some_and(|peers| peers.fits_norm(rows, cols, dtype))
+    }
+
+    fn all_reduce_norm(
+        &self,
+        s: &Stream,
+        to: (MatMut<'_>, MatMut<'_>),
+        delta: Mat<'_>,
+        norm: (Mat<'_>, f32),
+    ) -> Result<(), CollectiveError> {
+        let (dtype, rows, cols) = (delta.dtype(), delta.rows(), delta.cols());
+        let Some(peers) = &self.peers else {
+            return Err(CollectiveError::Dtype { collective: "all_reduce_norm", dtype });
+        };
+        self.run(Operation::AllReduce, (dtype, rows, cols), |_| {
+            peers.all_reduce_norm(s, to, delta, norm)
+        })
     }
 
     fn all_gather(&self, s: &Stream, own: Mat<'_>, all: MatMut<'_>) -> Result<(), CollectiveError> {

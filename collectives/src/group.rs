@@ -1,7 +1,7 @@
 //! A parallel axis as one rank sees it.
 
 use crate::{Call, CollectiveError, Launched, Operation};
-use kernels::{Mat, MatMut, Stream};
+use kernels::{DType, Mat, MatMut, Stream};
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,23 @@ pub trait Collective: Send {
 
     /// `x = Σ x` over the ranks, added in the order of ranks, so that all hold the same bits.
     fn all_reduce(&self, s: &Stream, x: MatMut<'_>) -> Result<(), CollectiveError>;
+
+    /// Whether `all_reduce_norm` exists for matrices of this shape: the same answer on all ranks.
+    fn fuses_norm(&self, _rows: usize, _cols: usize, _dtype: DType) -> bool {
+        false
+    }
+
+    /// `x += Σ delta` over the ranks, then `y = rms_norm(x)`, in one launch with the results of two: `to` is `y` and
+    /// `x [T, H]`, `delta [T, H]`, `norm` a weight `[H]` and ε.
+    fn all_reduce_norm(
+        &self,
+        _: &Stream,
+        _to: (MatMut<'_>, MatMut<'_>),
+        delta: Mat<'_>,
+        _norm: (Mat<'_>, f32),
+    ) -> Result<(), CollectiveError> {
+        Err(CollectiveError::Dtype { collective: "all_reduce_norm", dtype: delta.dtype() })
+    }
 
     /// `all [n, C]` = what the ranks bring, `own [n, c]`, side by side: columns from `r · c` on are those of
     /// rank `r`. What reaches beyond `C` is padding and left out.
@@ -169,6 +186,30 @@ impl Group {
     pub fn all_reduce(&self, s: &Stream, x: MatMut<'_>) -> Result<(), CollectiveError> {
         let Some(peers) = self.peers.as_deref() else { return Ok(()) };
         self.timed(peers, Operation::AllReduce, |peers| peers.all_reduce(s, x))
+    }
+
+    /// Whether a sum over the ranks, the sum with the residual stream and its norm are one call: `all_reduce_norm`.
+    #[must_use]
+    pub fn fuses_norm(&self, rows: usize, cols: usize, dtype: DType) -> bool {
+        self.peers.as_ref().is_some_and(|peers| peers.fuses_norm(rows, cols, dtype))
+    }
+
+    /// `x += Σ delta` over the ranks, then `y = rms_norm(x)`; see [`Collective::all_reduce_norm`]. Asked for where
+    /// [`Group::fuses_norm`] says so.
+    ///
+    /// Errors: `CollectiveError::Dtype` where it does not.
+    pub fn all_reduce_norm(
+        &self,
+        s: &Stream,
+        to: (MatMut<'_>, MatMut<'_>),
+        delta: Mat<'_>,
+        norm: (Mat<'_>, f32),
+    ) -> Result<(), CollectiveError> {
+        let Some(peers) = self.peers.as_deref() else {
+            let dtype = delta.dtype();
+            return Err(CollectiveError::Dtype { collective: "all_reduce_norm", dtype });
+        };
+        self.timed(peers, Operation::AllReduce, |peers| peers.all_reduce_norm(s, to, delta, norm))
     }
 
     /// `all` = what the ranks bring, side by side; see [`Collective::all_gather`]. A rank without peers has it all in

@@ -9,7 +9,7 @@ use crate::meeting::GIVEN_UP;
 use crate::waiting::has_ended;
 use crate::{Call, CallState, CollectiveError};
 use kernels::SharedMemory;
-use kernels::hip::Communicator;
+use kernels::hip::{Communicator, PeerMemory};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -113,20 +113,24 @@ impl Launched {
 }
 
 impl Watch {
-    /// Looks after the ranks from now on, and aborts `communicator` when one of them is gone.
+    /// Looks after the ranks from now on, and ends what `communicator` and `peers` wait for when one of them is gone.
     pub(crate) fn start(
         health: &Arc<Health>,
         communicator: &Arc<Communicator>,
+        peers: Option<&Arc<PeerMemory>>,
     ) -> Result<Self, CollectiveError> {
         let over = Arc::new(AtomicBool::new(false));
         let (watched, ended) = (Arc::clone(health), Arc::clone(&over));
-        let communicator = Arc::clone(communicator);
+        let (communicator, peers) = (Arc::clone(communicator), peers.cloned());
         let look = move || {
             while !ended.load(SeqCst) {
                 let failed = watched.look().and_then(|()| Ok(communicator.is_ready()?));
                 if let Err(error) = failed {
                     // Said before the device goes on, so that nobody takes what it leaves for an answer.
                     watched.fail(error);
+                    if let Some(peers) = peers {
+                        peers.end();
+                    }
                     communicator.abort();
                     return;
                 }

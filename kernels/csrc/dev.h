@@ -13,7 +13,7 @@
 //   dev/matrix.h      16x16x16 bf16 tiles, their layouts, fragment loads from shared memory
 //   dev/mfma.h        the other AMD matrix builtins, also on the emulator
 // Beside it, for kernels that include them: dev/strip.h (products of rows as they lie in memory), dev/bulk.h and
-// dev/tensor_map.h (NVIDIA's copy engine), dev/wgmma.h (its products by warpgroups).
+// dev/tensor_map.h (NVIDIA's copy engine), dev/wgmma.h (its products by warpgroups), dev/peer.h (memory of several GPUs).
 //
 // A kernel:
 //
@@ -86,6 +86,13 @@ typedef long long i64;
 #  define DEV_SM __CUDA_ARCH__
 #else
 #  define DEV_SM 0
+#endif
+
+// Before a loop whose arrays must live in registers: unrolled whole, every index is a constant.
+#if DEV_EMU
+#  define UNROLL
+#else
+#  define UNROLL _Pragma("unroll")
 #endif
 
 #if DEV_AMD

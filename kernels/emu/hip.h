@@ -23,7 +23,7 @@ namespace emu {
 // Result codes, those of HIP and CUDA.
 enum Code : int {
     OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONFIGURATION = 9, NO_DEVICE = 100, INVALID_DEVICE = 101,
-    INVALID_IMAGE = 200, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, LAUNCH_FAILURE = 719,
+    INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, PEER_ACCESS_ALREADY_ENABLED = 704, LAUNCH_FAILURE = 719,
     NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNMATCHED = 903,
     CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905, CAPTURE_WRONG_THREAD = 908,
 };
@@ -62,7 +62,7 @@ struct Event {
     Capture* capture = nullptr;     // recorded into a capture
 };
 
-struct Memory { size_t bytes; void* data; };
+struct Memory { size_t bytes; int file = -1; };  // `file`: that of memory which other processes can open
 
 struct Device {
     std::recursive_mutex lock;
@@ -70,6 +70,7 @@ struct Device {
     std::set<Capture*> captures;
     std::map<uintptr_t, Memory> memory;     // device allocations by address
     std::map<uintptr_t, size_t> pinned;     // host allocations by address
+    std::set<void*> peers;                  // contexts of other devices that this one reaches
     size_t bytes_used = 0;
     int lost = OK;                          // after a launch failed every call answers this
 };

@@ -40,6 +40,13 @@ HIP int hipDevicePrimaryCtxRetain(void** context, int) { *context = &device(); r
 HIP int hipDevicePrimaryCtxRelease(int) { return OK; }
 HIP int hipCtxSetCurrent(void*) { return OK; }
 HIP int hipSetDevice(int index) { return index >= 0 && index < (int)settings().devices ? OK : INVALID_DEVICE; }
+// Another device of this process is another copy of this library: its memory is within reach anyway.
+HIP int hipCtxEnablePeerAccess(void* context, unsigned flags) {
+    if (flags || !context) return INVALID_VALUE;
+    if (context == &device()) return INVALID_DEVICE;
+    Guard guard(device().lock);
+    return device().peers.insert(context).second ? OK : PEER_ACCESS_ALREADY_ENABLED;
+}
 HIP int hipDeviceSynchronize() {
     Guard guard(device().lock);
     if (int code = refuse_while_capturing()) return code;

@@ -1,4 +1,9 @@
 // hip_memory.cpp - device and pinned memory, copies and fills.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -42,7 +47,7 @@ HIP int hipMalloc(void** out, size_t bytes) {
     // The exact size, so that AddressSanitizer sees the first byte too many.
     if (posix_memalign(&p, 256, bytes)) return OUT_OF_MEMORY;
     if (bytes <= POISON_LIMIT_BYTES) memset(p, 0xff, bytes);
-    d.memory[(uintptr_t)p] = {bytes, p};
+    d.memory[(uintptr_t)p] = {bytes};
     d.bytes_used += bytes;
     *out = p;
     return OK;
@@ -56,9 +61,76 @@ HIP int hipFree(void* p) {
     auto found = d.memory.find((uintptr_t)p);
     if (found == d.memory.end()) return INVALID_VALUE;
     drain_all();  // Freeing waits for the device.
-    d.bytes_used -= found->second.bytes;
+    const Memory freed = found->second;
+    d.bytes_used -= freed.bytes;
     d.memory.erase(found);
-    free(p);
+    if (freed.file < 0) {
+        free(p);
+    } else {
+        munmap(p, freed.bytes);
+        close(freed.file);
+    }
+    return OK;
+}
+
+// With flag 3, uncached, it is memory that other processes of the host can open.
+HIP int hipExtMallocWithFlags(void** out, size_t bytes, unsigned flags) {
+    if (flags != 3) return flags ? NOT_SUPPORTED : hipMalloc(out, bytes);
+    Device& d = device();
+    Guard guard(d.lock);
+    if (d.lost) return d.lost;
+    if (int code = refuse_while_capturing()) return code;
+    *out = nullptr;
+    if (bytes == 0) return OK;
+    if (bytes > settings().memory_bytes - d.bytes_used) return OUT_OF_MEMORY;
+    const int file = memfd_create("hipemu-memory", MFD_CLOEXEC);
+    void* p = MAP_FAILED;
+    if (file >= 0 && ftruncate(file, (off_t)bytes) == 0)
+        p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (p == MAP_FAILED) {
+        if (file >= 0) close(file);
+        return OUT_OF_MEMORY;
+    }
+    if (bytes <= POISON_LIMIT_BYTES) memset(p, 0xff, bytes);
+    d.memory[(uintptr_t)p] = {bytes, file};
+    d.bytes_used += bytes;
+    *out = p;
+    return OK;
+}
+
+namespace {
+
+struct IpcHandle {
+    u64 bytes;
+    int process, file;
+    u8 rest[48];
+};
+static_assert(sizeof(IpcHandle) == 64, "the size that drivers have agreed on");
+
+}  // namespace
+
+HIP int hipIpcGetMemHandle(IpcHandle* out, void* p) {
+    Device& d = device();
+    Guard guard(d.lock);
+    auto found = d.memory.find((uintptr_t)p);
+    if (found == d.memory.end() || found->second.file < 0) return INVALID_VALUE;
+    *out = {found->second.bytes, getpid(), found->second.file, {}};
+    return OK;
+}
+
+// The process that allocated has an address already, and is refused another one, as by the drivers.
+HIP int hipIpcOpenMemHandle(void** out, IpcHandle handle, unsigned flags) {
+    *out = nullptr;
+    if (flags != 1) return INVALID_VALUE;
+    if (handle.process == getpid()) return INVALID_CONTEXT;
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", handle.process, handle.file);
+    const int file = open(path, O_RDWR | O_CLOEXEC);
+    if (file < 0) return INVALID_HANDLE;
+    void* p = mmap(nullptr, handle.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (p == MAP_FAILED) return OUT_OF_MEMORY;
+    *out = p;
     return OK;
 }
 

@@ -10,13 +10,6 @@
 // A c element is the same sum in the same order whatever the other rows hold.
 #pragma once
 
-// Before a loop whose arrays must live in registers: unrolled whole, every index is a constant.
-#if DEV_EMU
-#  define UNROLL
-#else
-#  define UNROLL _Pragma("unroll")
-#endif
-
 #if WAVE == 64
 enum : u32 { STRIP_ROWS = 16, STRIP_X = 1 };
 DEV u32 strip_x_row(u32) { return lane() & 15; }

@@ -11,45 +11,13 @@
 // predecessor. Roofline: 2 (norm) or 4 (add + norm) row lengths over bandwidth; one row is latency: load, reduce, store.
 #include "dev.h"
 #include "norm/norm.h"
+#include "norm/row.h"
 #ifndef FP8
 #  define FP8 0
 #endif
 #if FP8
 #  include "fp8_rows/quantise.h"
 #endif
-
-// Calls put(first column, eight normalised values) for each piece, on every lane: behind the last column, of no meaning.
-template <u32 PIECES, bool ADD, class Put>
-DEV void norm_in_registers(ACT* x, const ACT* delta, const ACT* w, u32 cols, float eps, const Put& put) {
-    f32x8 v[PIECES], weight[PIECES];
-    for (u32 p = 0; p < PIECES; ++p) {
-        const u32 c = (p * bdim() + tid()) * 8;
-        if (c < cols) weight[p] = load8(w + c);
-    }
-    grid_release();
-    grid_wait();
-    float squares = 0.f;
-    for (u32 p = 0; p < PIECES; ++p) {
-        const u32 c = (p * bdim() + tid()) * 8;
-        if (c >= cols) continue;
-        v[p] = load8(x + c);
-        if constexpr (ADD) {
-            const f32x8 d = load8(delta + c);
-            for (u32 i = 0; i < 8; ++i) v[p].v[i] = residual_sum(v[p].v[i], d.v[i]);
-            store8(x + c, v[p]);
-        }
-    }
-    for (u32 p = 0; p < PIECES; ++p) {
-        if ((p * bdim() + tid()) * 8 >= cols) continue;
-        for (u32 i = 0; i < 8; ++i) squares += v[p].v[i] * v[p].v[i];
-    }
-    const float scale = inverse_rms(block_sum(squares), cols, eps);
-    for (u32 p = 0; p < PIECES; ++p) {
-        const u32 c = (p * bdim() + tid()) * 8;
-        for (u32 i = 0; i < 8; ++i) v[p].v[i] = normed(v[p].v[i], scale, weight[p].v[i]);
-        put(c, v[p]);
-    }
-}
 
 #if FP8
 // A row that is not there is zeros, and reads nothing.
@@ -65,7 +33,7 @@ DEV void norm_quantised(const Quantised& to, ACT* x, const ACT* delta, const ACT
         grid_wait();
         for (u32 c = tid() * 8; c - tid() * 8 < cols; c += span) put(c, f32x8{});
     } else {
-        norm_in_registers<THREAD_EIGHTS, true>(x, delta, w, cols, eps, put);
+        norm_in_registers<THREAD_EIGHTS, true>(x, w, cols, eps, [=](u32 c) { return load8(delta + c); }, put);
     }
 }
 
@@ -108,12 +76,13 @@ DEV void norm_row(ACT* y, ACT* x, const ACT* delta, const ACT* w, u32 cols, u32 
     const auto put = [=](u32 c, const f32x8& v) {
         if (c < cols) store8(y + c, v);
     };
+    const auto addend = [=](u32 c) { return load8(delta + c); };
     if (wide && cols <= span)
-        norm_in_registers<1, ADD>(x, delta, w, cols, eps, put);
+        norm_in_registers<1, ADD>(x, w, cols, eps, addend, put);
     else if (wide && cols <= 2 * span)
-        norm_in_registers<2, ADD>(x, delta, w, cols, eps, put);
+        norm_in_registers<2, ADD>(x, w, cols, eps, addend, put);
     else if (wide && cols <= 4 * span)
-        norm_in_registers<4, ADD>(x, delta, w, cols, eps, put);
+        norm_in_registers<4, ADD>(x, w, cols, eps, addend, put);
     else
         norm_from_memory<ADD>(y, x, delta, w, cols, eps);
 }

@@ -111,8 +111,22 @@ table! {
             Ptr, c_int, c_uint, Ptr, *const u64, *const u64, *const c_uint, *const c_uint, c_int, c_int,
             c_int, c_int,
         ) -> Code;
+        /// `(address out, bytes, flags)`: with [`flag::MALLOC_UNCACHED`] what other devices write is seen while a kernel
+        /// runs; NVIDIA's memory always is like that.
+        alloc_with: "hipExtMallocWithFlags" "" (*mut Ptr, usize, c_uint) -> Code;
+        /// `(handle out, address)`: by what other processes of the host open this allocation.
+        ipc_handle: "hipIpcGetMemHandle" "cuIpcGetMemHandle" (*mut IpcHandle, Ptr) -> Code;
+        /// `(address out, handle, flags)`: in any process but the one that allocated.
+        ipc_open: "hipIpcOpenMemHandle" "cuIpcOpenMemHandle_v2" (*mut Ptr, IpcHandle, c_uint) -> Code;
+        /// `(context of the other device, flags 0)`: kernels of this one reach its memory from now on.
+        peer_enable: "hipCtxEnablePeerAccess" "cuCtxEnablePeerAccess" (Ptr, c_uint) -> Code;
     }
 }
+
+/// An allocation, in words that other processes can be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct IpcHandle(pub [u8; 64]);
 
 /// How a kernel is launched by [`Driver::launch_ex`].
 #[derive(Debug)]
@@ -205,6 +219,8 @@ pub mod code {
     pub const NO_DEVICE: Code = 100;
     /// There is no device of this number; HIP's first call says so where there is none at all.
     pub const INVALID_DEVICE: Code = 101;
+    /// The devices reach each other already.
+    pub const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
     /// The operation cannot be captured.
     pub const CAPTURE_UNSUPPORTED: Code = 900;
 }
@@ -223,6 +239,10 @@ pub mod flag {
     pub const EVENT_RECORD_EXTERNAL: c_uint = 1;
     /// Pinned memory that every context may use.
     pub const HOST_PORTABLE: c_uint = 1;
+    /// Memory of another device becomes reachable as it is opened.
+    pub const IPC_ENABLE_PEER_ACCESS: c_uint = 1;
+    /// AMD: device memory that no cache of the device keeps.
+    pub const MALLOC_UNCACHED: c_uint = 3;
     /// Other threads may do as they like while this one captures.
     pub const CAPTURE_THREAD_LOCAL: c_int = 1;
     /// Function attribute: bytes of dynamic shared memory it may have.

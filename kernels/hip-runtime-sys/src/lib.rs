@@ -14,7 +14,7 @@ mod rtc;
 mod table;
 
 pub use blaslt::{BlasLt, BlasLtNumbers, BlasLtStatus, DataType};
-pub use driver::{Attribute, Driver, LaunchAttribute, LaunchConfig, code, flag};
+pub use driver::{Attribute, Driver, IpcHandle, LaunchAttribute, LaunchConfig, code, flag};
 pub use library::{OpenError, Opened, Search};
 pub use rtc::Rtc;
 

@@ -84,6 +84,12 @@ pub enum HipError {
         /// Streams of a device.
         streams: usize,
     },
+    /// Ranks cannot reach each other's memory.
+    #[error("the driver has no {what}")]
+    NoPeers {
+        /// What is missing.
+        what: &'static str,
+    },
     /// The libraries were named, and none of them combines what ranks have.
     #[error("no library for the collectives of GPUs was named")]
     NoCollectives,

@@ -54,6 +54,7 @@ mod moe_products;
 mod moe_route;
 mod moe_stream;
 mod norm;
+mod peers;
 mod qk_rope;
 mod rope_attention;
 mod route_rule;
@@ -72,6 +73,7 @@ pub use config::{HipConfig, Libraries};
 pub use device::HipDevice;
 pub use error::HipError;
 pub use hip_runtime_sys::Api;
+pub use peers::{PeerMemory, PeerOffer};
 pub use source::{Define, HEADERS, Source};
 
 use crate::check;

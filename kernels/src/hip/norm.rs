@@ -113,7 +113,7 @@ impl HipDevice {
     }
 
     /// Threads for a row, by its length alone: eight columns each, sixteen where that would be many.
-    fn norm_threads(&self, cols: usize) -> u32 {
+    pub(super) fn norm_threads(&self, cols: usize) -> u32 {
         let eights = cols.div_ceil(8);
         let threads = if eights <= 256 { eights } else { eights.div_ceil(2) };
         threads.next_multiple_of(self.wave() as usize).min(MAX_THREADS) as u32

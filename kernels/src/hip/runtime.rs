@@ -99,6 +99,11 @@ impl Runtime {
         self.driver.api
     }
 
+    /// By which other devices of this process know this one.
+    pub(super) fn context(&self) -> Ptr {
+        self.context
+    }
+
     /// Makes this device current on the calling thread; cheap, so every call begins with it.
     pub(super) fn enter(&self) -> Result<(), HipError> {
         // SAFETY: the context lives as long as this value.

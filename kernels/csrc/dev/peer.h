@@ -1,0 +1,51 @@
+// dev/peer.h - memory that kernels of several GPUs write to while others of them read it.
+//
+//   load_peer(p) store_peer(p, v)  two words of eight bytes, each of them whole or not there; nothing else is ordered
+//   load_host(p)                   a word of host memory that the host may write at any time
+//   peer_pause()                   inside a loop that waits for another GPU
+#pragma once
+
+struct alignas(16) u64x2 { u64 v[2]; };
+
+#if DEV_NV
+DEV u64x2 load_peer(const u64x2* p) {
+    u64x2 r;
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0,%1}, [%2];" : "=l"(r.v[0]), "=l"(r.v[1]) : "l"(p) : "memory");
+    return r;
+}
+DEV void store_peer(u64x2* p, const u64x2& x) {
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1,%2};" : : "l"(p), "l"(x.v[0]), "l"(x.v[1]) : "memory");
+}
+DEV u32 load_host(const u32* p) {
+    u32 r;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(r) : "l"(p) : "memory");
+    return r;
+}
+DEV void peer_pause() {}  // A look takes longer than what is looked for.
+#elif DEV_AMD
+DEV u64x2 load_peer(const u64x2* p) {
+    u64x2 r;
+    for (u32 i = 0; i < 2; ++i)
+        r.v[i] = __hip_atomic_load((u64*)p + i, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+    return r;
+}
+DEV void store_peer(u64x2* p, const u64x2& x) {
+    for (u32 i = 0; i < 2; ++i)
+        __hip_atomic_store((u64*)p + i, x.v[i], __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+DEV u32 load_host(const u32* p) { return __hip_atomic_load((u32*)p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM); }
+DEV void peer_pause() {}
+#else
+DEV u64x2 load_peer(const u64x2* p) {
+    return {{__atomic_load_n(p->v, __ATOMIC_RELAXED), __atomic_load_n(p->v + 1, __ATOMIC_RELAXED)}};
+}
+DEV void store_peer(u64x2* p, const u64x2& x) {
+    for (u32 i = 0; i < 2; ++i) __atomic_store_n(p->v + i, x.v[i], __ATOMIC_RELAXED);
+}
+DEV u32 load_host(const u32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+// Another device may take as long as it likes: such a wait is not a launch that stands still.
+DEV void peer_pause() {
+    emu::moved();
+    emu::pause();
+}
+#endif

@@ -1,0 +1,72 @@
+// one_shot.hip - sums over ranks that are GPUs of one host, for matrices so small that the way there is what counts.
+// How ranks meet: ranks.h. CPU twin: none, because a CPU's ranks meet in other memory (collectives/src/shared_group.rs);
+// the sums are those of f32 in the order of ranks, from 0 on, rounded to ACT once.
+//
+// one_shot        x = sum of x over the ranks, in place. x: `count` elements of ACT, aligned to nothing in particular
+// one_shot_norm   x += sum of delta over the ranks, each of the two rounded; then y = rms_norm(x), as add_rms_norm does it
+//                 and to its bits. Rows of whole eights of up to 4 bdim() of them, on 16 bytes
+// -DRANKS=2..8
+// Grid: at most as many blocks as multiprocessors. Block of one_shot_norm: that of add_rms_norm, by cols alone.
+// Roofline: latency. Load, one way over the link, reduce, store: about 3 us on NVLink besides the launch.
+#include "dev.h"
+#include "norm/norm.h"
+#include "norm/row.h"
+#include "one_shot/ranks.h"
+
+KERNEL(256)
+one_shot(ACT* x, const Memory memory, Count* counted, const u32* over, u64 area_bytes, u32 rank, u32 count) {
+    grid_release();
+    grid_wait();
+    const u32 eights = (count + 7) / 8, first = bid_x() * bdim() + tid(), step = gdim_x() * bdim();
+    const bool aligned = ((u64)x & 15) == 0;
+    Launch l = begin_launch(memory, counted, over, area_bytes, rank, eights);
+    const auto load = [=](u32 i) {
+        const u32 here = count - 8 * i;
+        return aligned && here >= 8 ? load_eight(x + 8 * i) : load_some(x + 8 * i, here);
+    };
+    for (u32 i = first; i < eights; i += step) show(l, i, load(i));
+    for (u32 i = first; i < eights; i += step) {
+        const f32x8 sums = sum_of_ranks(l, i, load(i));
+        const u32 here = count - 8 * i;
+        if (aligned && here >= 8)
+            store8(x + 8 * i, sums);
+        else
+            for (u32 e = 0; e < 8; ++e)
+                if (e < here) x[8 * i + e] = to<ACT>(sums.v[e]);
+    }
+    end_launch(l);
+}
+EXPORT(one_shot)
+
+// Strides are in elements.
+KERNEL(512)
+one_shot_norm(ACT* y, ACT* x, const ACT* delta, const ACT* w, const Memory memory, Count* counted, const u32* over,
+              u64 area_bytes, u32 rank, u32 rows, u32 cols, u32 y_stride, u32 x_stride, u32 delta_stride, float eps) {
+    grid_release();
+    grid_wait();
+    const u32 row_eights = cols / 8, span = bdim() * 8;
+    Launch l = begin_launch(memory, counted, over, area_bytes, rank, rows * row_eights);
+    for (u32 row = bid_x(); row < rows; row += gdim_x())
+        for (u32 e = tid(); e < row_eights; e += bdim())
+            show(l, row * row_eights + e, load_eight(delta + (u64)row * delta_stride + e * 8));
+    for (u32 row = bid_x(); row < rows; row += gdim_x()) {
+        const ACT* brought = delta + (u64)row * delta_stride;
+        const auto summed = [&](u32 c) {
+            f32x8 sums = sum_of_ranks(l, row * row_eights + c / 8, load_eight(brought + c));
+            for (u32 i = 0; i < 8; ++i) sums.v[i] = f32(to<ACT>(sums.v[i]));
+            return sums;
+        };
+        const auto put = [&](u32 c, const f32x8& v) {
+            if (c < cols) store8(y + (u64)row * y_stride + c, v);
+        };
+        ACT* stream = x + (u64)row * x_stride;
+        if (cols <= span)
+            norm_in_registers<1, true>(stream, w, cols, eps, summed, put);
+        else if (cols <= 2 * span)
+            norm_in_registers<2, true>(stream, w, cols, eps, summed, put);
+        else
+            norm_in_registers<4, true>(stream, w, cols, eps, summed, put);
+    }
+    end_launch(l);
+}
+EXPORT(one_shot_norm)

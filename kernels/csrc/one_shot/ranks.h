@@ -1,0 +1,144 @@
+// one_shot/ranks.h - what ranks show each other in one shot, and the sums of it.
+//
+// -DRANKS=2..8 of them, each a GPU that writes to the memory of all others. A rank writes what it brings to every other
+// one, and adds up what the others have written to its own memory: one way over the link, and no answer. Sums are in
+// f32, from 0 on, in the order of ranks, so that all ranks hold the same bits.
+//
+// Memory of a rank: two halves, in each an area for every rank. The launches of a group are numbered from 1 on; launch n
+// uses half n % 2. Four bytes of what is shown and the number of the launch are one word of eight bytes, which is there
+// as a whole or not at all: no flag follows the data, nothing is fenced, and whoever finds the number has the data.
+//
+// Why two halves are enough: rank A writes to a half of B's memory in launch n + 2 after its launch n + 1 has ended, in
+// which it found what B wrote in B's launch n + 1, which began when B's launch n had ended, and with it B's reading of
+// that half. Kernels begin to write behind grid_wait(), so none does while the one before it reads.
+//
+// The number lives in the memory of the device and each launch leaves it advanced, so a recording can be replayed as
+// often as wanted. It leaves out 0, which fresh memory holds, and comes to 2 after 2^32 - 1: the halves go on in turn. A
+// word that was last written exactly so many launches before would be taken for new, which nothing of use comes near.
+//
+// Blocks wait for what the same blocks of other ranks show, so all blocks of a launch must run at once: a grid has at
+// most as many as the device has multiprocessors, and each shows all it has before it waits. Who waits looks at a word
+// of host memory now and then: once it is not 0 nobody waits any more, and what comes out means nothing.
+#pragma once
+#include "dev/peer.h"
+
+enum : u32 {
+    PAIRS = sizeof(ACT),                                // of words, for eight elements
+    AT_ONCE = RANKS * PAIRS <= 16 ? PAIRS : PAIRS / 2,  // pairs of a rank that are waited for together
+    LOOKS = 1024                                        // at memory, for each at the host's word
+};
+
+struct Memory { u8* of[RANKS]; };  // of each rank, as this GPU reaches it
+struct Count { u32 launch, left; };  // launches so far; blocks of the one under way that are done
+
+// A launch as one thread sees it.
+struct Launch {
+    Memory memory;
+    Count* count;
+    const u32* over;
+    u64 area_bytes;
+    u32 rank, eights, number, looks;  // `eights`: eight elements each, of the whole matrix
+    bool alone;                       // nobody else is waited for any more
+};
+
+struct Eight { u32 words[2 * PAIRS]; };
+
+// Behind grid_wait().
+DEV Launch begin_launch(const Memory& memory, Count* count, const u32* over, u64 area_bytes, u32 rank, u32 eights) {
+    const u32 last = count->launch;
+    return Launch{memory, count, over, area_bytes, rank, eights, last == ~0u ? 2 : last + 1, 0, false};
+}
+
+// Every thread must come, done with its reading.
+DEV void end_launch(const Launch& l) {
+    sync();
+    if (tid() != 0 || atomic_add_acq_rel(&l.count->left, 1) + 1 != gdim_x()) return;
+    l.count->left = 0;
+    l.count->launch = l.number;
+}
+
+// Where `to` finds pair `pair` of the eight number i that `from` shows.
+DEV u64x2* place(const Launch& l, u32 to, u32 from, u32 pair, u32 i) {
+    u8* area = l.memory.of[to] + ((l.number & 1) * RANKS + from) * l.area_bytes;
+    return (u64x2*)area + (u64)pair * l.eights + i;
+}
+
+DEV u64 word(u32 data, u32 number) { return (u64)number << 32 | data; }
+
+DEV void show(const Launch& l, u32 i, const Eight& x) {
+    UNROLL for (u32 to = 0; to < RANKS; ++to) {
+        if (to == l.rank) continue;
+        UNROLL for (u32 p = 0; p < PAIRS; ++p)
+            store_peer(place(l, to, l.rank, p, i), {{word(x.words[2 * p], l.number), word(x.words[2 * p + 1], l.number)}});
+    }
+}
+
+DEV bool is_over(Launch& l) {
+    peer_pause();
+    if (++l.looks % LOOKS == 0) l.alone = l.alone || load_host(l.over) != 0;
+    return l.alone;
+}
+
+// Adds the elements in two words to the sums from `to` on.
+DEV void add_words(float* to, u32 w0, u32 w1) {
+#if ACT_F32
+    to[0] += as_f32(w0);
+    to[1] += as_f32(w1);
+#else
+    to[0] += low_bf16(w0);
+    to[1] += high_bf16(w0);
+    to[2] += low_bf16(w1);
+    to[3] += high_bf16(w1);
+#endif
+}
+
+// The sums over the ranks of the eight number i, of which this rank has shown `own`.
+DEV f32x8 sum_of_ranks(Launch& l, u32 i, const Eight& own) {
+    f32x8 sums{};
+    UNROLL for (u32 first = 0; first < PAIRS; first += AT_ONCE) {
+        u64x2 found[RANKS][AT_ONCE];
+        bool whole;
+        do {
+            whole = true;
+            UNROLL for (u32 r = 0; r < RANKS; ++r)
+                UNROLL for (u32 p = 0; p < AT_ONCE; ++p) {
+                    if (r == l.rank) continue;
+                    found[r][p] = load_peer(place(l, l.rank, r, first + p, i));
+                    UNROLL for (u32 w = 0; w < 2; ++w) whole &= (u32)(found[r][p].v[w] >> 32) == l.number;
+                }
+        } while (!whole && !is_over(l));
+        UNROLL for (u32 r = 0; r < RANKS; ++r)
+            UNROLL for (u32 p = 0; p < AT_ONCE; ++p) {
+                const u32* mine = own.words + 2 * (first + p);
+                const u32 w0 = r == l.rank ? mine[0] : (u32)found[r][p].v[0];
+                const u32 w1 = r == l.rank ? mine[1] : (u32)found[r][p].v[1];
+                add_words(sums.v + (first + p) * (8 / PAIRS), w0, w1);
+            }
+    }
+    return sums;
+}
+
+// Eight elements as they lie in memory, aligned to 16 bytes.
+DEV Eight load_eight(const ACT* p) {
+    Eight r;
+    for (u32 i = 0; i < PAIRS / 2; ++i) {
+        const u32x4 four = ((const u32x4*)p)[i];
+        for (u32 w = 0; w < 4; ++w) r.words[4 * i + w] = four.v[w];
+    }
+    return r;
+}
+
+// The same of memory that is aligned to nothing, or of fewer than eight: zeros behind them.
+DEV Eight load_some(const ACT* p, u32 count) {
+    ACT values[8];
+    for (u32 i = 0; i < 8; ++i) values[i] = i < count ? p[i] : to<ACT>(0.f);
+    Eight r;
+    for (u32 w = 0; w < 2 * PAIRS; ++w) {
+#if ACT_F32
+        r.words[w] = as_u32(values[w]);
+#else
+        r.words[w] = (u32)values[2 * w].bits | (u32)values[2 * w + 1].bits << 16;
+#endif
+    }
+    return r;
+}

@@ -1,0 +1,317 @@
+//! Memory that the GPUs of one host write to and read together, and the sums they make in it: `csrc/one_shot/ranks.h`.
+//!
+//! Each rank offers memory, all tell each other of their offers, and each reaches the memory of the others: that of other
+//! processes by handles, that of its own by the addresses themselves. What is offered is never taken back, because a
+//! kernel of another rank may be writing to it; it goes with the process.
+
+use std::ffi::c_void;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use hip_runtime_sys::{IpcHandle, Ptr, code, flag};
+
+use super::check::{check_dtype, check_most, check_size};
+use super::device::{HipDevice, act_f32};
+use super::error::HipError;
+use super::launch::Launch;
+use super::memory;
+use super::source::{Define, Source};
+use crate::{Buffer, DType, DeviceError, Mat, MatMut, Stream};
+
+static ONE_SHOT: Source =
+    Source { name: "one_shot/one_shot.hip", text: include_str!("../../csrc/one_shot/one_shot.hip") };
+
+/// Most ranks that the kernels are made for.
+const MOST_RANKS: usize = 8;
+/// Bytes of the largest matrix: larger ones are a library's. Two H200 are to say where the two meet.
+const LIMIT_BYTES: usize = 256 << 10;
+/// Bytes of what a rank shows of such a matrix: half of each word says which launch it belongs to.
+const AREA_BYTES: usize = 2 * LIMIT_BYTES;
+/// Driver allocations below it may share one with others, and then a handle opens more than was offered.
+const OFFER_UNIT: usize = 2 << 20;
+const THREADS: u32 = 256;
+const EIGHT: usize = 8;
+
+/// What a rank tells the others of its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerOffer {
+    process: u32,
+    /// In that process.
+    address: u64,
+    context: u64,
+    handle: IpcHandle,
+}
+
+/// This rank's memory, which no other one knows yet.
+pub struct PeerMemory {
+    device: Arc<HipDevice>,
+    rank: usize,
+    /// Of all ranks, as this GPU reaches them; its own alone before [`PeerMemory::reach`].
+    memory: Vec<Ptr>,
+    /// Launches so far; a kernel may be counting in it for as long as the process lives.
+    count: ManuallyDrop<Buffer>,
+    /// A word of host memory: not 0, nobody waits any more.
+    over: ManuallyDrop<Buffer>,
+    handle: IpcHandle,
+}
+
+// SAFETY: the addresses are used by kernels alone; the one word that the host writes is atomic.
+unsafe impl Send for PeerMemory {}
+// SAFETY: as above.
+unsafe impl Sync for PeerMemory {}
+
+impl PeerOffer {
+    /// Words of an offer.
+    pub const WORDS: usize = 21;
+
+    /// The offer as words, to be told.
+    #[must_use]
+    pub fn words(&self) -> [i32; Self::WORDS] {
+        let mut words = [0; Self::WORDS];
+        words[0] = self.process as i32;
+        for (at, long) in [(1, self.address), (3, self.context)] {
+            (words[at], words[at + 1]) = (long as i32, (long >> 32) as i32);
+        }
+        for (word, bytes) in words[5..].iter_mut().zip(self.handle.0.as_chunks().0) {
+            *word = i32::from_le_bytes(*bytes);
+        }
+        words
+    }
+
+    /// The offer of which somebody told.
+    #[must_use]
+    pub fn of_words(words: &[i32; Self::WORDS]) -> Self {
+        let long = |at: usize| u64::from(words[at + 1] as u32) << 32 | u64::from(words[at] as u32);
+        let mut handle = IpcHandle([0; 64]);
+        for (bytes, word) in handle.0.as_chunks_mut().0.iter_mut().zip(&words[5..]) {
+            *bytes = word.to_le_bytes();
+        }
+        Self { process: words[0] as u32, address: long(1), context: long(3), handle }
+    }
+}
+
+impl PeerMemory {
+    /// Memory for the sums of `size` ranks, zero, to be offered by rank `rank`.
+    ///
+    /// Errors: there are more ranks than the kernels are made for, or a driver cannot share memory.
+    pub fn offer(device: &Arc<HipDevice>, size: usize, rank: usize) -> Result<Self, DeviceError> {
+        check_most("one_shot", "ranks", size, MOST_RANKS)?;
+        let runtime = device.runtime();
+        runtime.not_capturing("offering memory to ranks")?;
+        runtime.enter()?;
+        let bytes = (2 * size * AREA_BYTES).next_multiple_of(OFFER_UNIT);
+        let mut own = std::ptr::null_mut();
+        // SAFETY: a place to write to.
+        let code = unsafe {
+            match runtime.driver.alloc_with {
+                Some(alloc_with) => alloc_with(&raw mut own, bytes, flag::MALLOC_UNCACHED),
+                None => (runtime.driver.alloc)(&raw mut own, bytes),
+            }
+        };
+        runtime.check(code, "alloc of memory for ranks")?;
+        let s = Stream::default();
+        // SAFETY: memory of this size, which nobody knows yet.
+        let code = unsafe { (runtime.driver.fill)(own, 0, bytes, runtime.stream(&s)?) };
+        runtime.check(code, "fill")?;
+        runtime.synchronize(&s)?;
+        let mut handle = IpcHandle([0; 64]);
+        let Some(ipc_handle) = runtime.driver.ipc_handle else {
+            return Err(HipError::NoPeers { what: "handles of memory" }.into());
+        };
+        // SAFETY: a place to write to, and the address of an allocation.
+        runtime.check(unsafe { ipc_handle(&raw mut handle, own) }, "handle of memory")?;
+        let mut memory = vec![std::ptr::null_mut(); size];
+        memory[rank] = own;
+        Ok(Self {
+            device: Arc::clone(device),
+            rank,
+            memory,
+            count: ManuallyDrop::new(memory::alloc(runtime, 2 * size_of::<u32>())?),
+            over: ManuallyDrop::new(memory::alloc_host(runtime, size_of::<u32>())?),
+            handle,
+        })
+    }
+
+    /// What the other ranks are to be told.
+    #[must_use]
+    pub fn offered(&self) -> PeerOffer {
+        PeerOffer {
+            process: std::process::id(),
+            address: self.memory[self.rank] as u64,
+            context: self.device.runtime().context() as u64,
+            handle: self.handle,
+        }
+    }
+
+    /// Makes the memory of all ranks reachable, of which these are the offers in their order.
+    ///
+    /// Errors: the devices have no way to each other.
+    pub fn reach(&mut self, offers: &[PeerOffer]) -> Result<(), DeviceError> {
+        check_size("one_shot", "offers", offers.len(), self.memory.len())?;
+        let runtime = self.device.runtime();
+        runtime.enter()?;
+        for (rank, offer) in offers.iter().enumerate().filter(|(rank, _)| *rank != self.rank) {
+            self.memory[rank] = if offer.process == std::process::id() {
+                self.reach_context(offer.context as *mut c_void)?;
+                offer.address as *mut c_void
+            } else {
+                self.open(offer.handle)?
+            };
+        }
+        Ok(())
+    }
+
+    /// Memory of a device of this process.
+    fn reach_context(&self, context: Ptr) -> Result<(), HipError> {
+        let runtime = self.device.runtime();
+        let none = HipError::NoPeers { what: "access to devices of one process" };
+        let enable = runtime.driver.peer_enable.ok_or(none)?;
+        // SAFETY: a context that its owner keeps for as long as the process lives.
+        match unsafe { enable(context, 0) } {
+            code::PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            code => runtime.check(code, "access to another device"),
+        }
+    }
+
+    /// Memory of another process.
+    fn open(&self, handle: IpcHandle) -> Result<Ptr, HipError> {
+        let runtime = self.device.runtime();
+        let none = HipError::NoPeers { what: "opening memory of other processes" };
+        let open = runtime.driver.ipc_open.ok_or(none)?;
+        let mut memory = std::ptr::null_mut();
+        // SAFETY: a place to write to, and a handle that its owner keeps good for as long as its process lives.
+        let code = unsafe { open(&raw mut memory, handle, flag::IPC_ENABLE_PEER_ACCESS) };
+        runtime.check(code, "opening memory of another rank")?;
+        Ok(memory)
+    }
+
+    /// Whether a matrix is summed here: the same answer on all ranks.
+    #[must_use]
+    pub fn fits(&self, rows: usize, cols: usize, dtype: DType) -> bool {
+        let bytes = rows * cols * dtype.bytes();
+        matches!(dtype, DType::F32 | DType::BF16) && (1..=LIMIT_BYTES).contains(&bytes)
+    }
+
+    /// The same of a sum with [`PeerMemory::all_reduce_norm`].
+    #[must_use]
+    pub fn fits_norm(&self, rows: usize, cols: usize, dtype: DType) -> bool {
+        let in_registers = cols.is_multiple_of(EIGHT) && cols <= 4 * EIGHT * self.norm_threads(cols);
+        in_registers && self.fits(rows, cols, dtype)
+    }
+
+    /// `x = Σ x` over the ranks; rows without gaps, of a shape that [`PeerMemory::fits`].
+    pub fn all_reduce(&self, s: &Stream, mut x: MatMut<'_>) -> Result<(), DeviceError> {
+        const KERNEL: &str = "one_shot";
+        let (rows, cols, dtype) = (x.rows(), x.cols(), x.dtype());
+        check_most(KERNEL, "bytes", rows * cols * dtype.bytes(), LIMIT_BYTES)?;
+        check_size(KERNEL, "elements between rows", if rows > 1 { x.stride() } else { cols }, cols)?;
+        let kernel = self.device.kernel(&ONE_SHOT, KERNEL, &self.defines(KERNEL, dtype)?)?;
+        let blocks = (rows * cols).div_ceil(EIGHT * THREADS as usize);
+        let launch = Launch::new(kernel, (self.blocks(blocks), 1, 1), THREADS, 0);
+        let launch = self.told(launch.overlaps_predecessor().out(&mut x)).u32((rows * cols) as u32);
+        // SAFETY: the matrix has so many elements, and the areas room for them; the arguments are those of the kernel.
+        unsafe { launch.go(&self.device, s) }
+    }
+
+    /// `x += Σ delta` over the ranks, then `y = rms_norm(x)`, with the roundings of the two one by one: `x`, `y`,
+    /// `delta [T, H]`, `norm` a weight `[H]` and ε; of a shape that [`PeerMemory::fits_norm`].
+    pub fn all_reduce_norm(
+        &self,
+        s: &Stream,
+        (mut y, mut x): (MatMut<'_>, MatMut<'_>),
+        delta: Mat<'_>,
+        (weight, eps): (Mat<'_>, f32),
+    ) -> Result<(), DeviceError> {
+        const KERNEL: &str = "one_shot_norm";
+        let (rows, cols, dtype) = (delta.rows(), delta.cols(), delta.dtype());
+        check_most(KERNEL, "bytes", rows * cols * dtype.bytes(), LIMIT_BYTES)?;
+        for (what, found) in [("output", y.as_ref()), ("residual", x.as_ref())] {
+            check_size(KERNEL, "rows", found.rows(), rows)?;
+            check_size(KERNEL, "columns", found.cols(), cols)?;
+            check_dtype(KERNEL, what, found.dtype(), dtype)?;
+        }
+        check_size(KERNEL, "weight", weight.cols(), cols)?;
+        check_dtype(KERNEL, "weight", weight.dtype(), dtype)?;
+        for x in [y.as_ref(), x.as_ref(), delta, weight] {
+            let gap = (x.as_ptr() as usize | x.stride() * dtype.bytes()) % 16;
+            check_size(KERNEL, "bytes from a multiple of 16", if x.rows() > 0 { gap } else { 0 }, 0)?;
+        }
+        let threads = self.norm_threads(cols);
+        check_most(KERNEL, "columns", cols, 4 * EIGHT * threads)?;
+        check_size(KERNEL, "columns behind a multiple of eight", cols % EIGHT, 0)?;
+        let kernel = self.device.kernel(&ONE_SHOT, KERNEL, &self.defines(KERNEL, dtype)?)?;
+        let launch = Launch::new(kernel, (self.blocks(rows), 1, 1), threads as u32, 0)
+            .overlaps_predecessor()
+            .out(&mut y)
+            .out(&mut x)
+            .arg(delta)
+            .arg(weight);
+        let launch = self
+            .told(launch)
+            .u32(rows as u32)
+            .u32(cols as u32)
+            .u32(y.stride() as u32)
+            .u32(x.stride() as u32)
+            .u32(delta.stride() as u32)
+            .f32(eps);
+        // SAFETY: shapes and addresses were checked; the arguments are those of the kernel.
+        unsafe { launch.go(&self.device, s) }
+    }
+
+    /// Ends all waiting on this device, now and from now on: what comes out means nothing. Any thread may call it.
+    pub fn end(&self) {
+        // SAFETY: a word of host memory that is never freed, and that the host writes atomically alone.
+        let over = unsafe { AtomicU32::from_ptr(self.over.as_ptr().cast_mut().cast()) };
+        over.store(1, Ordering::SeqCst);
+    }
+
+    fn defines(&self, kernel: &'static str, dtype: DType) -> Result<[Define; 2], DeviceError> {
+        Ok([("ACT_F32", act_f32(kernel, dtype)?), ("RANKS", self.memory.len() as u32)])
+    }
+
+    /// All run at once: the same on all ranks, whose devices are alike.
+    fn blocks(&self, wanted: usize) -> u32 {
+        wanted.min(self.device.multiprocessors() as usize) as u32
+    }
+
+    fn norm_threads(&self, cols: usize) -> usize {
+        self.device.norm_threads(cols) as usize
+    }
+
+    /// Adds what the kernels are told of ranks.
+    fn told(&self, launch: Launch) -> Launch {
+        let addresses: Vec<u64> = self.memory.iter().map(|&memory| memory as u64).collect();
+        launch
+            .record(&addresses)
+            .arg_ptr(self.count.as_ptr())
+            .arg_ptr(self.over.as_ptr())
+            .record(&[AREA_BYTES as u64])
+            .u32(self.rank as u32)
+    }
+}
+
+impl Drop for PeerMemory {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl std::fmt::Debug for PeerMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PeerMemory({} of {})", self.rank, self.memory.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_offer_is_told_in_words() {
+        let handle = IpcHandle(std::array::from_fn(|i| i as u8 * 3));
+        let (address, context) = (0x7fff_1234_8765_4321, 0xfedc_ba98_0123_4567);
+        let offer = PeerOffer { process: 0x8000_0001, address, context, handle };
+        assert_eq!(PeerOffer::of_words(&offer.words()), offer);
+    }
+}
