@@ -14,6 +14,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// Bytes of the largest matrix that is summed in one shot: larger ones are the library's. Two H200 are to say where the
+/// two meet.
+const ONE_SHOT_BYTES: usize = 256 << 10;
 /// How long ranks that have met may take to reach each other's devices.
 const JOIN: Duration = Duration::from_mins(2);
 /// How often they are asked.
@@ -39,6 +42,15 @@ impl DeviceGroup {
     ///
     /// Errors: there is no library for it, a rank is gone, or they do not reach each other.
     pub fn join(shared: SharedGroup, device: &Arc<HipDevice>) -> Result<Self, CollectiveError> {
+        Self::join_summing(shared, device, ONE_SHOT_BYTES)
+    }
+
+    /// The same with sums in one shot of up to so many bytes, 0 for none; to measure. All ranks say the same.
+    pub fn join_summing(
+        shared: SharedGroup,
+        device: &Arc<HipDevice>,
+        one_shot_bytes: usize,
+    ) -> Result<Self, CollectiveError> {
         let communication = Communication::open(device)?;
         let (rank, size) = (shared.rank(), shared.size());
         let mut words = match rank {
@@ -55,7 +67,10 @@ impl DeviceGroup {
             communicator.abort();
             return Err(shared.fail(error));
         }
-        let peers = reach_peers(&shared, device)?.map(Arc::new);
+        let peers = match one_shot_bytes {
+            0 => None,
+            bytes => reach_peers(&shared, device, bytes)?.map(Arc::new),
+        };
         let watch = Watch::start(&health, &communicator, peers.as_ref())?;
         let token = RefCell::new(device.alloc(size_of::<f32>())?);
         Ok(Self { watch, communicator, peers, shared, recording: RefCell::default(), token })
@@ -65,11 +80,6 @@ impl DeviceGroup {
     #[must_use]
     pub fn sums_in_one_shot(&self, rows: usize, cols: usize, dtype: DType) -> bool {
         self.peers.as_ref().is_some_and(|peers| peers.fits(rows, cols, dtype))
-    }
-
-    /// From now on the library sums everything, for comparison. All ranks must do so, or none.
-    pub fn forget_peers(&mut self) {
-        self.peers = None;
     }
 
     /// Launches a call, with a note of it where others can read it.
@@ -110,10 +120,11 @@ impl DeviceGroup {
 fn reach_peers(
     shared: &SharedGroup,
     device: &Arc<HipDevice>,
+    one_shot_bytes: usize,
 ) -> Result<Option<PeerMemory>, CollectiveError> {
     const WORDS: usize = PeerOffer::WORDS;
     let (s, size) = (Stream::default(), shared.size());
-    let own = PeerMemory::offer(device, size, shared.rank());
+    let own = PeerMemory::offer(device, (size, shared.rank()), one_shot_bytes);
     let offer = own.as_ref().map_or([0; WORDS], |own| own.offered().words());
     let mut all = vec![0; size * WORDS];
     shared.all_gather(&s, Mat::of(&offer, 1, WORDS)?, MatMut::of(&mut all, 1, size * WORDS)?)?;

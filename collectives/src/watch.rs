@@ -128,7 +128,7 @@ impl Watch {
                 if let Err(error) = failed {
                     // Said before the device goes on, so that nobody takes what it leaves for an answer.
                     watched.fail(error);
-                    if let Some(peers) = peers {
+                    if let Some(peers) = &peers {
                         peers.end();
                     }
                     communicator.abort();

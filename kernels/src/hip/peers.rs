@@ -16,18 +16,17 @@ use super::device::{HipDevice, act_f32};
 use super::error::HipError;
 use super::launch::Launch;
 use super::memory;
+use super::runtime::Runtime;
 use super::source::{Define, Source};
 use crate::{Buffer, DType, DeviceError, Mat, MatMut, Stream};
 
-static ONE_SHOT: Source =
-    Source { name: "one_shot/one_shot.hip", text: include_str!("../../csrc/one_shot/one_shot.hip") };
+static ONE_SHOT: Source = Source {
+    name: "one_shot/one_shot.hip",
+    text: include_str!("../../csrc/one_shot/one_shot.hip"),
+};
 
 /// Most ranks that the kernels are made for.
 const MOST_RANKS: usize = 8;
-/// Bytes of the largest matrix: larger ones are a library's. Two H200 are to say where the two meet.
-const LIMIT_BYTES: usize = 256 << 10;
-/// Bytes of what a rank shows of such a matrix: half of each word says which launch it belongs to.
-const AREA_BYTES: usize = 2 * LIMIT_BYTES;
 /// Driver allocations below it may share one with others, and then a handle opens more than was offered.
 const OFFER_UNIT: usize = 2 << 20;
 const THREADS: u32 = 256;
@@ -49,6 +48,8 @@ pub struct PeerMemory {
     rank: usize,
     /// Of all ranks, as this GPU reaches them; its own alone before [`PeerMemory::reach`].
     memory: Vec<Ptr>,
+    /// Bytes of the largest matrix.
+    limit_bytes: usize,
     /// Launches so far; a kernel may be counting in it for as long as the process lives.
     count: ManuallyDrop<Buffer>,
     /// A word of host memory: not 0, nobody waits any more.
@@ -92,29 +93,18 @@ impl PeerOffer {
 }
 
 impl PeerMemory {
-    /// Memory for the sums of `size` ranks, zero, to be offered by rank `rank`.
+    /// Memory for the sums of `size` ranks over matrices of up to `limit_bytes`, to be offered by rank `rank`.
     ///
     /// Errors: there are more ranks than the kernels are made for, or a driver cannot share memory.
-    pub fn offer(device: &Arc<HipDevice>, size: usize, rank: usize) -> Result<Self, DeviceError> {
+    pub fn offer(
+        device: &Arc<HipDevice>,
+        (size, rank): (usize, usize),
+        limit_bytes: usize,
+    ) -> Result<Self, DeviceError> {
         check_most("one_shot", "ranks", size, MOST_RANKS)?;
         let runtime = device.runtime();
-        runtime.not_capturing("offering memory to ranks")?;
-        runtime.enter()?;
-        let bytes = (2 * size * AREA_BYTES).next_multiple_of(OFFER_UNIT);
-        let mut own = std::ptr::null_mut();
-        // SAFETY: a place to write to.
-        let code = unsafe {
-            match runtime.driver.alloc_with {
-                Some(alloc_with) => alloc_with(&raw mut own, bytes, flag::MALLOC_UNCACHED),
-                None => (runtime.driver.alloc)(&raw mut own, bytes),
-            }
-        };
-        runtime.check(code, "alloc of memory for ranks")?;
-        let s = Stream::default();
-        // SAFETY: memory of this size, which nobody knows yet.
-        let code = unsafe { (runtime.driver.fill)(own, 0, bytes, runtime.stream(&s)?) };
-        runtime.check(code, "fill")?;
-        runtime.synchronize(&s)?;
+        let limit_bytes = limit_bytes.next_multiple_of(EIGHT * size_of::<f32>());
+        let own = alloc_shared(runtime, 2 * size * area_bytes(limit_bytes))?;
         let mut handle = IpcHandle([0; 64]);
         let Some(ipc_handle) = runtime.driver.ipc_handle else {
             return Err(HipError::NoPeers { what: "handles of memory" }.into());
@@ -127,6 +117,7 @@ impl PeerMemory {
             device: Arc::clone(device),
             rank,
             memory,
+            limit_bytes,
             count: ManuallyDrop::new(memory::alloc(runtime, 2 * size_of::<u32>())?),
             over: ManuallyDrop::new(memory::alloc_host(runtime, size_of::<u32>())?),
             handle,
@@ -190,13 +181,14 @@ impl PeerMemory {
     #[must_use]
     pub fn fits(&self, rows: usize, cols: usize, dtype: DType) -> bool {
         let bytes = rows * cols * dtype.bytes();
-        matches!(dtype, DType::F32 | DType::BF16) && (1..=LIMIT_BYTES).contains(&bytes)
+        matches!(dtype, DType::F32 | DType::BF16) && (1..=self.limit_bytes).contains(&bytes)
     }
 
     /// The same of a sum with [`PeerMemory::all_reduce_norm`].
     #[must_use]
     pub fn fits_norm(&self, rows: usize, cols: usize, dtype: DType) -> bool {
-        let in_registers = cols.is_multiple_of(EIGHT) && cols <= 4 * EIGHT * self.norm_threads(cols);
+        let in_registers =
+            cols.is_multiple_of(EIGHT) && cols <= 4 * EIGHT * self.norm_threads(cols);
         in_registers && self.fits(rows, cols, dtype)
     }
 
@@ -204,8 +196,13 @@ impl PeerMemory {
     pub fn all_reduce(&self, s: &Stream, mut x: MatMut<'_>) -> Result<(), DeviceError> {
         const KERNEL: &str = "one_shot";
         let (rows, cols, dtype) = (x.rows(), x.cols(), x.dtype());
-        check_most(KERNEL, "bytes", rows * cols * dtype.bytes(), LIMIT_BYTES)?;
-        check_size(KERNEL, "elements between rows", if rows > 1 { x.stride() } else { cols }, cols)?;
+        check_most(KERNEL, "bytes", rows * cols * dtype.bytes(), self.limit_bytes)?;
+        check_size(
+            KERNEL,
+            "elements between rows",
+            if rows > 1 { x.stride() } else { cols },
+            cols,
+        )?;
         let kernel = self.device.kernel(&ONE_SHOT, KERNEL, &self.defines(KERNEL, dtype)?)?;
         let blocks = (rows * cols).div_ceil(EIGHT * THREADS as usize);
         let launch = Launch::new(kernel, (self.blocks(blocks), 1, 1), THREADS, 0);
@@ -225,7 +222,7 @@ impl PeerMemory {
     ) -> Result<(), DeviceError> {
         const KERNEL: &str = "one_shot_norm";
         let (rows, cols, dtype) = (delta.rows(), delta.cols(), delta.dtype());
-        check_most(KERNEL, "bytes", rows * cols * dtype.bytes(), LIMIT_BYTES)?;
+        check_most(KERNEL, "bytes", rows * cols * dtype.bytes(), self.limit_bytes)?;
         for (what, found) in [("output", y.as_ref()), ("residual", x.as_ref())] {
             check_size(KERNEL, "rows", found.rows(), rows)?;
             check_size(KERNEL, "columns", found.cols(), cols)?;
@@ -235,7 +232,12 @@ impl PeerMemory {
         check_dtype(KERNEL, "weight", weight.dtype(), dtype)?;
         for x in [y.as_ref(), x.as_ref(), delta, weight] {
             let gap = (x.as_ptr() as usize | x.stride() * dtype.bytes()) % 16;
-            check_size(KERNEL, "bytes from a multiple of 16", if x.rows() > 0 { gap } else { 0 }, 0)?;
+            check_size(
+                KERNEL,
+                "bytes from a multiple of 16",
+                if x.rows() > 0 { gap } else { 0 },
+                0,
+            )?;
         }
         let threads = self.norm_threads(cols);
         check_most(KERNEL, "columns", cols, 4 * EIGHT * threads)?;
@@ -286,7 +288,7 @@ impl PeerMemory {
             .record(&addresses)
             .arg_ptr(self.count.as_ptr())
             .arg_ptr(self.over.as_ptr())
-            .record(&[AREA_BYTES as u64])
+            .record(&[area_bytes(self.limit_bytes) as u64])
             .u32(self.rank as u32)
     }
 }
@@ -301,6 +303,32 @@ impl std::fmt::Debug for PeerMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "PeerMemory({} of {})", self.rank, self.memory.len())
     }
+}
+
+/// Bytes of what a rank shows of a matrix: half of each word says which launch it belongs to.
+fn area_bytes(matrix_bytes: usize) -> usize {
+    2 * matrix_bytes
+}
+
+/// Memory, zero, that other devices may write to while a kernel of this one reads it.
+fn alloc_shared(runtime: &Runtime, bytes: usize) -> Result<Ptr, HipError> {
+    runtime.not_capturing("offering memory to ranks")?;
+    runtime.enter()?;
+    let (bytes, mut memory) = (bytes.next_multiple_of(OFFER_UNIT), std::ptr::null_mut());
+    // SAFETY: a place to write to.
+    let code = unsafe {
+        match runtime.driver.alloc_with {
+            Some(alloc_with) => alloc_with(&raw mut memory, bytes, flag::MALLOC_UNCACHED),
+            None => (runtime.driver.alloc)(&raw mut memory, bytes),
+        }
+    };
+    runtime.check(code, "alloc of memory for ranks")?;
+    let s = Stream::default();
+    // SAFETY: memory of this size, which nobody knows yet.
+    let code = unsafe { (runtime.driver.fill)(memory, 0, bytes, runtime.stream(&s)?) };
+    runtime.check(code, "fill")?;
+    runtime.synchronize(&s)?;
+    Ok(memory)
 }
 
 #[cfg(test)]

@@ -68,9 +68,7 @@ impl MoeMlp {
         if let Some(shared) = &self.shared {
             y = f.ops.add(&y, &shared.forward(f, &h)?)?;
         }
-        f.tp.all_reduce(f.ops.stream(), y.mat_mut()?)?;
-        x.add(y);
-        Ok(())
+        x.add_partial(f, y)
     }
 
     fn route(&self, f: &Forward<'_>, logits: &Tensor) -> Result<Routing, ForwardError> {

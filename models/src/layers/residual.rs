@@ -1,5 +1,5 @@
 //! The residual stream of a decoder: sums are left pending until the next norm, which adds and
-//! normalises in one pass.
+//! normalises in one pass; where the ranks have a way for it, their sum is part of that pass.
 
 use super::RmsNorm;
 use crate::{Forward, ForwardError};
@@ -9,18 +9,20 @@ use ops::{PackedLinear, Tensor};
 #[derive(Debug)]
 pub(crate) struct Residual {
     x: Tensor,
-    pending: Option<Tensor>,
+    pending: Option<Pending>,
+}
+
+/// What is still to be added.
+#[derive(Debug)]
+struct Pending {
+    delta: Tensor,
+    /// It is this rank's part alone: the sum over `f.tp` is to come.
+    partial: bool,
 }
 
 impl Residual {
     pub(crate) fn new(x: Tensor) -> Self {
         Self { x, pending: None }
-    }
-
-    /// `x += delta`; every delta is followed by a norm before the next.
-    pub(crate) fn add(&mut self, delta: Tensor) {
-        debug_assert!(self.pending.is_none(), "two sums without a norm between them");
-        self.pending = Some(delta);
     }
 
     /// `norm(x)`, leaving `x` as the stream.
@@ -30,10 +32,16 @@ impl Residual {
         norm: &RmsNorm,
     ) -> Result<Tensor, ForwardError> {
         let (weight, eps) = (&norm.weight, norm.eps);
-        Ok(match self.pending.take() {
-            Some(delta) => f.ops.add_rms_norm(&mut self.x, &delta, weight, eps)?,
-            None => f.ops.rms_norm(&self.x, weight, eps)?,
-        })
+        let Some(Pending { delta, partial }) = self.pending.take() else {
+            return Ok(f.ops.rms_norm(&self.x, weight, eps)?);
+        };
+        if !partial {
+            return Ok(f.ops.add_rms_norm(&mut self.x, &delta, weight, eps)?);
+        }
+        let mut y = f.ops.scratch(self.x.dtype(), self.x.shape())?;
+        let (to, norm) = ((y.mat_mut()?, self.x.mat_mut()?), (weight.mat()?, eps));
+        f.tp.all_reduce_norm(f.ops.stream(), to, delta.mat()?, norm)?;
+        Ok(y)
     }
 
     /// `norm(x) Wᵀ + bias`, leaving `x` as the stream.
@@ -44,8 +52,11 @@ impl Residual {
         w: &PackedLinear,
     ) -> Result<Tensor, ForwardError> {
         let weight = (&norm.weight, norm.eps);
+        if self.pending.as_ref().is_some_and(|pending| pending.partial) {
+            return Ok(f.ops.linear(&self.normed(f, norm)?, w)?);
+        }
         Ok(match self.pending.take() {
-            Some(delta) => f.ops.add_norm_linear(&mut self.x, &delta, weight, w)?,
+            Some(Pending { delta, .. }) => f.ops.add_norm_linear(&mut self.x, &delta, weight, w)?,
             None => f.ops.norm_linear(&self.x, weight, w)?,
         })
     }
@@ -77,7 +88,7 @@ impl Residual {
         if f.tp.size() == 1 && f.ops.fuses(h.rows(), w) {
             return Ok(f.ops.linear_add(&mut self.x, h, w)?);
         }
-        self.add_reduced(f, f.ops.linear(h, w)?)
+        self.add_partial(f, f.ops.linear(h, w)?)
     }
 
     /// The same of `silu(gate) · up`, gate columns first: `halves [T, 2 inputs]`.
@@ -87,12 +98,23 @@ impl Residual {
         halves: &Tensor,
         w: &PackedLinear,
     ) -> Result<(), ForwardError> {
-        self.add_reduced(f, f.ops.silu_mul_linear(halves, w)?)
+        self.add_partial(f, f.ops.silu_mul_linear(halves, w)?)
     }
 
-    fn add_reduced(&mut self, f: &Forward<'_>, mut y: Tensor) -> Result<(), ForwardError> {
-        f.tp.all_reduce(f.ops.stream(), y.mat_mut()?)?;
-        self.add(y);
+    /// `x += delta`, summed over the ranks of `f.tp`; every delta is followed by a norm before the next. Whoever
+    /// watches the stream sees whole sums.
+    pub(crate) fn add_partial(
+        &mut self,
+        f: &Forward<'_>,
+        mut delta: Tensor,
+    ) -> Result<(), ForwardError> {
+        debug_assert!(self.pending.is_none(), "two sums without a norm between them");
+        let fuses = f.tp.fuses_norm(delta.rows(), delta.cols(), delta.dtype());
+        let partial = fuses && f.probe.is_none();
+        if !partial {
+            f.tp.all_reduce(f.ops.stream(), delta.mat_mut()?)?;
+        }
+        self.pending = Some(Pending { delta, partial });
         Ok(())
     }
 
@@ -112,7 +134,9 @@ impl Residual {
     pub(crate) fn show(&self, f: &Forward<'_>, layer: usize) -> Result<(), ForwardError> {
         let Some(probe) = f.probe else { return Ok(()) };
         match &self.pending {
-            Some(delta) => probe.hidden(f.ops, layer, &f.ops.add(&self.x, delta)?)?,
+            Some(Pending { delta, .. }) => {
+                probe.hidden(f.ops, layer, &f.ops.add(&self.x, delta)?)?;
+            }
             None => probe.hidden(f.ops, layer, &self.x)?,
         }
         Ok(())
