@@ -28,8 +28,9 @@ pub struct DeviceGroup {
     /// Before what it watches.
     watch: Watch,
     communicator: Arc<Communicator>,
-    /// `None` where a rank does not reach another one's memory.
+    /// `None` where a rank does not reach another one's memory, and then why.
     peers: Option<Arc<PeerMemory>>,
+    apart: Option<CollectiveError>,
     shared: SharedGroup,
     /// What is being recorded instead of done.
     recording: RefCell<Option<Vec<Call>>>,
@@ -67,19 +68,29 @@ impl DeviceGroup {
             communicator.abort();
             return Err(shared.fail(error));
         }
-        let peers = match one_shot_bytes {
-            0 => None,
-            bytes => reach_peers(&shared, device, bytes)?.map(Arc::new),
+        let (peers, apart) = match one_shot_bytes {
+            0 => (None, None),
+            bytes => match reach_peers(&shared, device, bytes)? {
+                Ok(peers) => (Some(Arc::new(peers)), None),
+                Err(error) => (None, Some(error)),
+            },
         };
         let watch = Watch::start(&health, &communicator, peers.as_ref())?;
         let token = RefCell::new(device.alloc(size_of::<f32>())?);
-        Ok(Self { watch, communicator, peers, shared, recording: RefCell::default(), token })
+        let recording = RefCell::default();
+        Ok(Self { watch, communicator, peers, apart, shared, recording, token })
     }
 
     /// Whether a matrix of this shape is summed through memory that the GPUs share; if not, by the library.
     #[must_use]
     pub fn sums_in_one_shot(&self, rows: usize, cols: usize, dtype: DType) -> bool {
         self.peers.as_ref().is_some_and(|peers| peers.fits(rows, cols, dtype))
+    }
+
+    /// Why all sums are the library's, if the GPUs do not reach each other's memory.
+    #[must_use]
+    pub fn apart(&self) -> Option<&CollectiveError> {
+        self.apart.as_ref()
     }
 
     /// Launches a call, with a note of it where others can read it.
@@ -116,12 +127,12 @@ impl DeviceGroup {
     }
 }
 
-/// The memory of all ranks, if each of them reaches that of all others.
+/// The memory of all ranks, if each of them reaches that of all others, or why not.
 fn reach_peers(
     shared: &SharedGroup,
     device: &Arc<HipDevice>,
     one_shot_bytes: usize,
-) -> Result<Option<PeerMemory>, CollectiveError> {
+) -> Result<Result<PeerMemory, CollectiveError>, CollectiveError> {
     const WORDS: usize = PeerOffer::WORDS;
     let (s, size) = (Stream::default(), shared.size());
     let own = PeerMemory::offer(device, (size, shared.rank()), one_shot_bytes);
@@ -133,7 +144,10 @@ fn reach_peers(
     let mut reach = vec![0; size];
     let told = [i32::from(reached.is_ok())];
     shared.all_gather(&s, Mat::of(&told, 1, 1)?, MatMut::of(&mut reach, 1, size)?)?;
-    Ok(if reach.iter().all(|&reached| reached == 1) { reached.ok() } else { None })
+    Ok(match reach.iter().position(|&reached| reached != 1) {
+        Some(rank) => Err(reached.err().map_or(CollectiveError::Apart { rank }, Into::into)),
+        None => Ok(reached?),
+    })
 }
 
 /// Waits until all ranks have joined.

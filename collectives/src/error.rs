@@ -59,6 +59,12 @@ pub enum CollectiveError {
         /// Time waited.
         seconds: u64,
     },
+    /// A rank has no way to the memory of the others' devices.
+    #[error("rank {rank} does not reach the memory of the other devices")]
+    Apart {
+        /// The rank.
+        rank: usize,
+    },
     /// A collective whose sizes only the host knows cannot be part of a recording.
     #[error("{collective} cannot be recorded")]
     Recorded {

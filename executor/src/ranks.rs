@@ -105,7 +105,13 @@ pub(crate) fn groups(
         }
         let shared = meeting.join(group, part.rank)?;
         Ok(Group::new(match gpu {
-            Some(gpu) => Box::new(DeviceGroup::join(shared, gpu)?),
+            Some(gpu) => {
+                let group = DeviceGroup::join(shared, gpu)?;
+                if let Some(error) = group.apart() {
+                    tracing::warn!(%error, "small sums of ranks go the slower way, through the library");
+                }
+                Box::new(group)
+            }
             None => Box::new(shared),
         }))
     };
