@@ -1,9 +1,9 @@
-// norm/row.h - a row that a block norms: its threads keep it in registers, PIECES eights each, between the sum of squares
-// and the store. For the norm kernels, and for those whose addend comes from elsewhere than memory.
+// norm/row.h - a row that a block norms: its threads keep it in registers, PIECES eights each, between the sum of
+// squares and the store. For the norm kernels, and for those whose addend comes from elsewhere than memory.
 #pragma once
 
-// Calls put(first column, eight normalised values) for each piece, on every lane: behind the last column, of no meaning.
-// With ADD, x += addend(first column) of each piece before.
+// Calls put(first column, eight normalised values) for each piece, on every lane: behind the last column, of no
+// meaning. With ADD, x += addend(first column) of each piece before.
 template <u32 PIECES, bool ADD, class Addend, class Put>
 DEV void norm_in_registers(ACT* x, const ACT* w, u32 cols, float eps, const Addend& addend, const Put& put) {
     f32x8 v[PIECES], weight[PIECES];

@@ -1,13 +1,13 @@
 // one_shot.hip - sums over ranks that are GPUs of one host, for matrices so small that the way there is what counts.
-// How ranks meet: ranks.h. CPU twin: none, because a CPU's ranks meet in other memory (collectives/src/shared_group.rs);
-// the sums are those of f32 in the order of ranks, from 0 on, rounded to ACT once.
+// How ranks meet: ranks.h. CPU twin: none, because a CPU's ranks meet in other memory
+// (collectives/src/shared_group.rs); sums are f32, in the order of ranks, from 0 on, and rounded to ACT once.
 //
 // one_shot        x = sum of x over the ranks, in place. x: `count` elements of ACT, aligned to nothing in particular
-// one_shot_norm   x += sum of delta over the ranks, each of the two rounded; then y = rms_norm(x), as add_rms_norm does it
-//                 and to its bits. Rows of whole eights of up to 4 bdim() of them, on 16 bytes
+// one_shot_norm   x += sum of delta over the ranks, each of the two rounded; then y = rms_norm(x): to the bits what
+//                 one_shot and add_rms_norm make. Rows of whole eights on 16 bytes, up to 4 eights of a thread
 // -DRANKS=2..8
 // Grid: at most as many blocks as multiprocessors. Block of one_shot_norm: that of add_rms_norm, by cols alone.
-// Roofline: latency. Load, one way over the link, reduce, store: about 3 us on NVLink besides the launch.
+// Roofline: latency. Load, one way over the link, reduce, store: 3 to 4 us on NVLink are foretold, none measured.
 #include "dev.h"
 #include "norm/norm.h"
 #include "norm/row.h"

@@ -4,21 +4,22 @@
 // one, and adds up what the others have written to its own memory: one way over the link, and no answer. Sums are in
 // f32, from 0 on, in the order of ranks, so that all ranks hold the same bits.
 //
-// Memory of a rank: two halves, in each an area for every rank. The launches of a group are numbered from 1 on; launch n
-// uses half n % 2. Four bytes of what is shown and the number of the launch are one word of eight bytes, which is there
-// as a whole or not at all: no flag follows the data, nothing is fenced, and whoever finds the number has the data.
+// Memory of a rank: two halves, in each an area for every rank. The launches of a group are numbered from 1 on; launch
+// n uses half n % 2. Four bytes of what is shown and the number of the launch are one word of eight bytes, which is
+// there as a whole or not at all: no flag follows the data, nothing is fenced, and whoever finds the number has the
+// data. A flag behind the data would cost a fence, which waits for an answer from the other end of the link.
 //
 // Why two halves are enough: rank A writes to a half of B's memory in launch n + 2 after its launch n + 1 has ended, in
 // which it found what B wrote in B's launch n + 1, which began when B's launch n had ended, and with it B's reading of
 // that half. Kernels begin to write behind grid_wait(), so none does while the one before it reads.
 //
 // The number lives in the memory of the device and each launch leaves it advanced, so a recording can be replayed as
-// often as wanted. It leaves out 0, which fresh memory holds, and comes to 2 after 2^32 - 1: the halves go on in turn. A
-// word that was last written exactly so many launches before would be taken for new, which nothing of use comes near.
+// often as wanted. It leaves out 0, which fresh memory holds, and comes to 2 after 2^32 - 1: the halves go on in turn.
+// A word that was last written exactly so many launches before would be taken for new; nothing of use comes near that.
 //
-// Blocks wait for what the same blocks of other ranks show, so all blocks of a launch must run at once: a grid has at
-// most as many as the device has multiprocessors, and each shows all it has before it waits. Who waits looks at a word
-// of host memory now and then: once it is not 0 nobody waits any more, and what comes out means nothing.
+// Blocks wait for what blocks of other ranks show, so all blocks of a launch must run at once: a grid has at most as
+// many as the device has multiprocessors, and each shows all it has before it waits. Who waits looks at a word of host
+// memory now and then: once it is not 0 nobody waits any more, and what comes out means nothing.
 #pragma once
 #include "dev/peer.h"
 
@@ -69,7 +70,8 @@ DEV void show(const Launch& l, u32 i, const Eight& x) {
     UNROLL for (u32 to = 0; to < RANKS; ++to) {
         if (to == l.rank) continue;
         UNROLL for (u32 p = 0; p < PAIRS; ++p)
-            store_peer(place(l, to, l.rank, p, i), {{word(x.words[2 * p], l.number), word(x.words[2 * p + 1], l.number)}});
+            store_peer(place(l, to, l.rank, p, i),
+                       {{word(x.words[2 * p], l.number), word(x.words[2 * p + 1], l.number)}});
     }
 }
 

@@ -29,6 +29,7 @@ static ONE_SHOT: Source = Source {
 const MOST_RANKS: usize = 8;
 /// Driver allocations below it may share one with others, and then a handle opens more than was offered.
 const OFFER_UNIT: usize = 2 << 20;
+const NORM_KERNEL: &str = "one_shot_norm";
 const THREADS: u32 = 256;
 const EIGHT: usize = 8;
 
@@ -220,28 +221,12 @@ impl PeerMemory {
         delta: Mat<'_>,
         (weight, eps): (Mat<'_>, f32),
     ) -> Result<(), DeviceError> {
-        const KERNEL: &str = "one_shot_norm";
+        const KERNEL: &str = NORM_KERNEL;
         let (rows, cols, dtype) = (delta.rows(), delta.cols(), delta.dtype());
+        check_norm((y.as_ref(), x.as_ref()), delta, weight)?;
         check_most(KERNEL, "bytes", rows * cols * dtype.bytes(), self.limit_bytes)?;
-        for (what, found) in [("output", y.as_ref()), ("residual", x.as_ref())] {
-            check_size(KERNEL, "rows", found.rows(), rows)?;
-            check_size(KERNEL, "columns", found.cols(), cols)?;
-            check_dtype(KERNEL, what, found.dtype(), dtype)?;
-        }
-        check_size(KERNEL, "weight", weight.cols(), cols)?;
-        check_dtype(KERNEL, "weight", weight.dtype(), dtype)?;
-        for x in [y.as_ref(), x.as_ref(), delta, weight] {
-            let gap = (x.as_ptr() as usize | x.stride() * dtype.bytes()) % 16;
-            check_size(
-                KERNEL,
-                "bytes from a multiple of 16",
-                if x.rows() > 0 { gap } else { 0 },
-                0,
-            )?;
-        }
         let threads = self.norm_threads(cols);
         check_most(KERNEL, "columns", cols, 4 * EIGHT * threads)?;
-        check_size(KERNEL, "columns behind a multiple of eight", cols % EIGHT, 0)?;
         let kernel = self.device.kernel(&ONE_SHOT, KERNEL, &self.defines(KERNEL, dtype)?)?;
         let launch = Launch::new(kernel, (self.blocks(rows), 1, 1), threads as u32, 0)
             .overlaps_predecessor()
@@ -303,6 +288,28 @@ impl std::fmt::Debug for PeerMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "PeerMemory({} of {})", self.rank, self.memory.len())
     }
+}
+
+fn check_norm(
+    (y, x): (Mat<'_>, Mat<'_>),
+    delta: Mat<'_>,
+    weight: Mat<'_>,
+) -> Result<(), DeviceError> {
+    const KERNEL: &str = NORM_KERNEL;
+    let (rows, cols, dtype) = (delta.rows(), delta.cols(), delta.dtype());
+    for (what, found) in [("output", y), ("residual", x)] {
+        check_size(KERNEL, "rows", found.rows(), rows)?;
+        check_size(KERNEL, "columns", found.cols(), cols)?;
+        check_dtype(KERNEL, what, found.dtype(), dtype)?;
+    }
+    check_size(KERNEL, "weight", weight.cols(), cols)?;
+    check_dtype(KERNEL, "weight", weight.dtype(), dtype)?;
+    check_size(KERNEL, "columns behind a multiple of eight", cols % EIGHT, 0)?;
+    for x in [y, x, delta, weight] {
+        let beyond = (x.as_ptr() as usize | x.stride() * dtype.bytes()) % 16;
+        check_size(KERNEL, "bytes behind a multiple of 16", beyond, 0)?;
+    }
+    Ok(())
 }
 
 /// Bytes of what a rank shows of a matrix: half of each word says which launch it belongs to.
