@@ -33,7 +33,8 @@ DEV void norm_quantised(const Quantised& to, ACT* x, const ACT* delta, const ACT
         grid_wait();
         for (u32 c = tid() * 8; c - tid() * 8 < cols; c += span) put(c, f32x8{});
     } else {
-        norm_in_registers<THREAD_EIGHTS, true>(x, w, cols, eps, [=](u32 c) { return load8(delta + c); }, put);
+        const auto addends = [=](auto& d) { load_addends(d, delta, cols); };
+        norm_in_registers<THREAD_EIGHTS, true>(x, w, cols, eps, addends, put);
     }
 }
 
@@ -76,13 +77,13 @@ DEV void norm_row(ACT* y, ACT* x, const ACT* delta, const ACT* w, u32 cols, u32 
     const auto put = [=](u32 c, const f32x8& v) {
         if (c < cols) store8(y + c, v);
     };
-    const auto addend = [=](u32 c) { return load8(delta + c); };
+    const auto addend = addends;
     if (wide && cols <= span)
-        norm_in_registers<1, ADD>(x, w, cols, eps, addend, put);
+        norm_in_registers<1, ADD>(x, w, cols, eps, addends, put);
     else if (wide && cols <= 2 * span)
-        norm_in_registers<2, ADD>(x, w, cols, eps, addend, put);
+        norm_in_registers<2, ADD>(x, w, cols, eps, addends, put);
     else if (wide && cols <= 4 * span)
-        norm_in_registers<4, ADD>(x, w, cols, eps, addend, put);
+        norm_in_registers<4, ADD>(x, w, cols, eps, addends, put);
     else
         norm_from_memory<ADD>(y, x, delta, w, cols, eps);
 }

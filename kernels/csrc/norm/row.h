@@ -2,10 +2,18 @@
 // squares and the store. For the norm kernels, and for those whose addend comes from elsewhere than memory.
 #pragma once
 
+// The addends of a row that lies in memory.
+template <u32 PIECES> DEV void load_addends(f32x8 (&d)[PIECES], const ACT* delta, u32 cols) {
+    for (u32 p = 0; p < PIECES; ++p) {
+        const u32 c = (p * bdim() + tid()) * 8;
+        if (c < cols) d[p] = load8(delta + c);
+    }
+}
+
 // Calls put(first column, eight normalised values) for each piece, on every lane: behind the last column, of no
-// meaning. With ADD, x += addend(first column) of each piece before.
-template <u32 PIECES, bool ADD, class Addend, class Put>
-DEV void norm_in_registers(ACT* x, const ACT* w, u32 cols, float eps, const Addend& addend, const Put& put) {
+// meaning. With ADD, x += what addends(f32x8[PIECES]) fills in before, of pieces that begin inside the row.
+template <u32 PIECES, bool ADD, class Addends, class Put>
+DEV void norm_in_registers(ACT* x, const ACT* w, u32 cols, float eps, const Addends& addends, const Put& put) {
     f32x8 v[PIECES], weight[PIECES];
     for (u32 p = 0; p < PIECES; ++p) {
         const u32 c = (p * bdim() + tid()) * 8;
@@ -16,11 +24,15 @@ DEV void norm_in_registers(ACT* x, const ACT* w, u32 cols, float eps, const Adde
     float squares = 0.f;
     for (u32 p = 0; p < PIECES; ++p) {
         const u32 c = (p * bdim() + tid()) * 8;
-        if (c >= cols) continue;
-        v[p] = load8(x + c);
-        if constexpr (ADD) {
-            const f32x8 d = addend(c);
-            for (u32 i = 0; i < 8; ++i) v[p].v[i] = residual_sum(v[p].v[i], d.v[i]);
+        if (c < cols) v[p] = load8(x + c);
+    }
+    if constexpr (ADD) {
+        f32x8 d[PIECES];
+        addends(d);
+        for (u32 p = 0; p < PIECES; ++p) {
+            const u32 c = (p * bdim() + tid()) * 8;
+            if (c >= cols) continue;
+            for (u32 i = 0; i < 8; ++i) v[p].v[i] = residual_sum(v[p].v[i], d[p].v[i]);
             store8(x + c, v[p]);
         }
     }

@@ -26,17 +26,34 @@ one_shot(ACT* x, const Memory memory, Count* counted, const u32* over, u64 area_
     };
     for (u32 i = first; i < eights; i += step) show(l, i, load(i));
     for (u32 i = first; i < eights; i += step) {
-        const f32x8 sums = sum_of_ranks(l, i, load(i));
+        const u32 index[1] = {i};
+        const Eight own[1] = {load(i)};
+        f32x8 sum[1];
+        sum_of_ranks(l, index, own, sum);
         const u32 here = count - 8 * i;
         if (aligned && here >= 8)
-            store8(x + 8 * i, sums);
+            store8(x + 8 * i, sum[0]);
         else
             for (u32 e = 0; e < 8; ++e)
-                if (e < here) x[8 * i + e] = to<ACT>(sums.v[e]);
+                if (e < here) x[8 * i + e] = to<ACT>(sum[0].v[e]);
     }
     end_launch(l);
 }
 EXPORT(one_shot)
+
+// The sums of a row that this thread norms, rounded.
+template <u32 PIECES> DEV void add_up(Launch& l, f32x8 (&sums)[PIECES], const ACT* brought, u32 row, u32 row_eights) {
+    u32 index[PIECES];
+    Eight own[PIECES];
+    UNROLL for (u32 p = 0; p < PIECES; ++p) {
+        const u32 e = p * bdim() + tid();
+        index[p] = e < row_eights ? row * row_eights + e : NOTHING;
+        if (e < row_eights) own[p] = load_eight(brought + e * 8);
+    }
+    sum_of_ranks(l, index, own, sums);
+    UNROLL for (u32 p = 0; p < PIECES; ++p)
+        for (u32 i = 0; i < 8; ++i) sums[p].v[i] = f32(to<ACT>(sums[p].v[i]));
+}
 
 // Strides are in elements.
 KERNEL(512)
@@ -50,12 +67,7 @@ one_shot_norm(ACT* y, ACT* x, const ACT* delta, const ACT* w, const Memory memor
         for (u32 e = tid(); e < row_eights; e += bdim())
             show(l, row * row_eights + e, load_eight(delta + (u64)row * delta_stride + e * 8));
     for (u32 row = bid_x(); row < rows; row += gdim_x()) {
-        const ACT* brought = delta + (u64)row * delta_stride;
-        const auto summed = [&](u32 c) {
-            f32x8 sums = sum_of_ranks(l, row * row_eights + c / 8, load_eight(brought + c));
-            for (u32 i = 0; i < 8; ++i) sums.v[i] = f32(to<ACT>(sums.v[i]));
-            return sums;
-        };
+        const auto summed = [&](auto& sums) { add_up(l, sums, delta + (u64)row * delta_stride, row, row_eights); };
         const auto put = [&](u32 c, const f32x8& v) {
             if (c < cols) store8(y + (u64)row * y_stride + c, v);
         };

@@ -24,9 +24,11 @@
 #include "dev/peer.h"
 
 enum : u32 {
-    PAIRS = sizeof(ACT),                                // of words, for eight elements
-    AT_ONCE = RANKS * PAIRS <= 16 ? PAIRS : PAIRS / 2,  // pairs of a rank that are waited for together
-    LOOKS = 1024                                        // at memory, for each at the host's word
+    OTHERS = RANKS - 1,
+    PAIRS = sizeof(ACT),  // of words, for eight elements
+    AT_ONCE = OTHERS == 1 ? 16 : OTHERS == 2 ? 8 : OTHERS <= 4 ? 4 : 2,  // pairs of a rank that are looked for together
+    LOOKS = 1024,  // at memory, for each at the host's word
+    NOTHING = ~0u
 };
 
 struct Memory { u8* of[RANKS]; };  // of each rank, as this GPU reaches it
@@ -94,30 +96,45 @@ DEV void add_words(float* to, u32 w0, u32 w1) {
 #endif
 }
 
-// The sums over the ranks of the eight number i, of which this rank has shown `own`.
-DEV f32x8 sum_of_ranks(Launch& l, u32 i, const Eight& own) {
-    f32x8 sums{};
-    UNROLL for (u32 first = 0; first < PAIRS; first += AT_ONCE) {
-        u64x2 found[RANKS][AT_ONCE];
+// What rank r shows, out of what the others do; `found` leaves this rank out. Values are chosen, not addresses, so that
+// they stay in registers.
+DEV u64x2 pair_of(const u64x2 (&found)[OTHERS], u32 r, const Launch& l) {
+    const u64x2 before = found[r < OTHERS ? r : OTHERS - 1], behind = found[r > 0 ? r - 1 : 0];
+    u64x2 pair;
+    for (u32 i = 0; i < 2; ++i) pair.v[i] = r < l.rank ? before.v[i] : behind.v[i];
+    return pair;
+}
+
+// The sums over the ranks of the eights numbered `index`, of which this rank has shown `own`; NOTHING stays as it is.
+// As many as registers hold are looked for at a time: to look once takes longer than all the arithmetic.
+template <u32 N> DEV void sum_of_ranks(Launch& l, const u32 (&index)[N], const Eight (&own)[N], f32x8 (&sums)[N]) {
+    UNROLL for (u32 first = 0; first < N * PAIRS; first += AT_ONCE) {
+        u64x2 found[AT_ONCE][OTHERS];
         bool whole;
         do {
             whole = true;
-            UNROLL for (u32 r = 0; r < RANKS; ++r)
-                UNROLL for (u32 p = 0; p < AT_ONCE; ++p) {
-                    if (r == l.rank) continue;
-                    found[r][p] = load_peer(place(l, l.rank, r, first + p, i));
-                    UNROLL for (u32 w = 0; w < 2; ++w) whole &= (u32)(found[r][p].v[w] >> 32) == l.number;
+            UNROLL for (u32 q = 0; q < AT_ONCE && first + q < N * PAIRS; ++q) {
+                const u32 n = (first + q) / PAIRS, p = (first + q) % PAIRS;
+                if (index[n] == NOTHING) continue;
+                UNROLL for (u32 o = 0; o < OTHERS; ++o) {
+                    found[q][o] = load_peer(place(l, l.rank, o < l.rank ? o : o + 1, p, index[n]));
+                    UNROLL for (u32 w = 0; w < 2; ++w) whole &= (u32)(found[q][o].v[w] >> 32) == l.number;
                 }
-        } while (!whole && !is_over(l));
-        UNROLL for (u32 r = 0; r < RANKS; ++r)
-            UNROLL for (u32 p = 0; p < AT_ONCE; ++p) {
-                const u32* mine = own.words + 2 * (first + p);
-                const u32 w0 = r == l.rank ? mine[0] : (u32)found[r][p].v[0];
-                const u32 w1 = r == l.rank ? mine[1] : (u32)found[r][p].v[1];
-                add_words(sums.v + (first + p) * (8 / PAIRS), w0, w1);
             }
+        } while (!whole && !is_over(l));
+        UNROLL for (u32 q = 0; q < AT_ONCE && first + q < N * PAIRS; ++q) {
+            const u32 n = (first + q) / PAIRS, p = (first + q) % PAIRS;
+            if (index[n] == NOTHING) continue;
+            float part[8 / PAIRS] = {};
+            UNROLL for (u32 r = 0; r < RANKS; ++r) {
+                const u64x2 other = pair_of(found[q], r, l);
+                const u32 w0 = r == l.rank ? own[n].words[2 * p] : (u32)other.v[0];
+                const u32 w1 = r == l.rank ? own[n].words[2 * p + 1] : (u32)other.v[1];
+                add_words(part, w0, w1);
+            }
+            UNROLL for (u32 i = 0; i < 8 / PAIRS; ++i) sums[n].v[p * (8 / PAIRS) + i] = part[i];
+        }
     }
-    return sums;
 }
 
 // Eight elements as they lie in memory, aligned to 16 bytes.
