@@ -33,8 +33,7 @@ DEV void norm_quantised(const Quantised& to, ACT* x, const ACT* delta, const ACT
         grid_wait();
         for (u32 c = tid() * 8; c - tid() * 8 < cols; c += span) put(c, f32x8{});
     } else {
-        const auto addends = [=](auto& d) { load_addends(d, delta, cols); };
-        norm_in_registers<THREAD_EIGHTS, true>(x, w, cols, eps, addends, put);
+        norm_in_registers<THREAD_EIGHTS, true>(x, w, cols, eps, InMemory{delta, cols}, put);
     }
 }
 
@@ -77,7 +76,7 @@ DEV void norm_row(ACT* y, ACT* x, const ACT* delta, const ACT* w, u32 cols, u32 
     const auto put = [=](u32 c, const f32x8& v) {
         if (c < cols) store8(y + c, v);
     };
-    const auto addend = addends;
+    const InMemory addends{delta, cols};
     if (wide && cols <= span)
         norm_in_registers<1, ADD>(x, w, cols, eps, addends, put);
     else if (wide && cols <= 2 * span)

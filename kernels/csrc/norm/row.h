@@ -2,16 +2,20 @@
 // squares and the store. For the norm kernels, and for those whose addend comes from elsewhere than memory.
 #pragma once
 
-// The addends of a row that lies in memory.
-template <u32 PIECES> DEV void load_addends(f32x8 (&d)[PIECES], const ACT* delta, u32 cols) {
+// A row of addends in memory.
+struct InMemory {
+    const ACT* row;
+    u32 cols;
+};
+template <u32 PIECES> DEV void fill(f32x8 (&d)[PIECES], const InMemory& from) {
     for (u32 p = 0; p < PIECES; ++p) {
         const u32 c = (p * bdim() + tid()) * 8;
-        if (c < cols) d[p] = load8(delta + c);
+        if (c < from.cols) d[p] = load8(from.row + c);
     }
 }
 
 // Calls put(first column, eight normalised values) for each piece, on every lane: behind the last column, of no
-// meaning. With ADD, x += what addends(f32x8[PIECES]) fills in before, of pieces that begin inside the row.
+// meaning. With ADD, x += what fill(f32x8[PIECES], addends) finds before, of pieces that begin inside the row.
 template <u32 PIECES, bool ADD, class Addends, class Put>
 DEV void norm_in_registers(ACT* x, const ACT* w, u32 cols, float eps, const Addends& addends, const Put& put) {
     f32x8 v[PIECES], weight[PIECES];
@@ -28,7 +32,7 @@ DEV void norm_in_registers(ACT* x, const ACT* w, u32 cols, float eps, const Adde
     }
     if constexpr (ADD) {
         f32x8 d[PIECES];
-        addends(d);
+        fill(d, addends);
         for (u32 p = 0; p < PIECES; ++p) {
             const u32 c = (p * bdim() + tid()) * 8;
             if (c >= cols) continue;

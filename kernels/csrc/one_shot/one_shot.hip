@@ -4,7 +4,7 @@
 //
 // one_shot        x = sum of x over the ranks, in place. x: `count` elements of ACT, aligned to nothing in particular
 // one_shot_norm   x += sum of delta over the ranks, each of the two rounded; then y = rms_norm(x): to the bits what
-//                 one_shot and add_rms_norm make. Rows of whole eights on 16 bytes, up to 4 eights of a thread
+//                 one_shot and add_rms_norm make. Rows of whole eights on 16 bytes, up to 2 eights of a thread
 // -DRANKS=2..8
 // Grid: at most as many blocks as multiprocessors. Block of one_shot_norm: that of add_rms_norm, by cols alone.
 // Roofline: latency. Load, one way over the link, reduce, store: 3 to 4 us on NVLink are foretold, none measured.
@@ -41,16 +41,21 @@ one_shot(ACT* x, const Memory memory, Count* counted, const u32* over, u64 area_
 }
 EXPORT(one_shot)
 
-// The sums of a row that this thread norms, rounded.
-template <u32 PIECES> DEV void add_up(Launch& l, f32x8 (&sums)[PIECES], const ACT* brought, u32 row, u32 row_eights) {
+// A row of addends that are sums over the ranks, rounded; this rank brings `row`, number `number`.
+struct OfRanks {
+    Launch* launch;
+    const ACT* row;
+    u32 number, eights;
+};
+template <u32 PIECES> DEV void fill(f32x8 (&sums)[PIECES], const OfRanks& of) {
     u32 index[PIECES];
     Eight own[PIECES];
     UNROLL for (u32 p = 0; p < PIECES; ++p) {
         const u32 e = p * bdim() + tid();
-        index[p] = e < row_eights ? row * row_eights + e : NOTHING;
-        if (e < row_eights) own[p] = load_eight(brought + e * 8);
+        index[p] = e < of.eights ? of.number * of.eights + e : NOTHING;
+        if (e < of.eights) own[p] = load_eight(of.row + e * 8);
     }
-    sum_of_ranks(l, index, own, sums);
+    sum_of_ranks(*of.launch, index, own, sums);
     UNROLL for (u32 p = 0; p < PIECES; ++p)
         for (u32 i = 0; i < 8; ++i) sums[p].v[i] = f32(to<ACT>(sums[p].v[i]));
 }
@@ -61,23 +66,18 @@ one_shot_norm(ACT* y, ACT* x, const ACT* delta, const ACT* w, const Memory memor
               u64 area_bytes, u32 rank, u32 rows, u32 cols, u32 y_stride, u32 x_stride, u32 delta_stride, float eps) {
     grid_release();
     grid_wait();
-    const u32 row_eights = cols / 8, span = bdim() * 8;
+    const u32 row_eights = cols / 8;
     Launch l = begin_launch(memory, counted, over, area_bytes, rank, rows * row_eights);
     for (u32 row = bid_x(); row < rows; row += gdim_x())
         for (u32 e = tid(); e < row_eights; e += bdim())
             show(l, row * row_eights + e, load_eight(delta + (u64)row * delta_stride + e * 8));
     for (u32 row = bid_x(); row < rows; row += gdim_x()) {
-        const auto summed = [&](auto& sums) { add_up(l, sums, delta + (u64)row * delta_stride, row, row_eights); };
+        const OfRanks summed{&l, delta + (u64)row * delta_stride, row, row_eights};
         const auto put = [&](u32 c, const f32x8& v) {
             if (c < cols) store8(y + (u64)row * y_stride + c, v);
         };
         ACT* stream = x + (u64)row * x_stride;
-        if (cols <= span)
-            norm_in_registers<1, true>(stream, w, cols, eps, summed, put);
-        else if (cols <= 2 * span)
-            norm_in_registers<2, true>(stream, w, cols, eps, summed, put);
-        else
-            norm_in_registers<4, true>(stream, w, cols, eps, summed, put);
+        norm_in_registers<2, true>(stream, w, cols, eps, summed, put);
     }
     end_launch(l);
 }

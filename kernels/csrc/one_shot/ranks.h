@@ -26,12 +26,12 @@
 enum : u32 {
     OTHERS = RANKS - 1,
     PAIRS = sizeof(ACT),  // of words, for eight elements
-    AT_ONCE = OTHERS == 1 ? 16 : OTHERS == 2 ? 8 : OTHERS <= 4 ? 4 : 2,  // pairs of a rank that are looked for together
+    AT_ONCE = OTHERS == 1 ? 8 : OTHERS == 2 ? 4 : OTHERS <= 4 ? 2 : 1,  // pairs of a rank that are looked for together
     LOOKS = 1024,  // at memory, for each at the host's word
     NOTHING = ~0u
 };
 
-struct Memory { u8* of[RANKS]; };  // of each rank, as this GPU reaches it
+struct Memory { u8 *own, *of[OTHERS]; };  // this rank's, and of the others in their order, as this GPU reaches it
 struct Count { u32 launch, left; };  // launches so far; blocks of the one under way that are done
 
 // A launch as one thread sees it.
@@ -60,21 +60,19 @@ DEV void end_launch(const Launch& l) {
     l.count->launch = l.number;
 }
 
-// Where `to` finds pair `pair` of the eight number i that `from` shows.
-DEV u64x2* place(const Launch& l, u32 to, u32 from, u32 pair, u32 i) {
-    u8* area = l.memory.of[to] + ((l.number & 1) * RANKS + from) * l.area_bytes;
+// Where pair `pair` of the eight number i that rank `from` shows lies in some rank's memory.
+DEV u64x2* place(const Launch& l, u8* memory, u32 from, u32 pair, u32 i) {
+    u8* area = memory + ((l.number & 1) * RANKS + from) * l.area_bytes;
     return (u64x2*)area + (u64)pair * l.eights + i;
 }
 
 DEV u64 word(u32 data, u32 number) { return (u64)number << 32 | data; }
 
 DEV void show(const Launch& l, u32 i, const Eight& x) {
-    UNROLL for (u32 to = 0; to < RANKS; ++to) {
-        if (to == l.rank) continue;
+    UNROLL for (u32 to = 0; to < OTHERS; ++to)
         UNROLL for (u32 p = 0; p < PAIRS; ++p)
-            store_peer(place(l, to, l.rank, p, i),
+            store_peer(place(l, l.memory.of[to], l.rank, p, i),
                        {{word(x.words[2 * p], l.number), word(x.words[2 * p + 1], l.number)}});
-    }
 }
 
 DEV bool is_over(Launch& l) {
@@ -108,21 +106,22 @@ DEV u64x2 pair_of(const u64x2 (&found)[OTHERS], u32 r, const Launch& l) {
 // The sums over the ranks of the eights numbered `index`, of which this rank has shown `own`; NOTHING stays as it is.
 // As many as registers hold are looked for at a time: to look once takes longer than all the arithmetic.
 template <u32 N> DEV void sum_of_ranks(Launch& l, const u32 (&index)[N], const Eight (&own)[N], f32x8 (&sums)[N]) {
-    UNROLL for (u32 first = 0; first < N * PAIRS; first += AT_ONCE) {
-        u64x2 found[AT_ONCE][OTHERS];
+    constexpr u32 TOGETHER = AT_ONCE < N * PAIRS ? AT_ONCE : N * PAIRS;
+    UNROLL for (u32 first = 0; first < N * PAIRS; first += TOGETHER) {
+        u64x2 found[TOGETHER][OTHERS];
         bool whole;
         do {
             whole = true;
-            UNROLL for (u32 q = 0; q < AT_ONCE && first + q < N * PAIRS; ++q) {
+            UNROLL for (u32 q = 0; q < TOGETHER; ++q) {
                 const u32 n = (first + q) / PAIRS, p = (first + q) % PAIRS;
                 if (index[n] == NOTHING) continue;
                 UNROLL for (u32 o = 0; o < OTHERS; ++o) {
-                    found[q][o] = load_peer(place(l, l.rank, o < l.rank ? o : o + 1, p, index[n]));
+                    found[q][o] = load_peer(place(l, l.memory.own, o < l.rank ? o : o + 1, p, index[n]));
                     UNROLL for (u32 w = 0; w < 2; ++w) whole &= (u32)(found[q][o].v[w] >> 32) == l.number;
                 }
             }
         } while (!whole && !is_over(l));
-        UNROLL for (u32 q = 0; q < AT_ONCE && first + q < N * PAIRS; ++q) {
+        UNROLL for (u32 q = 0; q < TOGETHER; ++q) {
             const u32 n = (first + q) / PAIRS, p = (first + q) % PAIRS;
             if (index[n] == NOTHING) continue;
             float part[8 / PAIRS] = {};

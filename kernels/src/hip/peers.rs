@@ -32,6 +32,8 @@ const OFFER_UNIT: usize = 2 << 20;
 const NORM_KERNEL: &str = "one_shot_norm";
 const THREADS: u32 = 256;
 const EIGHT: usize = 8;
+/// Eights of a row that a thread of the kernel with a norm keeps, at most.
+const PIECES: usize = 2;
 
 /// What a rank tells the others of its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -189,7 +191,7 @@ impl PeerMemory {
     #[must_use]
     pub fn fits_norm(&self, rows: usize, cols: usize, dtype: DType) -> bool {
         let in_registers =
-            cols.is_multiple_of(EIGHT) && cols <= 4 * EIGHT * self.norm_threads(cols);
+            cols.is_multiple_of(EIGHT) && cols <= PIECES * EIGHT * self.norm_threads(cols);
         in_registers && self.fits(rows, cols, dtype)
     }
 
@@ -226,7 +228,7 @@ impl PeerMemory {
         check_norm((y.as_ref(), x.as_ref()), delta, weight)?;
         check_most(KERNEL, "bytes", rows * cols * dtype.bytes(), self.limit_bytes)?;
         let threads = self.norm_threads(cols);
-        check_most(KERNEL, "columns", cols, 4 * EIGHT * threads)?;
+        check_most(KERNEL, "columns", cols, PIECES * EIGHT * threads)?;
         let kernel = self.device.kernel(&ONE_SHOT, KERNEL, &self.defines(KERNEL, dtype)?)?;
         let launch = Launch::new(kernel, (self.blocks(rows), 1, 1), threads as u32, 0)
             .overlaps_predecessor()
@@ -268,7 +270,9 @@ impl PeerMemory {
 
     /// Adds what the kernels are told of ranks.
     fn told(&self, launch: Launch) -> Launch {
-        let addresses: Vec<u64> = self.memory.iter().map(|&memory| memory as u64).collect();
+        let (before, from_own) = self.memory.split_at(self.rank);
+        let ordered = from_own[..1].iter().chain(before).chain(&from_own[1..]);
+        let addresses: Vec<u64> = ordered.map(|&memory| memory as u64).collect();
         launch
             .record(&addresses)
             .arg_ptr(self.count.as_ptr())
