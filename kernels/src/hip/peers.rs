@@ -310,7 +310,7 @@ fn check_norm(
     check_dtype(KERNEL, "weight", weight.dtype(), dtype)?;
     check_size(KERNEL, "columns behind a multiple of eight", cols % EIGHT, 0)?;
     for x in [y, x, delta, weight] {
-        let beyond = (x.as_ptr() as usize | x.stride() * dtype.bytes()) % 16;
+        let beyond = (x.as_ptr() as usize | (x.stride() * dtype.bytes())) % 16;
         check_size(KERNEL, "bytes behind a multiple of 16", beyond, 0)?;
     }
     Ok(())
