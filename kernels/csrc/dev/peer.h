@@ -1,6 +1,7 @@
 // dev/peer.h - memory that kernels of several GPUs write to while others of them read it.
 //
 //   load_peer(p) store_peer(p, v)  two words of eight bytes, each of them whole or not there; nothing else is ordered
+//   fence_peers()                  whoever finds what this thread writes next finds all that it wrote or saw before
 //   load_host(p)                   a word of host memory that the host may write at any time
 //   peer_pause()                   inside a loop that waits for another GPU
 #pragma once
@@ -21,6 +22,7 @@ DEV u32 load_host(const u32* p) {
     asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(r) : "l"(p) : "memory");
     return r;
 }
+DEV void fence_peers() { __threadfence_system(); }
 DEV void peer_pause() {}  // A look takes longer than what is looked for.
 #elif DEV_AMD
 DEV u64x2 load_peer(const u64x2* p) {
@@ -34,6 +36,7 @@ DEV void store_peer(u64x2* p, const u64x2& x) {
         __hip_atomic_store((u64*)p + i, x.v[i], __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
 }
 DEV u32 load_host(const u32* p) { return __hip_atomic_load((u32*)p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM); }
+DEV void fence_peers() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, ""); }
 DEV void peer_pause() {}
 #else
 DEV u64x2 load_peer(const u64x2* p) {
@@ -43,6 +46,7 @@ DEV void store_peer(u64x2* p, const u64x2& x) {
     for (u32 i = 0; i < 2; ++i) __atomic_store_n(p->v + i, x.v[i], __ATOMIC_RELAXED);
 }
 DEV u32 load_host(const u32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+DEV void fence_peers() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 // Another device may take as long as it likes: such a wait is not a launch that stands still.
 DEV void peer_pause() {
     emu::moved();

@@ -15,7 +15,10 @@
 //
 // The number lives in the memory of the device and each launch leaves it advanced, so a recording can be replayed as
 // often as wanted. It leaves out 0, which fresh memory holds, and comes to 2 after 2^32 - 1: the halves go on in turn.
-// A word that was last written exactly so many launches before would be taken for new; nothing of use comes near that.
+// A server comes there within days, so a word that is left from the same number of the last round must not be taken for
+// new: the last launch of a round with each half clears it as it ends. Everybody's writing to that half is over then,
+// found by one of its blocks, and so is its reading; who writes to it next has found for it what this rank shows in the
+// launch behind this one.
 //
 // Blocks wait for what blocks of other ranks show, so all blocks of a launch must run at once: a grid has at most as
 // many as the device has multiprocessors, and each shows all it has before it waits. Who waits looks at a word of host
@@ -26,7 +29,7 @@
 enum : u32 {
     OTHERS = RANKS - 1,
     PAIRS = sizeof(ACT),  // of words, for eight elements
-    AT_ONCE = OTHERS == 1 ? 8 : OTHERS == 2 ? 4 : OTHERS <= 4 ? 2 : 1,  // pairs of a rank that are looked for together
+    AT_ONCE = OTHERS == 1 ? 8 : OTHERS == 2 ? 4 : OTHERS <= 4 ? 4 / PAIRS : 1,  // pairs of a rank, looked for together
     LOOKS = 1024,  // at memory, for each at the host's word
     NOTHING = ~0u
 };
@@ -52,10 +55,20 @@ DEV Launch begin_launch(const Memory& memory, Count* count, const u32* over, u64
     return Launch{memory, count, over, area_bytes, rank, eights, last == ~0u ? 2 : last + 1, 0, false};
 }
 
+// Makes the half of this rank's memory that the launch has used what it was at first: the work of one thread, for some
+// milliseconds every few days.
+DEV void clear_half(const Launch& l) {
+    const u64 half_bytes = RANKS * l.area_bytes;
+    u64x2* half = (u64x2*)(l.memory.own + (l.number & 1) * half_bytes);
+    for (u64 i = 0; i < half_bytes / sizeof(u64x2); ++i) store_peer(half + i, {{0, 0}});
+    fence_peers();
+}
+
 // Every thread must come, done with its reading.
 DEV void end_launch(const Launch& l) {
     sync();
     if (tid() != 0 || atomic_add_acq_rel(&l.count->left, 1) + 1 != gdim_x()) return;
+    if (l.number >= ~0u - 1) clear_half(l);
     l.count->left = 0;
     l.count->launch = l.number;
 }

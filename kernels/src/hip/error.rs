@@ -90,6 +90,12 @@ pub enum HipError {
         /// What is missing.
         what: &'static str,
     },
+    /// The memory of a rank is nowhere to be reached.
+    #[error("rank {rank} offers no memory")]
+    NoOffer {
+        /// The rank.
+        rank: usize,
+    },
     /// The libraries were named, and none of them combines what ranks have.
     #[error("no library for the collectives of GPUs was named")]
     NoCollectives,

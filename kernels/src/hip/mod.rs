@@ -54,6 +54,7 @@ mod moe_products;
 mod moe_route;
 mod moe_stream;
 mod norm;
+mod one_shot;
 mod peers;
 mod qk_rope;
 mod rope_attention;

@@ -1,4 +1,4 @@
-//! Memory that the GPUs of one host write to and read together, and the sums they make in it: `csrc/one_shot/ranks.h`.
+//! Memory that the GPUs of one host write to and read together. What they make in it is `one_shot`'s.
 //!
 //! Each rank offers memory, all tell each other of their offers, and each reaches the memory of the others: that of other
 //! processes by handles, that of its own by the addresses themselves. What is offered is never taken back, because a
@@ -11,29 +11,19 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use hip_runtime_sys::{IpcHandle, Ptr, code, flag};
 
-use super::check::{check_dtype, check_most, check_size};
-use super::device::{HipDevice, act_f32};
+use super::check::{check_most, check_size};
+use super::device::HipDevice;
 use super::error::HipError;
-use super::launch::Launch;
 use super::memory;
-use super::runtime::Runtime;
-use super::source::{Define, Source};
-use crate::{Buffer, DType, DeviceError, Mat, MatMut, Stream};
-
-static ONE_SHOT: Source = Source {
-    name: "one_shot/one_shot.hip",
-    text: include_str!("../../csrc/one_shot/one_shot.hip"),
-};
+use super::runtime::{Home, Runtime};
+use crate::{Buffer, DeviceError, Driver, Stream};
 
 /// Most ranks that the kernels are made for.
 const MOST_RANKS: usize = 8;
+/// Bytes that a matrix grows to whole ones of: eight elements.
+const GRAIN: usize = 8 * size_of::<f32>();
 /// Driver allocations below it may share one with others, and then a handle opens more than was offered.
 const OFFER_UNIT: usize = 2 << 20;
-const NORM_KERNEL: &str = "one_shot_norm";
-const THREADS: u32 = 256;
-const EIGHT: usize = 8;
-/// Eights of a row that a thread of the kernel with a norm keeps, at most.
-const PIECES: usize = 2;
 
 /// What a rank tells the others of its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,18 +35,18 @@ pub struct PeerOffer {
     handle: IpcHandle,
 }
 
-/// This rank's memory, which no other one knows yet.
+/// This rank's memory and, once they are reached, that of the others.
 pub struct PeerMemory {
-    device: Arc<HipDevice>,
-    rank: usize,
+    pub(super) device: Arc<HipDevice>,
+    pub(super) rank: usize,
     /// Of all ranks, as this GPU reaches them; its own alone before [`PeerMemory::reach`].
-    memory: Vec<Ptr>,
+    pub(super) memory: Vec<Ptr>,
     /// Bytes of the largest matrix.
-    limit_bytes: usize,
+    pub(super) limit_bytes: usize,
     /// Launches so far; a kernel may be counting in it for as long as the process lives.
-    count: ManuallyDrop<Buffer>,
+    pub(super) count: ManuallyDrop<Buffer>,
     /// A word of host memory: not 0, nobody waits any more.
-    over: ManuallyDrop<Buffer>,
+    pub(super) over: ManuallyDrop<Buffer>,
     handle: IpcHandle,
 }
 
@@ -106,14 +96,11 @@ impl PeerMemory {
     ) -> Result<Self, DeviceError> {
         check_most("one_shot", "ranks", size, MOST_RANKS)?;
         let runtime = device.runtime();
-        let limit_bytes = limit_bytes.next_multiple_of(EIGHT * size_of::<f32>());
+        let limit_bytes = limit_bytes.next_multiple_of(GRAIN);
         let own = alloc_shared(runtime, 2 * size * area_bytes(limit_bytes))?;
-        let mut handle = IpcHandle([0; 64]);
-        let Some(ipc_handle) = runtime.driver.ipc_handle else {
-            return Err(HipError::NoPeers { what: "handles of memory" }.into());
-        };
-        // SAFETY: a place to write to, and the address of an allocation.
-        runtime.check(unsafe { ipc_handle(&raw mut handle, own) }, "handle of memory")?;
+        // SAFETY: memory of the device that nobody has been told of.
+        let handle =
+            handle_of(runtime, own).inspect_err(|_| unsafe { runtime.free(Home::Device, own) })?;
         let mut memory = vec![std::ptr::null_mut(); size];
         memory[rank] = own;
         Ok(Self {
@@ -138,6 +125,12 @@ impl PeerMemory {
         }
     }
 
+    /// Numbers the launches to come as if so many had been: for tests of what comes behind the last number. All ranks
+    /// say the same, and none has launched anything that is not done.
+    pub fn count_from(&mut self, launches: u32) -> Result<(), DeviceError> {
+        self.device.upload(&mut self.count, 0, &launches.to_le_bytes())
+    }
+
     /// Makes the memory of all ranks reachable, of which these are the offers in their order.
     ///
     /// Errors: the devices have no way to each other.
@@ -146,6 +139,9 @@ impl PeerMemory {
         let runtime = self.device.runtime();
         runtime.enter()?;
         for (rank, offer) in offers.iter().enumerate().filter(|(rank, _)| *rank != self.rank) {
+            if offer.address == 0 {
+                return Err(HipError::NoOffer { rank }.into());
+            }
             self.memory[rank] = if offer.process == std::process::id() {
                 self.reach_context(offer.context as *mut c_void)?;
                 offer.address as *mut c_void
@@ -180,105 +176,11 @@ impl PeerMemory {
         Ok(memory)
     }
 
-    /// Whether a matrix is summed here: the same answer on all ranks.
-    #[must_use]
-    pub fn fits(&self, rows: usize, cols: usize, dtype: DType) -> bool {
-        let bytes = rows * cols * dtype.bytes();
-        matches!(dtype, DType::F32 | DType::BF16) && (1..=self.limit_bytes).contains(&bytes)
-    }
-
-    /// The same of a sum with [`PeerMemory::all_reduce_norm`].
-    #[must_use]
-    pub fn fits_norm(&self, rows: usize, cols: usize, dtype: DType) -> bool {
-        let in_registers =
-            cols.is_multiple_of(EIGHT) && cols <= PIECES * EIGHT * self.norm_threads(cols);
-        in_registers && self.fits(rows, cols, dtype)
-    }
-
-    /// `x = Σ x` over the ranks; rows without gaps, of a shape that [`PeerMemory::fits`].
-    pub fn all_reduce(&self, s: &Stream, mut x: MatMut<'_>) -> Result<(), DeviceError> {
-        const KERNEL: &str = "one_shot";
-        let (rows, cols, dtype) = (x.rows(), x.cols(), x.dtype());
-        check_most(KERNEL, "bytes", rows * cols * dtype.bytes(), self.limit_bytes)?;
-        check_size(
-            KERNEL,
-            "elements between rows",
-            if rows > 1 { x.stride() } else { cols },
-            cols,
-        )?;
-        let kernel = self.device.kernel(&ONE_SHOT, KERNEL, &self.defines(KERNEL, dtype)?)?;
-        let blocks = (rows * cols).div_ceil(EIGHT * THREADS as usize);
-        let launch = Launch::new(kernel, (self.blocks(blocks), 1, 1), THREADS, 0);
-        let launch = self.told(launch.overlaps_predecessor().out(&mut x)).u32((rows * cols) as u32);
-        // SAFETY: the matrix has so many elements, and the areas room for them; the arguments are those of the kernel.
-        unsafe { launch.go(&self.device, s) }
-    }
-
-    /// `x += Σ delta` over the ranks, then `y = rms_norm(x)`, with the roundings of the two one by one: `x`, `y`,
-    /// `delta [T, H]`, `norm` a weight `[H]` and ε; of a shape that [`PeerMemory::fits_norm`].
-    pub fn all_reduce_norm(
-        &self,
-        s: &Stream,
-        (mut y, mut x): (MatMut<'_>, MatMut<'_>),
-        delta: Mat<'_>,
-        (weight, eps): (Mat<'_>, f32),
-    ) -> Result<(), DeviceError> {
-        const KERNEL: &str = NORM_KERNEL;
-        let (rows, cols, dtype) = (delta.rows(), delta.cols(), delta.dtype());
-        check_norm((y.as_ref(), x.as_ref()), delta, weight)?;
-        check_most(KERNEL, "bytes", rows * cols * dtype.bytes(), self.limit_bytes)?;
-        let threads = self.norm_threads(cols);
-        check_most(KERNEL, "columns", cols, PIECES * EIGHT * threads)?;
-        let kernel = self.device.kernel(&ONE_SHOT, KERNEL, &self.defines(KERNEL, dtype)?)?;
-        let launch = Launch::new(kernel, (self.blocks(rows), 1, 1), threads as u32, 0)
-            .overlaps_predecessor()
-            .out(&mut y)
-            .out(&mut x)
-            .arg(delta)
-            .arg(weight);
-        let launch = self
-            .told(launch)
-            .u32(rows as u32)
-            .u32(cols as u32)
-            .u32(y.stride() as u32)
-            .u32(x.stride() as u32)
-            .u32(delta.stride() as u32)
-            .f32(eps);
-        // SAFETY: shapes and addresses were checked; the arguments are those of the kernel.
-        unsafe { launch.go(&self.device, s) }
-    }
-
     /// Ends all waiting on this device, now and from now on: what comes out means nothing. Any thread may call it.
     pub fn end(&self) {
         // SAFETY: a word of host memory that is never freed, and that the host writes atomically alone.
         let over = unsafe { AtomicU32::from_ptr(self.over.as_ptr().cast_mut().cast()) };
         over.store(1, Ordering::SeqCst);
-    }
-
-    fn defines(&self, kernel: &'static str, dtype: DType) -> Result<[Define; 2], DeviceError> {
-        Ok([("ACT_F32", act_f32(kernel, dtype)?), ("RANKS", self.memory.len() as u32)])
-    }
-
-    /// All run at once: the same on all ranks, whose devices are alike.
-    fn blocks(&self, wanted: usize) -> u32 {
-        wanted.min(self.device.multiprocessors() as usize) as u32
-    }
-
-    fn norm_threads(&self, cols: usize) -> usize {
-        self.device.norm_threads(cols) as usize
-    }
-
-    /// Adds what the kernels are told of ranks.
-    fn told(&self, launch: Launch) -> Launch {
-        let (before, from_own) = self.memory.split_at(self.rank);
-        let ordered = from_own[..1].iter().chain(before).chain(&from_own[1..]);
-        let addresses: Vec<u64> = ordered.map(|&memory| memory as u64).collect();
-        launch
-            .record(&addresses)
-            .arg_ptr(self.count.as_ptr())
-            .arg_ptr(self.over.as_ptr())
-            .record(&[area_bytes(self.limit_bytes) as u64])
-            .u32(self.rank as u32)
     }
 }
 
@@ -294,30 +196,8 @@ impl std::fmt::Debug for PeerMemory {
     }
 }
 
-fn check_norm(
-    (y, x): (Mat<'_>, Mat<'_>),
-    delta: Mat<'_>,
-    weight: Mat<'_>,
-) -> Result<(), DeviceError> {
-    const KERNEL: &str = NORM_KERNEL;
-    let (rows, cols, dtype) = (delta.rows(), delta.cols(), delta.dtype());
-    for (what, found) in [("output", y), ("residual", x)] {
-        check_size(KERNEL, "rows", found.rows(), rows)?;
-        check_size(KERNEL, "columns", found.cols(), cols)?;
-        check_dtype(KERNEL, what, found.dtype(), dtype)?;
-    }
-    check_size(KERNEL, "weight", weight.cols(), cols)?;
-    check_dtype(KERNEL, "weight", weight.dtype(), dtype)?;
-    check_size(KERNEL, "columns behind a multiple of eight", cols % EIGHT, 0)?;
-    for x in [y, x, delta, weight] {
-        let beyond = (x.as_ptr() as usize | (x.stride() * dtype.bytes())) % 16;
-        check_size(KERNEL, "bytes behind a multiple of 16", beyond, 0)?;
-    }
-    Ok(())
-}
-
 /// Bytes of what a rank shows of a matrix: half of each word says which launch it belongs to.
-fn area_bytes(matrix_bytes: usize) -> usize {
+pub(super) fn area_bytes(matrix_bytes: usize) -> usize {
     2 * matrix_bytes
 }
 
@@ -340,6 +220,16 @@ fn alloc_shared(runtime: &Runtime, bytes: usize) -> Result<Ptr, HipError> {
     runtime.check(code, "fill")?;
     runtime.synchronize(&s)?;
     Ok(memory)
+}
+
+/// By what other processes open an allocation.
+fn handle_of(runtime: &Runtime, memory: Ptr) -> Result<IpcHandle, HipError> {
+    let none = HipError::NoPeers { what: "handles of memory" };
+    let ipc_handle = runtime.driver.ipc_handle.ok_or(none)?;
+    let mut handle = IpcHandle([0; 64]);
+    // SAFETY: a place to write to, and the address of an allocation.
+    runtime.check(unsafe { ipc_handle(&raw mut handle, memory) }, "handle of memory")?;
+    Ok(handle)
 }
 
 #[cfg(test)]

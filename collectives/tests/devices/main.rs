@@ -2,20 +2,21 @@
 //!
 //! `HADRON_GPU=cuda cargo test --release -p collectives --test devices -- --include-ignored --nocapture --test-threads 1`
 //!
-//! (or `rocm`; `HADRON_GPU_FOLDERS` names folders of libraries that the loader does not find). The ignored one measures.
+//! (or `rocm`; `HADRON_GPU_FOLDERS` names folders of libraries that the loader does not find). The ignored ones measure.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::print_stdout, reason = "figures are shown, not judged")]
 #![allow(clippy::disallowed_methods, reason = "the environment names the GPUs")]
 
-#[path = "../../kernels/tests/emulated/mod.rs"]
+#[path = "../../../kernels/tests/emulated/mod.rs"]
 mod emulated;
+mod one_shot;
+mod speed;
 
 use collectives::{CallState, Collective, CollectiveError, DeviceGroup, Meeting, SharedGroup};
 use kernels::hip::{Api, HipConfig, HipDevice, Libraries};
-use kernels::{Buffer, DType, Driver, Element, Kernels, Stream, bf16};
+use kernels::{Buffer, DType, Driver, Element, Stream, bf16};
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -60,15 +61,28 @@ struct Rank {
 
 /// Runs `work` as both ranks of a group, each in a thread, and returns what each found.
 fn ranks<T: Send>(world: &str, work: impl Fn(Rank) -> T + Sync) -> Vec<T> {
-    let join = |own, device: &Arc<HipDevice>| DeviceGroup::join(own, device).unwrap();
-    ranks_of(world, 2, join, work)
+    ranks_of(world, 2, DeviceGroup::join, work)
+}
+
+/// The same of two ranks whose sums of up to so many bytes are made in one shot, and only these.
+fn ranks_summing<T: Send>(
+    world: &str,
+    one_shot_bytes: usize,
+    work: impl Fn(Rank) -> T + Sync,
+) -> Vec<T> {
+    let join = |own, device: &_| DeviceGroup::join_summing(own, device, one_shot_bytes);
+    ranks_of(world, 2, join, |rank: Rank| {
+        let reached = rank.group.sums_in_one_shot(1, 8, DType::BF16);
+        assert_eq!(reached, one_shot_bytes > 0, "{:?}", rank.group.apart());
+        work(rank)
+    })
 }
 
 /// The same of `size` ranks that join as they are told.
 fn ranks_of<T: Send>(
     world: &str,
     size: usize,
-    join: impl Fn(SharedGroup, &Arc<HipDevice>) -> DeviceGroup + Sync,
+    join: impl Fn(SharedGroup, &Arc<HipDevice>) -> Result<DeviceGroup, CollectiveError> + Sync,
     work: impl Fn(Rank) -> T + Sync,
 ) -> Vec<T> {
     let meeting = Meeting::create(&[size]).unwrap();
@@ -79,7 +93,7 @@ fn ranks_of<T: Send>(
             let config = device(world, rank);
             scope.spawn(move || {
                 let device = Arc::new(HipDevice::open(&config).unwrap());
-                let group = join(own.join(0, rank).unwrap(), &device);
+                let group = join(own.join(0, rank).unwrap(), &device).unwrap();
                 work(Rank { group, device })
             })
         };
@@ -114,6 +128,19 @@ plain!(f32, |value| value as f32);
 plain!(i32, |value| value);
 plain!(bf16, |value| bf16::from_f32(value as f32));
 
+fn upload(device: &HipDevice, bytes: &[u8]) -> Buffer {
+    let mut buffer = device.alloc(bytes.len()).unwrap();
+    device.upload(&mut buffer, 0, bytes).unwrap();
+    buffer
+}
+
+/// What is there once all that was launched is done.
+fn read<T: Plain>(device: &HipDevice, buffer: &Buffer, count: usize) -> Vec<T> {
+    let mut bytes = vec![0; count * T::DTYPE.bytes()];
+    device.download(&S, buffer, 0, &mut bytes).unwrap();
+    bytes.chunks_exact(T::DTYPE.bytes()).map(T::read).collect()
+}
+
 impl Rank {
     fn matrix<T: Plain>(
         &self,
@@ -122,16 +149,11 @@ impl Rank {
         of: impl Fn(usize, usize) -> i32,
     ) -> Buffer {
         let all = (0..rows * cols).flat_map(|i| T::of(of(i / cols, i % cols)).bytes());
-        let bytes: Vec<u8> = all.collect();
-        let mut buffer = self.device.alloc(bytes.len()).unwrap();
-        self.device.upload(&mut buffer, 0, &bytes).unwrap();
-        buffer
+        upload(&self.device, &all.collect::<Vec<u8>>())
     }
 
     fn read<T: Plain>(&self, buffer: &Buffer, count: usize) -> Vec<T> {
-        let mut bytes = vec![0; count * T::DTYPE.bytes()];
-        self.device.download(&S, buffer, 0, &mut bytes).unwrap();
-        bytes.chunks_exact(T::DTYPE.bytes()).map(T::read).collect()
+        read(&self.device, buffer, count)
     }
 
     /// Runs `work`; then once more, recorded, and replays that. `work` must not build upon its results.
@@ -267,7 +289,12 @@ fn rows_go_where_they_are_sent_and_are_not_recorded() {
 /// The device of a rank would wait for good: what is under way ends, and nothing of it is believed.
 #[test]
 fn a_rank_that_leaves_ends_the_group() {
-    let found = ranks("leaves", |rank| {
+    leaves("leaves", 64 << 10);
+    leaves("leaves", 0);
+}
+
+fn leaves(world: &str, one_shot_bytes: usize) {
+    let found = ranks_summing(world, one_shot_bytes, |rank| {
         let mut x = rank.matrix::<f32>(2, 8, |_, _| 1);
         rank.group.all_reduce(&S, x.mat_mut(DType::F32, 2, 8).unwrap()).unwrap();
         let before = rank.group.launched().unwrap();
@@ -319,273 +346,4 @@ fn calls_are_done_once_the_device_has_come_past_them() {
         launched.finish().unwrap();
     }
     assert_eq!([states(0), states(1)], [[CallState::Done; 4]; 2]);
-}
-
-/// What rank `rank` brings to sums whose bits depend on their order.
-fn fraction(rank: usize, i: usize) -> f32 {
-    let hash = (i as u32 ^ (rank as u32) << 20).wrapping_mul(0x9e37_79b1);
-    (hash ^ hash >> 15).wrapping_mul(0x85eb_ca77) as f32 / 2_f32.powi(31) - 1.0
-}
-
-/// An element and what it counts.
-trait Real: Plain {
-    fn round(x: f32) -> Self;
-    fn number(self) -> f32;
-}
-impl Real for f32 {
-    fn round(x: f32) -> Self {
-        x
-    }
-    fn number(self) -> f32 {
-        self
-    }
-}
-impl Real for bf16 {
-    fn round(x: f32) -> Self {
-        Self::from_f32(x)
-    }
-    fn number(self) -> f32 {
-        self.to_f32()
-    }
-}
-
-impl Rank {
-    fn fractions<T: Real>(&self, rank: usize, count: usize) -> Buffer {
-        let bytes: Vec<u8> = (0..count).flat_map(|i| T::round(fraction(rank, i)).bytes()).collect();
-        let mut buffer = self.device.alloc(bytes.len()).unwrap();
-        self.device.upload(&mut buffer, 0, &bytes).unwrap();
-        buffer
-    }
-
-    /// Sums once, then as often as `replays` says out of a recording, fresh values each time.
-    fn check_one_shot<T: Real>(&self, rows: usize, cols: usize, replays: usize) {
-        let (own, size, count) = (self.group.rank(), self.group.size(), rows * cols);
-        assert!(self.group.sums_in_one_shot(rows, cols, T::DTYPE), "no way between the GPUs");
-        let sum = |i| {
-            let parts = (0..size).map(|rank| T::round(fraction(rank, i)).number());
-            T::round(parts.fold(0.0, |sum, x| sum + x))
-        };
-        let expected: Vec<T> = (0..count).map(sum).collect();
-        let brought = self.fractions::<T>(own, count);
-        let mut x = self.fractions::<T>(own, count);
-        let view = |x: &mut Buffer| {
-            self.group.all_reduce(&S, x.mat_mut(T::DTYPE, rows, cols).unwrap()).unwrap();
-        };
-        view(&mut x);
-        assert_eq!(self.read::<T>(&x, count), expected, "{size} ranks, {rows} x {cols}");
-        let mut bytes = vec![0; count * T::DTYPE.bytes()];
-        self.device.download(&S, &brought, 0, &mut bytes).unwrap();
-        self.device.begin_capture(&S).unwrap();
-        view(&mut x);
-        let graph = self.device.end_capture(&S).unwrap();
-        for replay in 0..replays {
-            self.device.upload(&mut x, 0, &bytes).unwrap();
-            self.device.replay(&S, &graph).unwrap();
-            assert_eq!(self.read::<T>(&x, count), expected, "replay {replay}");
-        }
-        self.group.barrier(&S).unwrap();
-    }
-}
-
-#[test]
-fn sums_in_one_shot_are_those_in_the_order_of_ranks() {
-    let join = |own, device: &Arc<HipDevice>| DeviceGroup::join(own, device).unwrap();
-    let work = |rank: Rank| {
-        for (rows, cols) in [(1, 1), (3, 37), (2, 64), (5, 4096)] {
-            rank.check_one_shot::<bf16>(rows, cols, 3);
-            rank.check_one_shot::<f32>(rows, cols, 2);
-        }
-        assert!(!rank.group.sums_in_one_shot(1, (256 << 10) / 2 + 1, DType::BF16));
-        assert!(!rank.group.sums_in_one_shot(1, 8, DType::I32));
-    };
-    ranks_of("one shot", 2, join, work);
-    if std::env::var_os("HADRON_GPU").is_none() {
-        ranks_of("one shot", 3, join, work);
-    }
-}
-
-/// The sum over ranks, the sum with the stream and the norm are one launch with the bits of the two.
-fn norms<T: Real>(rank: &Rank, rows: usize, cols: usize) {
-    let (own, count) = (rank.group.rank(), rows * cols);
-    assert!(rank.group.fuses_norm(rows, cols, T::DTYPE));
-    let weight = rank.fractions::<T>(7, cols);
-    let weight = weight.mat(T::DTYPE, 1, cols).unwrap();
-    let run = |fused: bool| {
-        let [mut delta, mut x] = [own, 9].map(|rank_of| rank.fractions::<T>(rank_of, count));
-        let mut y = rank.device.alloc(count * T::DTYPE.bytes()).unwrap();
-        let (to, stream) = (y.mat_mut(T::DTYPE, rows, cols), x.mat_mut(T::DTYPE, rows, cols));
-        let (to, stream) = (to.unwrap(), stream.unwrap());
-        if fused {
-            let delta = delta.mat(T::DTYPE, rows, cols).unwrap();
-            rank.group.all_reduce_norm(&S, (to, stream), delta, (weight, 1e-5)).unwrap();
-        } else {
-            rank.group.all_reduce(&S, delta.mat_mut(T::DTYPE, rows, cols).unwrap()).unwrap();
-            let delta = delta.mat(T::DTYPE, rows, cols).unwrap();
-            rank.device.add_rms_norm(&S, to, stream, delta, weight, 1e-5).unwrap();
-        }
-        (rank.read::<T>(&y, count), rank.read::<T>(&x, count))
-    };
-    let (fused, one_by_one) = (run(true), run(false));
-    assert_eq!(fused.1, one_by_one.1, "the stream, {rows} x {cols}");
-    assert_eq!(fused.0, one_by_one.0, "its norm, {rows} x {cols}");
-    assert!(fused.0.iter().any(|y| y.number() != 0.0));
-}
-
-#[test]
-fn a_sum_over_ranks_is_normed_in_the_same_launch() {
-    ranks("norms", |rank| {
-        for (rows, cols) in [(1, 8), (3, 96), (1, 4096), (6, 1024), (2, 8192)] {
-            norms::<bf16>(&rank, rows, cols);
-            norms::<f32>(&rank, rows, cols);
-        }
-        assert!(!rank.group.fuses_norm(1, 12, DType::BF16), "no whole eights");
-        assert!(!rank.group.fuses_norm(1, 10_240, DType::BF16), "not in registers");
-        rank.group.barrier(&S).unwrap();
-    });
-}
-
-#[test]
-fn processes_reach_the_memory_of_each_other() {
-    let meeting = Meeting::create(&[2]).unwrap();
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "the_child_of_another_test", "--ignored", "--nocapture"])
-        .env("HADRON_TEST_MEETING", meeting.path())
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
-    one_of_two_processes(&meeting, 0);
-    assert!(child.wait().unwrap().success());
-}
-
-/// The other rank.
-#[test]
-#[ignore = "a process of processes_reach_the_memory_of_each_other"]
-fn the_child_of_another_test() {
-    let Some(path) = std::env::var_os("HADRON_TEST_MEETING") else { return };
-    one_of_two_processes(&Meeting::open(path.as_ref(), &[2]).unwrap(), 1);
-}
-
-fn one_of_two_processes(meeting: &Meeting, rank: usize) {
-    let device = Arc::new(HipDevice::open(&device("processes", rank)).unwrap());
-    let group = DeviceGroup::join(meeting.join(0, rank).unwrap(), &device).unwrap();
-    let rank = Rank { group, device };
-    rank.check_one_shot::<bf16>(2, 1000, 4);
-    norms::<bf16>(&rank, 2, 128);
-    rank.group.barrier(&S).unwrap();
-}
-
-/// Microseconds of one of `CHAIN` launches, one by one and replayed. Launches before it have made everything ready.
-fn time(rank: &Rank, mut launch: impl FnMut()) -> [f64; 2] {
-    const CHAIN: usize = 20;
-    let each = |since: Instant| since.elapsed().as_secs_f64() * 1e6 / CHAIN as f64;
-    (0..3).for_each(|_| launch());
-    rank.group.barrier(&S).unwrap();
-    let started = Instant::now();
-    (0..CHAIN).for_each(|_| launch());
-    rank.device.synchronize(&S).unwrap();
-    let launched = each(started);
-    rank.device.begin_capture(&S).unwrap();
-    (0..CHAIN).for_each(|_| launch());
-    let graph = rank.device.end_capture(&S).unwrap();
-    let mut replays: Vec<f64> = (0..10)
-        .map(|_| {
-            rank.group.barrier(&S).unwrap();
-            let started = Instant::now();
-            rank.device.replay(&S, &graph).unwrap();
-            rank.device.synchronize(&S).unwrap();
-            each(started)
-        })
-        .collect();
-    rank.group.barrier(&S).unwrap();
-    replays.sort_by(f64::total_cmp);
-    [launched, replays[replays.len() / 2]]
-}
-
-/// Bytes of matrices that are summed in one shot to find out from where on it is no longer worth it.
-const MEASURED_BYTES: usize = 1 << 20;
-
-/// Sums of 8 KiB to 64 MiB, launch by launch and replayed: microseconds of one, and bytes over that time; in one shot
-/// and by the library.
-#[test]
-#[ignore = "measures two GPUs, named by HADRON_GPU"]
-fn all_reduce_speed() {
-    let sums = |rank: Rank| {
-        let mut x = rank.matrix::<f32>(1, (64 << 20) / 4, |_, _| 0);
-        let kib = (3..17).map(|power| 1_usize << power);
-        let mut table = Vec::new();
-        for count in kib.map(|kib| kib * 1024 / 2) {
-            if rank.group.sums_in_one_shot(1, 8, DType::BF16)
-                && !rank.group.sums_in_one_shot(1, count, DType::BF16)
-            {
-                break;
-            }
-            table.push(time(&rank, || {
-                let x = x.mat_mut(DType::BF16, 1, count).unwrap();
-                rank.group.all_reduce(&S, x).unwrap();
-            }));
-        }
-        table
-    };
-    let up_to = |bytes| {
-        let join = move |own, device: &Arc<HipDevice>| {
-            DeviceGroup::join_summing(own, device, bytes).unwrap()
-        };
-        ranks_of("speed", 2, join, sums).swap_remove(0)
-    };
-    let (library, own) = (up_to(0), up_to(MEASURED_BYTES));
-    println!("{:>10} {:>24} {:>24} {:>10}", "KiB", "library: launched, graph", "one shot", "GB/s");
-    for (i, [launched, replayed]) in library.iter().enumerate() {
-        let kib = 8 << i;
-        let best = own.get(i).map_or(*replayed, |own| own[1].min(*replayed));
-        let own = own.get(i).map_or(String::new(), |own| format!("{:.1}, {:.1}", own[0], own[1]));
-        let rate = f64::from(kib) * 1024.0 / best / 1e3;
-        println!("{kib:10} {:>24} {own:>24} {rate:10.1}", format!("{launched:.1}, {replayed:.1}"));
-    }
-}
-
-/// A sum over ranks with the residual sum and the norm behind it, rows of 4,096 in bf16: microseconds in a recording, by
-/// the library and a norm, in one shot and a norm, and all in one launch.
-#[test]
-#[ignore = "measures two GPUs, named by HADRON_GPU"]
-fn sum_and_norm_speed() {
-    const COLS: usize = 4096;
-    let rows = [1_usize, 2, 4, 8, 16, 32];
-    let norms = |rank: Rank| {
-        let [mut delta, mut x, mut y] = [(); 3].map(|()| rank.matrix::<bf16>(32, COLS, |_, _| 0));
-        let weight = rank.matrix::<bf16>(1, COLS, |_, _| 1);
-        let weight = weight.mat(DType::BF16, 1, COLS).unwrap();
-        let mut table = Vec::new();
-        for rows in rows {
-            let mut norm = |fused: bool| {
-                let [to, stream] = [&mut y, &mut x].map(|x| x.mat_mut(DType::BF16, rows, COLS));
-                let (to, stream) = (to.unwrap(), stream.unwrap());
-                if !fused {
-                    let sum = delta.mat_mut(DType::BF16, rows, COLS).unwrap();
-                    rank.group.all_reduce(&S, sum).unwrap();
-                }
-                let delta = delta.mat(DType::BF16, rows, COLS).unwrap();
-                if fused {
-                    rank.group.all_reduce_norm(&S, (to, stream), delta, (weight, 1e-5)).unwrap();
-                } else {
-                    rank.device.add_rms_norm(&S, to, stream, delta, weight, 1e-5).unwrap();
-                }
-            };
-            let apart = time(&rank, || norm(false))[1];
-            let fuses = rank.group.fuses_norm(rows, COLS, DType::BF16);
-            let fused = if fuses { time(&rank, || norm(true))[1] } else { f64::NAN };
-            table.push([apart, fused]);
-        }
-        table
-    };
-    let up_to = |bytes| {
-        let join = move |own, device: &Arc<HipDevice>| {
-            DeviceGroup::join_summing(own, device, bytes).unwrap()
-        };
-        ranks_of("speed", 2, join, norms).swap_remove(0)
-    };
-    let (library, own) = (up_to(0), up_to(MEASURED_BYTES));
-    println!("{:>6} {:>10} {:>10} {:>10}", "rows", "library", "one shot", "fused");
-    for ((rows, [library, _]), [own, fused]) in rows.iter().zip(library).zip(own) {
-        println!("{rows:6} {library:10.2} {own:10.2} {fused:10.2}");
-    }
 }

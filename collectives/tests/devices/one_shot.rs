@@ -1,0 +1,228 @@
+//! Sums in one shot, through memory that the GPUs share: their bits, between threads and between processes.
+
+use super::{Plain, Rank, S, device, ranks, ranks_of, read, upload};
+use collectives::{Collective, DeviceGroup, Meeting};
+use kernels::hip::{HipDevice, PeerMemory};
+use kernels::{Buffer, DType, Driver, Kernels, bf16};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Barrier, Mutex, mpsc};
+use std::thread;
+use std::time::Duration;
+
+/// What rank `rank` brings to sums whose bits depend on their order.
+fn fraction(rank: usize, i: usize) -> f32 {
+    let hash = (i as u32 ^ (rank as u32) << 20).wrapping_mul(0x9e37_79b1);
+    (hash ^ hash >> 15).wrapping_mul(0x85eb_ca77) as f32 / 2_f32.powi(31) - 1.0
+}
+
+/// An element and what it counts.
+trait Real: Plain {
+    fn round(x: f32) -> Self;
+    fn number(self) -> f32;
+}
+impl Real for f32 {
+    fn round(x: f32) -> Self {
+        x
+    }
+    fn number(self) -> f32 {
+        self
+    }
+}
+impl Real for bf16 {
+    fn round(x: f32) -> Self {
+        Self::from_f32(x)
+    }
+    fn number(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+fn fractions<T: Real>(device: &HipDevice, rank: usize, count: usize) -> Buffer {
+    let bytes: Vec<u8> = (0..count).flat_map(|i| T::round(fraction(rank, i)).bytes()).collect();
+    upload(device, &bytes)
+}
+
+impl Rank {
+    fn fractions<T: Real>(&self, rank: usize, count: usize) -> Buffer {
+        fractions::<T>(&self.device, rank, count)
+    }
+
+    /// Sums once, then as often as `replays` says out of a recording, fresh values each time.
+    fn check_one_shot<T: Real>(&self, rows: usize, cols: usize, replays: usize) {
+        let (own, size, count) = (self.group.rank(), self.group.size(), rows * cols);
+        assert!(self.group.sums_in_one_shot(rows, cols, T::DTYPE), "no way between the GPUs");
+        let sum = |i| {
+            let parts = (0..size).map(|rank| T::round(fraction(rank, i)).number());
+            T::round(parts.fold(0.0, |sum, x| sum + x))
+        };
+        let expected: Vec<T> = (0..count).map(sum).collect();
+        let brought = self.fractions::<T>(own, count);
+        let mut x = self.fractions::<T>(own, count);
+        let view = |x: &mut Buffer| {
+            self.group.all_reduce(&S, x.mat_mut(T::DTYPE, rows, cols).unwrap()).unwrap();
+        };
+        view(&mut x);
+        assert_eq!(self.read::<T>(&x, count), expected, "{size} ranks, {rows} x {cols}");
+        let mut bytes = vec![0; count * T::DTYPE.bytes()];
+        self.device.download(&S, &brought, 0, &mut bytes).unwrap();
+        self.device.begin_capture(&S).unwrap();
+        view(&mut x);
+        let graph = self.device.end_capture(&S).unwrap();
+        for replay in 0..replays {
+            self.device.upload(&mut x, 0, &bytes).unwrap();
+            self.device.replay(&S, &graph).unwrap();
+            assert_eq!(self.read::<T>(&x, count), expected, "replay {replay}");
+        }
+        self.group.barrier(&S).unwrap();
+    }
+}
+
+#[test]
+fn sums_in_one_shot_are_those_in_the_order_of_ranks() {
+    let work = |rank: Rank| {
+        for (rows, cols) in [(1, 1), (3, 37), (2, 64), (5, 4096)] {
+            rank.check_one_shot::<bf16>(rows, cols, 3);
+            rank.check_one_shot::<f32>(rows, cols, 2);
+        }
+        assert!(!rank.group.sums_in_one_shot(1, (256 << 10) / 2 + 1, DType::BF16));
+        assert!(!rank.group.sums_in_one_shot(1, 8, DType::I32));
+    };
+    ranks_of("one shot", 2, DeviceGroup::join, work);
+    if std::env::var_os("HADRON_GPU").is_none() {
+        ranks_of("one shot", 3, DeviceGroup::join, work);
+    }
+}
+
+/// The sum over ranks, the sum with the stream and the norm are one launch with the bits of the two.
+fn norms<T: Real>(rank: &Rank, rows: usize, cols: usize) {
+    let (own, count) = (rank.group.rank(), rows * cols);
+    assert!(rank.group.fuses_norm(rows, cols, T::DTYPE));
+    let weight = rank.fractions::<T>(7, cols);
+    let weight = weight.mat(T::DTYPE, 1, cols).unwrap();
+    let run = |fused: bool| {
+        let [mut delta, mut x] = [own, 9].map(|rank_of| rank.fractions::<T>(rank_of, count));
+        let mut y = rank.device.alloc(count * T::DTYPE.bytes()).unwrap();
+        let (to, stream) = (y.mat_mut(T::DTYPE, rows, cols), x.mat_mut(T::DTYPE, rows, cols));
+        let (to, stream) = (to.unwrap(), stream.unwrap());
+        if fused {
+            let delta = delta.mat(T::DTYPE, rows, cols).unwrap();
+            rank.group.all_reduce_norm(&S, (to, stream), delta, (weight, 1e-5)).unwrap();
+        } else {
+            rank.group.all_reduce(&S, delta.mat_mut(T::DTYPE, rows, cols).unwrap()).unwrap();
+            let delta = delta.mat(T::DTYPE, rows, cols).unwrap();
+            rank.device.add_rms_norm(&S, to, stream, delta, weight, 1e-5).unwrap();
+        }
+        (rank.read::<T>(&y, count), rank.read::<T>(&x, count))
+    };
+    let (fused, one_by_one) = (run(true), run(false));
+    assert_eq!(fused.1, one_by_one.1, "the stream, {rows} x {cols}");
+    assert_eq!(fused.0, one_by_one.0, "its norm, {rows} x {cols}");
+    assert!(fused.0.iter().any(|y| y.number() != 0.0));
+}
+
+#[test]
+fn a_sum_over_ranks_is_normed_in_the_same_launch() {
+    ranks("norms", |rank| {
+        for (rows, cols) in [(1, 8), (3, 96), (1, 4096), (6, 1024), (2, 8192)] {
+            norms::<bf16>(&rank, rows, cols);
+            norms::<f32>(&rank, rows, cols);
+        }
+        assert!(!rank.group.fuses_norm(1, 12, DType::BF16), "no whole eights");
+        assert!(!rank.group.fuses_norm(1, 10_240, DType::BF16), "not in registers");
+        rank.group.barrier(&S).unwrap();
+    });
+}
+
+#[test]
+fn processes_reach_the_memory_of_each_other() {
+    let meeting = Meeting::create(&[2]).unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "one_shot::the_child_of_another_test", "--ignored", "--nocapture"])
+        .env("HADRON_TEST_MEETING", meeting.path())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    one_of_two_processes(&meeting, 0);
+    assert!(child.wait().unwrap().success());
+}
+
+/// The other rank.
+#[test]
+#[ignore = "a process of processes_reach_the_memory_of_each_other"]
+fn the_child_of_another_test() {
+    let Some(path) = std::env::var_os("HADRON_TEST_MEETING") else { return };
+    one_of_two_processes(&Meeting::open(path.as_ref(), &[2]).unwrap(), 1);
+}
+
+fn one_of_two_processes(meeting: &Meeting, rank: usize) {
+    let device = Arc::new(HipDevice::open(&device("processes", rank)).unwrap());
+    let group = DeviceGroup::join(meeting.join(0, rank).unwrap(), &device).unwrap();
+    let rank = Rank { group, device };
+    rank.check_one_shot::<bf16>(2, 1000, 4);
+    norms::<bf16>(&rank, 2, 128);
+    rank.group.barrier(&S).unwrap();
+}
+
+/// Two ranks of no group, each in a thread: `work` finds its rank, its device and the memory that it shares.
+fn two_peers(world: &str, work: impl Fn(usize, &HipDevice, PeerMemory) + Sync) {
+    let (offers, met) = (Mutex::new([None; 2]), Barrier::new(2));
+    thread::scope(|scope| {
+        for rank in 0..2 {
+            let (offers, met, work) = (&offers, &met, &work);
+            scope.spawn(move || {
+                let device = Arc::new(HipDevice::open(&device(world, rank)).unwrap());
+                let mut peers = PeerMemory::offer(&device, (2, rank), 64 << 10).unwrap();
+                offers.lock().unwrap()[rank] = Some(peers.offered());
+                met.wait();
+                let all = offers.lock().unwrap().map(Option::unwrap);
+                peers.reach(&all).unwrap();
+                met.wait();
+                work(rank, &device, peers);
+                met.wait(); // Nobody goes while the other one still computes.
+            });
+        }
+    });
+}
+
+/// Sums what the ranks bring to occasion `occasion`, no two of them alike.
+fn sum_once(
+    (rank, device): (usize, &HipDevice),
+    peers: &PeerMemory,
+    occasion: usize,
+    count: usize,
+) {
+    let value = |rank, i| bf16::from_f32(fraction(2 * occasion + rank, i)).to_f32();
+    let expected = (0..count).map(|i| bf16::from_f32(value(0, i) + value(1, i)));
+    let mut x = fractions::<bf16>(device, 2 * occasion + rank, count);
+    peers.all_reduce(&S, x.mat_mut(DType::BF16, 1, count).unwrap()).unwrap();
+    let found = read::<bf16>(device, &x, count);
+    assert_eq!(found, expected.collect::<Vec<_>>(), "occasion {occasion}");
+}
+
+/// Behind the last number comes the second, and words that are left from its last launch are not taken for new.
+#[test]
+fn numbers_of_launches_start_over() {
+    const LARGE: usize = 4000;
+    const SMALL: usize = 24;
+    let done = Barrier::new(2);
+    let (told, ended) = mpsc::channel();
+    let ended = Mutex::new(ended);
+    two_peers("numbers", |rank, device, mut peers| {
+        peers.count_from(3).unwrap();
+        (0..2).for_each(|n| sum_once((rank, device), &peers, n, LARGE)); // Launches 4 and 5.
+        done.wait();
+        peers.count_from(u32::MAX - 3).unwrap();
+        done.wait();
+        // The last three of the round, then 2 and 3.
+        (2..7).for_each(|n| sum_once((rank, device), &peers, n, SMALL));
+        if rank == 1 {
+            // This rank comes so late to the fourth launch that the other one would believe what it finds.
+            let _ = ended.lock().unwrap().recv_timeout(Duration::from_millis(300));
+        }
+        sum_once((rank, device), &peers, 7, LARGE);
+        if rank == 0 {
+            told.send(()).unwrap();
+        }
+        sum_once((rank, device), &peers, 8, LARGE);
+    });
+}
