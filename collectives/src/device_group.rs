@@ -46,7 +46,7 @@ impl DeviceGroup {
         Self::join_summing(shared, device, ONE_SHOT_BYTES)
     }
 
-    /// The same with sums in one shot of up to so many bytes, 0 for none; to measure. All ranks say the same.
+    /// The same with sums in one shot of up to so many bytes, 0 for none. All ranks say the same.
     pub fn join_summing(
         shared: SharedGroup,
         device: &Arc<HipDevice>,

@@ -63,6 +63,7 @@ fn main() {
             parallel: Parallel::default(),
             host_ranks: 1,
             placement: None,
+            one_shot_sums: true,
             meeting: None,
         },
     };

@@ -157,6 +157,7 @@ fn config(device: &str, shape: &Shape, cache: Option<&String>, eager: bool) -> E
             parallel: Parallel::default(),
             host_ranks: 1,
             placement: None,
+            one_shot_sums: true,
             meeting: None,
         },
     }

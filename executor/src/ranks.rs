@@ -1,7 +1,7 @@
 //! Where an executor stands among the ranks of its world, and how they meet.
 
 use crate::{ExecutorError, Progress};
-use collectives::{Call, CollectiveError, DeviceGroup, Group};
+use collectives::{Call, CollectiveError, DeviceGroup, Group, SharedGroup};
 use kernels::hip::HipDevice;
 use models::sharding::{Part, Ranks};
 use models::{Config, check_split};
@@ -105,13 +105,7 @@ pub(crate) fn groups(
         }
         let shared = meeting.join(group, part.rank)?;
         Ok(Group::new(match gpu {
-            Some(gpu) => {
-                let group = DeviceGroup::join(shared, gpu)?;
-                if let Some(error) = group.apart() {
-                    tracing::warn!(%error, "small sums of ranks go the slower way, through the library");
-                }
-                Box::new(group)
-            }
+            Some(gpu) => Box::new(on_gpus(shared, gpu, settings.one_shot_sums)?),
             None => Box::new(shared),
         }))
     };
@@ -119,6 +113,21 @@ pub(crate) fn groups(
     let joined = [join(replica, tp)?, join(across, dp)?];
     progress(Progress { phase, done: 1, total: 1 });
     Ok(joined)
+}
+
+fn on_gpus(
+    shared: SharedGroup,
+    gpu: &Arc<HipDevice>,
+    one_shot_sums: bool,
+) -> Result<DeviceGroup, CollectiveError> {
+    if !one_shot_sums {
+        return DeviceGroup::join_summing(shared, gpu, 0);
+    }
+    let group = DeviceGroup::join(shared, gpu)?;
+    if let Some(error) = group.apart() {
+        tracing::warn!(%error, "small sums of ranks go the slower way, through the library");
+    }
+    Ok(group)
 }
 
 /// Sizes of the groups of a world: those of the replicas, then, if these share experts, those of the ranks in the same

@@ -61,6 +61,8 @@ pub struct Settings {
     pub placement: Option<ExpertPlacement>,
     /// Shared memory in which the ranks of this one's groups meet: a file that every rank maps; `None` = alone.
     pub meeting: Option<PathBuf>,
+    /// Whether GPUs that reach each other's memory make small sums there; otherwise all are the library's.
+    pub one_shot_sums: bool,
 }
 
 /// How the ranks of a world share the work. The ranks of one replica come one after the other.

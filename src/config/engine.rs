@@ -129,6 +129,10 @@ pub struct ParallelArgs {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
     pub enable_dp_attention: bool,
+    /// Leave all sums of GPUs to RCCL or NCCL; otherwise small ones go through memory that the GPUs share
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
+    pub disable_custom_all_reduce: bool,
     /// How a request finds its replica
     #[arg(long, alias = "load-balance-method", default_value = "prefix")]
     pub dp_load_balance: Placement,

@@ -31,7 +31,6 @@ pub(super) const INERT: &[Inert] = &[
     inert("level", true, "there are no compilation levels"),
     inert("optimization-level", true, "there are no compilation levels"),
     inert("disable-access-log-for-endpoints", true, "requests are not logged unless traced"),
-    inert("disable-custom-all-reduce", false, "the size of a sum says which way it goes"),
     inert("enable-request-id-headers", false, "always on"),
     inert("enable-server-load-tracking", false, "always on"),
     inert("language-model-only", false, "models read text only"),

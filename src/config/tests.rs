@@ -78,7 +78,8 @@ fn spellings_of_three_engines_mean_the_same() {
 #[test]
 fn short_names_and_switches_of_other_engines_are_read() {
     let args = serve("M -tp 1 -n 1 -r 0 -ep -O3 -asc 2 --device-memory-utilization 0.5");
-    assert!(args.parallel.enable_expert_parallel);
+    assert!(args.parallel.enable_expert_parallel && !args.parallel.disable_custom_all_reduce);
+    assert!(serve("M --disable_custom_all_reduce").parallel.disable_custom_all_reduce);
     assert!((args.engine.gpu_memory_utilization - 0.5).abs() < 1e-9);
     for (line, caches) in [
         ("M --disable-radix-cache=true", false),

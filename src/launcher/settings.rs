@@ -391,6 +391,7 @@ pub fn executor(
         host_ranks: host_ranks(args),
         placement: placement(args)?,
         meeting: None,
+        one_shot_sums: !args.parallel.disable_custom_all_reduce,
     };
     Ok(ExecutorConfig { settings, model: files.config.clone(), manifest: files.manifest })
 }

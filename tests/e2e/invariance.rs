@@ -181,6 +181,7 @@ fn executor(world: World) -> Executor {
             parallel: Parallel::default(),
             host_ranks: 1,
             placement: None,
+            one_shot_sums: true,
             meeting: None,
         },
     };

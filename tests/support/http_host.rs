@@ -352,6 +352,7 @@ fn real_device(setup: &Setup, folder: &Path) -> ExecutorConfig {
             parallel: Parallel::default(),
             host_ranks: 1,
             placement: None,
+            one_shot_sums: true,
             meeting: None,
         },
     }

@@ -17,7 +17,8 @@ use collectives::{CallState, Collective, CollectiveError, DeviceGroup, Meeting, 
 use kernels::hip::{Api, HipConfig, HipDevice, Libraries};
 use kernels::{Buffer, DType, Driver, Element, Stream, bf16};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicIsize, Ordering::SeqCst};
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -53,10 +54,23 @@ fn device(world: &str, rank: usize) -> HipConfig {
     }
 }
 
-/// One rank, and its device.
+/// One rank, and its device. Ranks of one test go together, or one would find the other gone behind a last barrier.
 struct Rank {
     group: DeviceGroup,
     device: Arc<HipDevice>,
+    /// Ranks that have not come to their end, this one among them.
+    staying: Arc<AtomicIsize>,
+}
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        self.staying.fetch_sub(1, SeqCst);
+        let started = Instant::now();
+        while self.staying.load(SeqCst) > 0 && !thread::panicking() && started.elapsed() < PATIENCE
+        {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 /// Runs `work` as both ranks of a group, each in a thread, and returns what each found.
@@ -87,14 +101,15 @@ fn ranks_of<T: Send>(
 ) -> Vec<T> {
     let meeting = Meeting::create(&[size]).unwrap();
     let (join, work) = (&join, &work);
+    let staying = Arc::new(AtomicIsize::new(size as isize));
     thread::scope(|scope| {
         let rank = |rank| {
             let own = Meeting::open(meeting.path(), &[size]).unwrap();
-            let config = device(world, rank);
+            let (config, staying) = (device(world, rank), Arc::clone(&staying));
             scope.spawn(move || {
                 let device = Arc::new(HipDevice::open(&config).unwrap());
                 let group = join(own.join(0, rank).unwrap(), &device).unwrap();
-                work(Rank { group, device })
+                work(Rank { group, device, staying })
             })
         };
         let threads: Vec<_> = (0..size).map(rank).collect();
@@ -294,13 +309,16 @@ fn a_rank_that_leaves_ends_the_group() {
 }
 
 fn leaves(world: &str, one_shot_bytes: usize) {
+    let past = Barrier::new(2);
     let found = ranks_summing(world, one_shot_bytes, |rank| {
         let mut x = rank.matrix::<f32>(2, 8, |_, _| 1);
         rank.group.all_reduce(&S, x.mat_mut(DType::F32, 2, 8).unwrap()).unwrap();
         let before = rank.group.launched().unwrap();
         rank.group.barrier(&S).unwrap();
         assert_eq!(before.finish(), Ok(()));
+        past.wait();
         if rank.group.rank() == 1 {
+            rank.staying.store(1, SeqCst); // Waits for nobody.
             return None;
         }
         let launched = rank.group.all_reduce(&S, x.mat_mut(DType::F32, 2, 8).unwrap());

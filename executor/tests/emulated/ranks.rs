@@ -45,6 +45,14 @@ fn ranks_of_a_replica_find_the_tokens_of_one_launched_and_replayed() {
     }
 }
 
+#[test]
+fn sums_by_the_library_find_the_same_tokens() {
+    let mut world = on_gpus("sums", 64, shared(config(Dtype::Float32, 2), 2, false), true);
+    let found = play(&mut Player::with(world.clone()));
+    world.settings.one_shot_sums = false;
+    assert_eq!(play(&mut Player::with(world)), found);
+}
+
 /// Requests of one replica, one after the other on the odd ones, which are idle at first.
 fn play_replica(player: &mut Player, replica: u16) -> Vec<Output> {
     let job = |i: u16| {

@@ -114,6 +114,7 @@ fn settings(dtype: Dtype, threads: u32) -> Settings {
         parallel: Parallel::default(),
         host_ranks: 1,
         placement: None,
+        one_shot_sums: true,
         meeting: None,
     }
 }

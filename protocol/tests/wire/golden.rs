@@ -229,14 +229,16 @@ fn the_settings() {
         host_ranks: 2,
         placement: Some(ExpertPlacement { layers: vec![vec![], vec![300, 0]] }),
         meeting: Some("/x".into()),
+        one_shot_sums: true,
     };
     check(
         &settings,
         &expect![[r#"
-            4844524e09000100020000000000000060000000dc709257
-            dc001ba22f6dc001a343707590c0c0a7466c6f61743332a44175746f0210cd01
+            4844524e090001000200000000000000610000003dcbf612
+            dc001ca22f6dc001a343707590c0c0a7466c6f61743332a44175746f0210cd01
             00cd0100044081a6426c6f636b7340cb3feccccccccccccda74e6f7468696e67
-            920381a54e6772616d92020514c00201930201c30291929092cd012c00a22f78"#]],
+            920381a54e6772616d92020514c00201930201c30291929092cd012c00a22f78
+            c3"#]],
     );
 }
 

@@ -259,6 +259,7 @@ pub(crate) fn settings() -> impl Strategy<Value = Settings> {
                 host_ranks: numbers[4] as u16,
                 placement: eager.then(|| ExpertPlacement { layers: vec![vec![], vec![1, 0]] }),
                 meeting: eager.then(|| "/proc/7/fd/9".into()),
+                one_shot_sums: !eager,
             }
         },
     )
