@@ -14,9 +14,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Bytes of the largest matrix that is summed in one shot: larger ones are the library's. Two H200 are to say where the
-/// two meet.
-const ONE_SHOT_BYTES: usize = 256 << 10;
+/// Bytes that all others bring to a rank, up to which a matrix is summed in one shot: larger ones are the library's. At
+/// the largest that was measured, 1 MiB between two H200, it takes 9.6 µs where NCCL takes 15.4.
+const ONE_SHOT_BYTES: usize = 1 << 20;
 /// How long ranks that have met may take to reach each other's devices.
 const JOIN: Duration = Duration::from_mins(2);
 /// How often they are asked.
@@ -43,7 +43,8 @@ impl DeviceGroup {
     ///
     /// Errors: there is no library for it, a rank is gone, or they do not reach each other.
     pub fn join(shared: SharedGroup, device: &Arc<HipDevice>) -> Result<Self, CollectiveError> {
-        Self::join_summing(shared, device, ONE_SHOT_BYTES)
+        let others = shared.size().saturating_sub(1).max(1);
+        Self::join_summing(shared, device, ONE_SHOT_BYTES / others)
     }
 
     /// The same with sums in one shot of up to so many bytes, 0 for none. All ranks say the same.
