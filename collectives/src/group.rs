@@ -14,7 +14,8 @@ pub trait Collective: Send {
     /// Ranks of the group.
     fn size(&self) -> usize;
 
-    /// `x = Σ x` over the ranks, added in the order of ranks, so that all hold the same bits.
+    /// `x = Σ x` over the ranks, in an order that is the same for all, so that all hold the same bits: that of ranks, except where a GPU's library
+    /// adds.
     fn all_reduce(&self, s: &Stream, x: MatMut<'_>) -> Result<(), CollectiveError>;
 
     /// Whether `all_reduce_norm` exists for matrices of this shape: the same answer on all ranks.

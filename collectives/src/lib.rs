@@ -2,7 +2,8 @@
 //!
 //! A model sees one [`Group`] per parallel axis and calls it unconditionally: in a group of one
 //! everything is a no-op. How bytes travel between ranks is a [`Collective`], chosen when the group is
-//! made: on CPUs of one host through the memory of a [`Meeting`], on GPUs through their library. Nothing here knows what the numbers mean.
+//! made: on CPUs of one host through the memory of a [`Meeting`], on GPUs through their library, or through memory that they reach in each other.
+//! Nothing here knows what the numbers mean.
 
 #![forbid(unsafe_code)]
 

@@ -6,7 +6,7 @@
 use crate::call::CALL_WORDS;
 use crate::lane::{Lane, Piece, Summand, is_summed, part, pieces};
 use crate::layout::{Flag, Place, SLOT_WORDS};
-use crate::waiting::Waiting;
+use crate::waiting::{Waiting, give_up};
 use crate::watch::Health;
 use crate::{Call, CallState, Collective, CollectiveError, Operation};
 use kernels::{DType, Mat, MatMut, SharedMemory, Stream, bf16};
@@ -227,15 +227,7 @@ impl SharedGroup {
 
     /// Tells the others that nobody needs to wait any more, and whose fault it is.
     fn give_up(&self, error: &CollectiveError) {
-        let culprit = match error {
-            CollectiveError::Lost { rank } | CollectiveError::Late { rank, .. } => *rank,
-            _ => self.rank,
-        };
-        let abort = &self.words()[self.place.abort()];
-        let _ = abort.compare_exchange(0, culprit as u32 + 1, SeqCst, Relaxed);
-        for rank in 0..self.place.size {
-            Waiting::wake(self.flag(rank, Flag::Posted));
-        }
+        give_up(self.words(), &self.place, self.rank, error);
     }
 }
 

@@ -12,7 +12,7 @@ use rustix::thread::futex;
 use rustix::time::Timespec;
 use std::hint::spin_loop;
 use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{Acquire, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
@@ -70,6 +70,27 @@ impl Waiting {
     }
 }
 
+/// Ends the group for all on behalf of `rank`: the first reason stays.
+pub(crate) fn give_up(words: &[AtomicU32], place: &Place, rank: usize, error: &CollectiveError) {
+    let culprit = match error {
+        CollectiveError::Lost { rank } | CollectiveError::Late { rank, .. } => *rank,
+        _ => rank,
+    };
+    let _ = words[place.abort()].compare_exchange(0, culprit as u32 + 1, SeqCst, Relaxed);
+    for rank in 0..place.size {
+        Waiting::wake(&words[place.flag(rank, Flag::Posted)]);
+    }
+}
+
+/// Errors: somebody has given the group up.
+pub(crate) fn given_up(words: &[AtomicU32], place: &Place) -> Result<(), CollectiveError> {
+    match words[place.abort()].load(SeqCst) {
+        0 => Ok(()),
+        GIVEN_UP => Err(CollectiveError::Aborted),
+        rank => Err(CollectiveError::Lost { rank: rank as usize - 1 }),
+    }
+}
+
 fn sleep(
     words: &[AtomicU32],
     place: &Place,
@@ -85,11 +106,7 @@ fn sleep(
         if has_come(seen, round) {
             return Ok(());
         }
-        match words[place.abort()].load(SeqCst) {
-            0 => {}
-            GIVEN_UP => return Err(CollectiveError::Aborted),
-            rank => return Err(CollectiveError::Lost { rank: rank as usize - 1 }),
-        }
+        given_up(words, place)?;
         if words[place.flag(peer, Flag::Left)].load(SeqCst) != 0 {
             return Err(CollectiveError::Lost { rank: peer });
         }

@@ -5,8 +5,7 @@
 
 use crate::call::CALL_WORDS;
 use crate::layout::{CALLS, Flag, Place};
-use crate::meeting::GIVEN_UP;
-use crate::waiting::has_ended;
+use crate::waiting::{give_up, given_up, has_ended};
 use crate::{Call, CallState, CollectiveError};
 use kernels::SharedMemory;
 use kernels::hip::{Communicator, PeerMemory};
@@ -51,11 +50,12 @@ impl Health {
         Self { memory, place, rank, failure: Mutex::default(), done: AtomicU32::new(0) }
     }
 
-    /// Why the group is of no further use, if it is.
+    /// Why the group is of no further use, if it is: to this rank, or to one that has given it up, whose device may since
+    /// have shown this one's what means nothing.
     pub(crate) fn check(&self) -> Result<(), CollectiveError> {
         match &*self.failure.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(error.clone()),
-            None => Ok(()),
+            None => given_up(self.memory.words(), &self.place),
         }
     }
 
@@ -68,11 +68,7 @@ impl Health {
     /// Errors: a rank is gone, or somebody has given the group up.
     pub(crate) fn look(&self) -> Result<(), CollectiveError> {
         let words = self.memory.words();
-        match words[self.place.abort()].load(SeqCst) {
-            0 => {}
-            GIVEN_UP => return Err(CollectiveError::Aborted),
-            rank => return Err(CollectiveError::Lost { rank: rank as usize - 1 }),
-        }
+        given_up(words, &self.place)?;
         for rank in (0..self.place.size).filter(|&rank| rank != self.rank) {
             let flag = |flag| words[self.place.flag(rank, flag)].load(SeqCst);
             if flag(Flag::Left) != 0 || has_ended(flag(Flag::Process)) {
@@ -126,8 +122,10 @@ impl Watch {
             while !ended.load(SeqCst) {
                 let failed = watched.look().and_then(|()| Ok(communicator.is_ready()?));
                 if let Err(error) = failed {
-                    // Said before the device goes on, so that nobody takes what it leaves for an answer.
-                    watched.fail(error);
+                    // Said, here and to the other ranks, before the device goes on: nobody may take what it leaves, or
+                    // shows to others, for an answer.
+                    let error = watched.fail(error);
+                    give_up(watched.memory.words(), &watched.place, watched.rank, &error);
                     if let Some(peers) = &peers {
                         peers.end();
                     }
@@ -151,5 +149,26 @@ impl Drop for Watch {
             // One that panicked has said so.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+mod tests {
+    use super::*;
+    use crate::Meeting;
+
+    #[test]
+    fn nobody_believes_what_came_past_a_rank_that_has_given_up() {
+        let meeting = Meeting::create(&[3]).unwrap();
+        let group = |rank| meeting.join(0, rank).unwrap();
+        let (groups, lost) = ([group(0), group(1), group(2)], CollectiveError::Lost { rank: 2 });
+        let health: Vec<_> = groups.iter().map(|group| Arc::new(group.health())).collect();
+        let launched = Launched::new(&health[0], 0);
+        launched.finish().unwrap();
+        // Rank 1 finds that rank 2 is gone; rank 0 has not looked yet.
+        give_up(health[1].memory.words(), &health[1].place, 1, &lost);
+        assert_eq!(launched.finish(), Err(lost.clone()));
+        assert_eq!(health[0].look(), Err(lost));
     }
 }

@@ -99,18 +99,19 @@ pub(crate) fn groups(
     let no_meeting = WorldError::NoMeeting { ranks: (tp.size * dp.size) as u16 };
     let path = settings.meeting.as_deref().ok_or(no_meeting)?;
     let meeting = collectives::Meeting::open(path, &sizes(parallel))?;
-    let join = |group: usize, part: Part| -> Result<Group, CollectiveError> {
+    let join = |group: usize, part: Part, sums: bool| -> Result<Group, CollectiveError> {
         if part.size == 1 {
             return Ok(Group::single());
         }
         let shared = meeting.join(group, part.rank)?;
         Ok(Group::new(match gpu {
-            Some(gpu) => Box::new(on_gpus(shared, gpu, settings.one_shot_sums)?),
+            Some(gpu) => Box::new(on_gpus(shared, gpu, sums)?),
             None => Box::new(shared),
         }))
     };
     let across = usize::from(parallel.dp_size) + tp.rank;
-    let joined = [join(replica, tp)?, join(across, dp)?];
+    // Across replicas nothing is summed but for experts, by scattering.
+    let joined = [join(replica, tp, settings.one_shot_sums)?, join(across, dp, false)?];
     progress(Progress { phase, done: 1, total: 1 });
     Ok(joined)
 }
