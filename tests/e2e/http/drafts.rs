@@ -1,7 +1,9 @@
 //! `--speculative-config`: the same answers to the last digit with drafts and without, whatever is asked, and whatever
 //! the scheduler makes of it.
 
-use super::executor_process::{answer, executor, finish, send, stream, stream_of};
+use super::executor_process::{
+    answer, executor, finish, is_ready, send, stream, stream_of, within,
+};
 use super::latents::model;
 use super::process::command;
 use super::ranks::{metric, start};
@@ -194,11 +196,13 @@ fn a_killed_executor_loses_no_draft_that_was_right_and_keeps_none_that_was_wrong
     let streams: Vec<_> = (0..3).map(|_| stream(at, TOKENS)).collect();
     let former = executor(&process);
     send(former, "-KILL");
+    within(Duration::from_mins(1), "the loss", || !is_ready(at));
     for stream in streams {
         let (text, end) = finish(stream);
         assert_eq!(end, "length");
         assert!(text == expected, "differs from a run without drafts:\n{text}\n{expected}");
     }
+    within(Duration::from_mins(1), "the restart", || is_ready(at));
     assert_ne!(executor(&process), former);
     assert!(drafted(at).1 > 0.0);
 }
