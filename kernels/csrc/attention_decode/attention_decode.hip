@@ -1,8 +1,8 @@
 // attention_decode: o [T, N D] = softmax(scale q Kᵀ) V for rows of one query, over the paged pool.
 // CPU twin: `paged_attention`. Rows with context 0 write zeros.
 //
-// The queries of a KV head share every key they load. A context is cut into splits of split_keys(context) keys, and a
-// block takes an equal run of the list of all splits (walk.h, run.h). Its waves take tiles of 16 keys in turn, fetched ahead
+// The queries of a KV head share every key they load. A context is cut into splits of at most split_keys(context)
+// keys, and a block takes an equal run of the list of all splits (walk.h, run.h). Its waves take tiles of 16 keys in turn, fetched ahead
 // across splits, heads and rows (ring.h), and merge in shared memory, waves ascending; splits merge in the last block to
 // arrive, in an order that their number fixes (merge.h). The cuts depend on the row's own context and on nothing else,
 // and the grid decides only who computes what: a row gives the same bits in any batch of the same variant, in any grid, captured or not.

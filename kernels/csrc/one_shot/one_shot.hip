@@ -7,7 +7,8 @@
 //                 one_shot and add_rms_norm make. Rows of whole eights on 16 bytes, up to 2 eights of a thread
 // -DRANKS=2..8
 // Grid: at most as many blocks as multiprocessors. Block of one_shot_norm: that of add_rms_norm, by cols alone.
-// Roofline: latency. Load, one way over the link, reduce, store: 3 to 4 us on NVLink are foretold, none measured.
+// Roofline: latency. Load, one way over the link, reduce, store: 3.1 to 3.7 us for up to 128 KiB between two H200,
+// 4.6 for 256 KiB, 9.6 for 1 MiB, where NCCL takes 6.2 to 8.0, 9.3 and 15.4.
 #include "dev.h"
 #include "norm/norm.h"
 #include "norm/row.h"
