@@ -75,6 +75,11 @@ metrics-page:
 streams:
     cargo test --test bench -- --ignored --exact --nocapture http::many::ten_thousand_streams
 
+# What two ranks take to gather words on this CPU, and a row of a real vocabulary to be sampled. Printed, not judged.
+rows:
+    cargo test --release -p collectives --test shared -- --ignored --exact --nocapture what_a_gathering_costs
+    cargo test --release -p kernels --lib -- --ignored --exact --nocapture cpu::sample::tests::time_rows_of_a_real_vocabulary
+
 # Time a scheduler step, the kernels, or whole forward passes.
 bench WHAT="step":
     cargo bench --bench {{WHAT}} -p {{ if WHAT == "step" { "scheduler" } else if WHAT == "speed" { "kernels" } else { "executor" } }}

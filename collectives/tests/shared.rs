@@ -245,7 +245,7 @@ fn what_exceeds_a_slot_goes_in_pieces() {
 }
 
 #[test]
-#[ignore = "a measurement"]
+#[ignore = "measures, `just rows`"]
 fn what_a_gathering_costs() {
     const ROUNDS: u32 = 300;
     for count in [3, 24, 257, 8 * 257, 75_968, 8 * 75_968] {

@@ -245,7 +245,7 @@ proptest! {
 }
 
 #[test]
-#[ignore = "a measurement"]
+#[ignore = "measures, `just rows`"]
 fn time_rows_of_a_real_vocabulary() {
     let l = row(151_936, 11);
     let flat: Vec<f32> = l.iter().map(|x| x * 0.1).collect();
