@@ -176,4 +176,6 @@ pub struct LatentAttention<'a> {
     pub layer: usize,
     /// Factor of the scores.
     pub scale: f32,
+    /// First position that is seen; who asks stands behind those that are not.
+    pub first: usize,
 }

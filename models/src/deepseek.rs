@@ -2,8 +2,8 @@
 //! `modeling_deepseek_v3.py`.
 //!
 //! Latent attention; the first layers have a dense MLP, all others experts, some of them shared by all tokens. V2 routes by
-//! softmax, V3 by sigmoid with a correction of the choice; both may choose groups of experts first. Goldens:
-//! `tests/data/golden/deepseek_v*`. Shapes: T tokens, H hidden.
+//! softmax, V3 by sigmoid with a correction of the choice; both may choose groups of experts first. Behind its last layer V3 has one
+//! that predicts a token more. Goldens: `tests/data/golden/deepseek_v*`. Shapes: T tokens, H hidden.
 
 use crate::config::LatentConfig;
 use crate::layers::{Decoder, DecoderLayer, FeedForward, LatentAttention, Residual, RmsNorm, Rope};
@@ -34,6 +34,10 @@ impl DecoderLayer for Layer {
     ) -> Result<(), ForwardError> {
         self.attn.forward(f, x, &self.attn_norm, asked)?;
         self.mlp.forward(f, x, &self.mlp_norm, asked)
+    }
+
+    fn keep(&self, f: &Forward<'_>, x: &mut Residual) -> Result<(), ForwardError> {
+        self.attn.keep(f, x, &self.attn_norm)
     }
 
     fn load(config: &Config, w: &Weights<'_>, rope: &Rope, i: usize) -> Result<Self, LoadError> {

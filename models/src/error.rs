@@ -191,6 +191,9 @@ pub enum TensorFault {
     /// Both the separate and the fused form are stored.
     #[error("holds what `{0}` stores again")]
     StoredTwice(String),
+    /// What draft layers store again, and is not the same.
+    #[error("differs from `{0}`, which it has to repeat")]
+    Copy(&'static str),
     /// A tied head that is not the embedding.
     #[error("differs from the embedding, but tie_word_embeddings is true")]
     TiedHead,

@@ -60,6 +60,9 @@ pub enum ForwardError {
     /// Another rank.
     #[error(transparent)]
     Collective(#[from] CollectiveError),
+    /// Whoever loaded the model did not ask for its draft layer, or it has none.
+    #[error("no draft layer was loaded")]
+    NoDraftLayer,
 }
 
 /// One architecture with its weights.
@@ -72,6 +75,19 @@ pub trait Model: Send {
     /// Token ids `[T]` to the hidden states `[n, H]` after the final norm: of the `n` tokens asked for, or of all.
     fn forward(&self, f: &Forward<'_>, ids: &Tensor) -> Result<Tensor, ForwardError>;
 
+    /// Token ids `[T]`, none at position 0, and the hidden states `[T, H]` of the tokens before them, to the hidden states `[T, H]`
+    /// behind the draft layer. Their logits are of the tokens behind.
+    fn draft(&self, f: &Forward<'_>, ids: &Tensor, before: &Tensor)
+    -> Result<Tensor, ForwardError>;
+
+    /// Of the same keeps what later drafts attend to, and computes no more. What it is given at position 0 is never seen.
+    fn keep_for_drafts(
+        &self,
+        f: &Forward<'_>,
+        ids: &Tensor,
+        before: &Tensor,
+    ) -> Result<(), ForwardError>;
+
     /// Logits, f32 `[n, V]`, of `hidden [n, H]`: every rank gets those of all.
     fn logits(&self, f: &Forward<'_>, hidden: &Tensor) -> Result<Tensor, ForwardError>;
 
@@ -81,7 +97,8 @@ pub trait Model: Send {
 
 /// What the scheduler must know about this model's KV cache, of elements in `dtype`, on one of `ranks`.
 ///
-/// Every supported layer keeps the keys and values of every position, or what they are made of: one group.
+/// Every supported layer keeps the keys and values of every position, or what they are made of: one group. A model that drafts
+/// also needs the hidden state at the end of each block, which is counted here and lies outside the pool.
 pub fn kv_spec(
     config: &Config,
     dtype: DType,
@@ -94,8 +111,9 @@ pub fn kv_spec(
         PoolLayout::Heads(_) => KvKind::Full,
         PoolLayout::Latent(_) => KvKind::Latent,
     };
-    let layers = (0..config.layers as u16).collect();
-    let groups = vec![KvGroup { layers, kind, bytes_per_block: layout.bytes_per_block() as u64 }];
+    let layers = (0..config.kv_layers() as u16).collect();
+    let bytes_per_block = (layout.bytes_per_block() + config.edge_bytes()) as u64;
+    let groups = vec![KvGroup { layers, kind, bytes_per_block }];
     Ok(KvSpec { block_tokens, groups })
 }
 
@@ -107,7 +125,7 @@ pub fn kv_layout(
     order: KvOrder,
     ranks: &Ranks,
 ) -> Result<PoolLayout, Indivisible> {
-    let layers = config.layers;
+    let layers = config.kv_layers();
     if let Some(LatentConfig { key_value: latent, turned: rotary, .. }) = config.latent {
         let layout = LatentLayout { layers, blocks, block_tokens, latent, rotary, dtype };
         return Ok(PoolLayout::Latent(layout));

@@ -6,6 +6,9 @@ use crate::config::ScaleGrid;
 use crate::sharding::{Heads, Shard, Unit};
 use crate::synth::Values;
 
+pub(crate) const HEAD: &str = "lm_head.weight";
+pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
+
 /// One weight of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
@@ -68,6 +71,8 @@ impl TensorSpec {
 enum Dim {
     Vocab,
     Hidden,
+    /// Two of them.
+    TwoHidden,
     /// All query heads.
     Query,
     /// All key heads, or all value heads.
@@ -100,6 +105,8 @@ enum Place {
     Sparse,
     /// `model.layers.{i}.mlp.experts.{e}.`
     Expert,
+    /// `model.layers.{i}.` of a draft layer, beside all that another layer has.
+    Draft,
 }
 
 type Entry = (Place, &'static str, &'static [Dim], Shard, Values, fn(&Config) -> bool);
@@ -107,9 +114,9 @@ type Entry = (Place, &'static str, &'static [Dim], Shard, Values, fn(&Config) ->
 /// Each weight of every supported family; the last field says which configurations have it.
 #[rustfmt::skip]
 const TABLE: &[Entry] = &[
-    (Place::Top, "model.embed_tokens.weight", &[Dim::Vocab, Dim::Hidden], Shard::VocabRows, Values::Embedding, always),
+    (Place::Top, EMBEDDING, &[Dim::Vocab, Dim::Hidden], Shard::VocabRows, Values::Embedding, always),
     (Place::Top, "model.norm.weight", &[Dim::Hidden], Shard::Replicated, Values::Norm, always),
-    (Place::Top, "lm_head.weight", &[Dim::Vocab, Dim::Hidden], Shard::VocabRows, Values::Linear, |c| !c.tied),
+    (Place::Top, HEAD, &[Dim::Vocab, Dim::Hidden], Shard::VocabRows, Values::Linear, |c| !c.tied),
 
     (Place::Layer, "input_layernorm.weight", &[Dim::Hidden], Shard::Replicated, Values::Norm, always),
     (Place::Layer, "post_attention_layernorm.weight", &[Dim::Hidden], Shard::Replicated, Values::Norm, always),
@@ -145,6 +152,11 @@ const TABLE: &[Entry] = &[
     (Place::Expert, "gate_proj.weight", &[Dim::ExpertIntermediate, Dim::Hidden], Shard::ExpertCols, Values::Linear, always),
     (Place::Expert, "up_proj.weight", &[Dim::ExpertIntermediate, Dim::Hidden], Shard::ExpertCols, Values::Linear, always),
     (Place::Expert, "down_proj.weight", &[Dim::Hidden, Dim::ExpertIntermediate], Shard::ExpertRows, Values::Linear, always),
+
+    (Place::Draft, "enorm.weight", &[Dim::Hidden], Shard::Replicated, Values::Norm, always),
+    (Place::Draft, "hnorm.weight", &[Dim::Hidden], Shard::Replicated, Values::Norm, always),
+    (Place::Draft, "eh_proj.weight", &[Dim::Hidden, Dim::TwoHidden], Shard::Replicated, Values::Linear, always),
+    (Place::Draft, "shared_head.norm.weight", &[Dim::Hidden], Shard::Replicated, Values::Norm, always),
 ];
 
 fn always(_: &Config) -> bool {
@@ -164,8 +176,11 @@ fn has_shared(config: &Config) -> bool {
 pub fn tensors(config: &Config) -> Vec<TensorSpec> {
     let mut specs = Vec::new();
     specs.extend(at(config, Place::Top, ""));
-    for i in 0..config.layers {
+    for i in 0..config.kv_layers() {
         let layer = format!("model.layers.{i}.");
+        if i >= config.layers {
+            specs.extend(at(config, Place::Draft, &layer));
+        }
         specs.extend(at(config, Place::Layer, &layer));
         let Some(moe) = config.moe_at(i) else {
             specs.extend(at(config, Place::Dense, &layer));
@@ -177,6 +192,17 @@ pub fn tensors(config: &Config) -> Vec<TensorSpec> {
         }
     }
     specs
+}
+
+/// What draft layers store a second time: the name, and the name of what it equals.
+#[must_use]
+pub fn copies(config: &Config) -> Vec<(String, &'static str)> {
+    let head = if config.tied { EMBEDDING } else { HEAD };
+    let of_layer = |i: usize| {
+        [("embed_tokens.weight", EMBEDDING), ("shared_head.head.weight", head)]
+            .map(|(copy, of)| (format!("model.layers.{i}.{copy}"), of))
+    };
+    (config.layers..config.layers + config.draft_layers).flat_map(of_layer).collect()
 }
 
 fn at(config: &Config, place: Place, prefix: &str) -> impl Iterator<Item = TensorSpec> {
@@ -200,7 +226,8 @@ fn scales(config: &Config, place: Place, name: &str, values: Values) -> Option<S
     (place != Place::Top && values == Values::Linear).then(|| ScaleSpec {
         name: format!("{name}{}", quantization.suffix),
         grid: quantization.scales,
-        expected: !quantization.ignores(module),
+        // Published checkpoints in fp8 leave a draft layer's own projection as it is, without saying so.
+        expected: place != Place::Draft && !quantization.ignores(module),
     })
 }
 
@@ -210,6 +237,7 @@ impl Dim {
         match self {
             Self::Vocab => config.vocab,
             Self::Hidden => config.hidden,
+            Self::TwoHidden => 2 * config.hidden,
             Self::Query => config.heads * config.head_dim,
             Self::KeyValue => config.kv_heads * config.head_dim,
             Self::Head => config.head_dim,

@@ -111,6 +111,25 @@ impl KvPool {
         self.bytes.borrow_mut()
     }
 
+    /// Latent and turned channels of one slot as f32, to be compared by tests.
+    pub fn read_latent(&self, ops: &Ops, layer: usize, slot: usize) -> Result<Vec<f32>, OpError> {
+        let layout = self.latent_layout("read_latent")?;
+        for (what, got, limit) in [("layer", layer, layout.layers), ("slot", slot, layout.slots())]
+        {
+            if got >= limit {
+                let (got, expected) = (vec![got], vec![limit]);
+                return Err(OpError::Shape { op: "read_latent", what, got, expected });
+            }
+        }
+        let size = layout.dtype.bytes();
+        let mut bytes = vec![0; layout.width() * size];
+        let at = layout.row(layer, slot) * size;
+        ops.device.download(&ops.stream, &self.bytes.borrow(), at, &mut bytes)?;
+        let mut row = vec![0.0; layout.width()];
+        kernels::HostMat::new(&bytes, layout.dtype, 1, row.len())?.read_row(0, &mut row);
+        Ok(row)
+    }
+
     /// Key and value of one slot and head as f32 (of an fp8 pool before their factors, in the CPU's dialect), to be compared by tests and transfers.
     pub fn read_slot(
         &self,

@@ -86,29 +86,18 @@ impl Ops {
     }
 
     /// Attention of queries `q [T, N (M + P)]` over latents, of which `kv [T, C + P]` are the step's own: normed, turned and kept
-    /// in the pool by slot (−1: nowhere). Returns `[T, N V]`.
+    /// in the pool by slot (−1: nowhere). Positions before `first` are not seen, and nobody asks there. Returns `[T, N V]`.
     pub fn latent_attention(
         &self,
         mut q: Tensor,
         kv: &Tensor,
         weights: &LatentWeights<'_>,
-        shape: &AttentionShape,
+        (shape, first): (&AttentionShape, usize),
         (pool, batch): (&KvPool, &BatchView),
     ) -> Result<Tensor, OpError> {
-        let layout = pool.latent_layout("latent_attention")?;
-        let LatentWeights { norm, eps, rope, heads } = weights;
-        let own = LatentWrite {
-            kv: kv.mat()?,
-            norm: norm.mat()?,
-            eps: *eps,
-            rope: Rope { cos: rope.cos.mat()?, sin: rope.sin.mat()? },
-            positions: batch.positions.mat()?,
-            slots: batch.slots.mat()?,
-            heads: shape.heads,
-            layer: shape.layer,
-        };
+        let (layout, heads) = (pool.latent_layout("latent_attention")?, weights.heads);
+        self.write_latents(&mut q, kv, weights, (shape.heads, shape.layer), (pool, batch))?;
         let s = &self.stream;
-        self.device.latent_write(s, q.mat_mut()?, (&mut pool.write(), layout), &own)?;
         let mut o = self.scratch(q.dtype(), &[q.rows(), shape.heads * heads.value.n()])?;
         let args = LatentAttention {
             q: q.mat()?,
@@ -120,9 +109,50 @@ impl Ops {
             },
             layer: shape.layer,
             scale: shape.scale,
+            first,
         };
         self.device.latent_attention(s, o.mat_mut()?, (&pool.read(), layout), &args)?;
         Ok(o)
+    }
+
+    /// Keeps `kv [T, C + P]` in layer `layer` of the pool, as latent attention would, and attends to nothing.
+    pub fn keep_latents(
+        &self,
+        kv: &Tensor,
+        weights: &LatentWeights<'_>,
+        layer: usize,
+        (pool, batch): (&KvPool, &BatchView),
+    ) -> Result<(), OpError> {
+        let rotary = pool.latent_layout("keep_latents")?.rotary;
+        // The kernel turns queries besides: here those of nobody.
+        let mut nobody =
+            self.floats(&vec![0.0; kv.rows() * rotary], kv.dtype(), &[kv.rows(), rotary])?;
+        self.write_latents(&mut nobody, kv, weights, (1, layer), (pool, batch))
+    }
+
+    /// Turns `q` of so many heads, and keeps `kv` normed and turned in a layer of the pool.
+    fn write_latents(
+        &self,
+        q: &mut Tensor,
+        kv: &Tensor,
+        weights: &LatentWeights<'_>,
+        (heads, layer): (usize, usize),
+        (pool, batch): (&KvPool, &BatchView),
+    ) -> Result<(), OpError> {
+        let layout = pool.latent_layout("latent_write")?;
+        let LatentWeights { norm, eps, rope, .. } = weights;
+        let own = LatentWrite {
+            kv: kv.mat()?,
+            norm: norm.mat()?,
+            eps: *eps,
+            rope: Rope { cos: rope.cos.mat()?, sin: rope.sin.mat()? },
+            positions: batch.positions.mat()?,
+            slots: batch.slots.mat()?,
+            heads,
+            layer,
+        };
+        let q = q.mat_mut()?;
+        Ok(self.device.latent_write(&self.stream, q, (&mut pool.write(), layout), &own)?)
     }
 }
 

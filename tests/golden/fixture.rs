@@ -23,6 +23,10 @@ pub(crate) struct Fixture {
     pub(crate) prompts: Vec<usize>,
     /// Tokens that greedy decoding gives after each prompt.
     pub(crate) greedy: Vec<Vec<i32>>,
+    /// Of a model with a draft layer: behind each token but the first, its likeliest token after next.
+    pub(crate) draft_tokens: Vec<i32>,
+    /// Logits of the last of these: `[t][V]`.
+    pub(crate) draft_logits: Vec<Vec<f32>>,
 }
 
 /// How close bf16 must come; the reason stands beside it in the file.
@@ -73,6 +77,7 @@ impl Fixture {
         let ids = |name: &str| tensor(name).words(i32::from_le_bytes);
         let width = tensor("logits").shape[1];
         let hidden = tensor("hidden");
+        let drafts = header.get("draft_tokens").is_some();
         let [_, taps, channels] = hidden.shape[..] else { panic!("hidden is [L, t, H]") };
         Self {
             config: about["config"].as_str().unwrap().to_owned(),
@@ -85,6 +90,8 @@ impl Fixture {
             routes: if header.get("routes").is_some() { tensor("routes").routes() } else { vec![] },
             prompts: ids("prompts").into_iter().map(|n| n as usize).collect(),
             greedy: rows(&ids("greedy"), tensor("greedy").shape[1]),
+            draft_tokens: if drafts { ids("draft_tokens") } else { vec![] },
+            draft_logits: if drafts { rows(&floats("draft_logits"), width) } else { vec![] },
         }
     }
 }

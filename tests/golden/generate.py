@@ -19,7 +19,8 @@ has the twin of `values_of` below). Quantised ones are multiplied out: HF sees w
 A fixture holds one random sequence of 150 tokens with the logits of every position, the hidden
 states after each layer at the last 16 positions, and the experts chosen by each sparse layer; then,
 for prompts made of the first 1, 2, 17, 65 and 150 tokens, 64 tokens of greedy decoding. Attention is
-causal, so every shorter prompt is contained in the long one.
+causal, so every shorter prompt is contained in the long one. Of a model with a draft layer it also
+holds what that layer says the token after next is, at each position, and its logits at the last 48.
 
 Seeds are tried from 0 upwards until no decision is close: the two largest logits differ by 1e-3 at
 every position, greedy steps included, and every router's scores by 1e-5 at its cut. Equality tests
@@ -48,6 +49,7 @@ TOKENS = 150
 TAPS = 16
 PROMPTS = [1, 2, 17, 65, 150]
 STEPS = 64
+DRAFTS = 48
 LOGIT_GAP = 1e-3
 ROUTER_GAP = 1e-5
 FILE_LIMIT = 256 * 1024
@@ -168,7 +170,7 @@ def config(architecture: str, heads: int, kv_heads: int, head_dim: int, **more) 
 
 def deepseek(architecture: str, **more) -> dict:
     """Four heads, a key and a value of which are made of a latent."""
-    case = config(architecture, 4, 4, 0, num_nextn_predict_layers=0, **more)
+    case = config(architecture, 4, 4, 0, **({"num_nextn_predict_layers": 0} | more))
     del case["head_dim"]
     return case
 
@@ -328,6 +330,9 @@ CASES = {
         "DeepseekV3ForCausalLM",
         **(LATENT | SIGMOID | {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 2}),
     ),
+    "deepseek_v3-mtp": deepseek(
+        "DeepseekV3ForCausalLM", **(LATENT | SIGMOID | {"num_nextn_predict_layers": 1})
+    ),
     "deepseek_v3-fp8-blocks": deepseek(
         "DeepseekV3ForCausalLM",
         quantization_config=BLOCKS,
@@ -410,8 +415,11 @@ class Watched:
 
     def router_gap(self) -> float:
         """Distance between the last score chosen and the first one not chosen, of experts and of groups."""
+        return self.gap_of(self.routers, self.routes)
+
+    def gap_of(self, routers: list, routes: list) -> float:
         gap = math.inf
-        for layer, (logits, _, chosen) in zip(self.routers, self.routes):
+        for layer, (logits, _, chosen) in zip(routers, routes):
             choice, groups = self.scores(layer, logits)
             if groups is not None:
                 kept = self.case["topk_group"]
@@ -445,6 +453,57 @@ class Watched:
         if not self.routes:
             return None
         return np.stack([c.sort(-1).values.numpy().astype(np.uint8) for _, _, c in self.routes])
+
+
+class DraftLayer:
+    """The layer behind the last one, by DeepSeek-V3 (arXiv 2412.19437), section 2.2, formulas 21 to 23.
+
+    `h'_i = M [norm(embed(t_{i+1})); norm(h_i)]`, in the order of the published weights; one block of
+    the model over all of these; then a norm and the model's own head. `h_i` is what the head gets.
+    """
+
+    def __init__(self, watched: Watched, seed: int):
+        self.watched = watched
+        config = watched.model.config
+        prefix = f"model.layers.{config.num_hidden_layers}."
+        layer = type(watched.model.model.layers[-1])(config, config.num_hidden_layers - 1)
+        self.layer = layer.to(torch.float32).eval()
+
+        def made(name: str, *shape: int) -> torch.Tensor:
+            return torch.from_numpy(weight(watched.case, prefix + name, seed, shape))
+
+        stored = [*self.layer.named_parameters()]
+        stored += [(n, b) for n, b in self.layer.named_buffers() if n.endswith("correction_bias")]
+        with torch.no_grad():
+            for name, parameter in stored:
+                parameter.copy_(made(name, *parameter.shape))
+        width = config.hidden_size
+        self.norms = [made(f"{n}.weight", width) for n in ("enorm", "hnorm", "shared_head.norm")]
+        self.join = made("eh_proj.weight", width, 2 * width)
+        self.routes: list[tuple[torch.Tensor, ...]] = []
+        self.layer.mlp.gate.register_forward_hook(lambda _, __, out: self.routes.append(out))
+
+    @torch.no_grad()
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        """`[T - 1, V]`: behind each token but the first, of the one after it."""
+
+        def norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            return w * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.watched.case["rms_norm_eps"]))
+
+        body = self.watched.model.model
+        ids = torch.tensor([tokens])
+        hidden = body(ids).last_hidden_state[:, :-1]
+        embedded = body.embed_tokens(ids[:, 1:])
+        joined = torch.cat([norm(embedded, self.norms[0]), norm(hidden, self.norms[1])], -1) @ self.join.T
+        count = joined.shape[1]
+        unseen = torch.full((count, count), -math.inf).triu(1)[None, None]
+        turns = body.rotary_emb(joined, torch.arange(count)[None])
+        self.routes.clear()
+        out = first(self.layer(joined, attention_mask=unseen, position_embeddings=turns))
+        return self.watched.model.lm_head(norm(out, self.norms[2]))[0]
+
+    def router_gap(self) -> float:
+        return self.watched.gap_of([self.layer.mlp.gate], self.routes)
 
 
 def first(out):
@@ -487,6 +546,14 @@ def attempt(case: dict, seed: int):
     }
     if (chosen := watched.chosen()) is not None:
         tensors["routes"] = chosen
+    if case.get("num_nextn_predict_layers"):
+        draft = DraftLayer(watched, seed)
+        logits = draft.logits(tokens)
+        gaps = [min(gaps[0], logit_gap(logits)), min(gaps[1], draft.router_gap())]
+        if gaps[0] < LOGIT_GAP or gaps[1] < ROUTER_GAP:
+            return None
+        tensors["draft_tokens"] = logits.argmax(-1).numpy().astype(np.int32)
+        tensors["draft_logits"] = logits[-DRAFTS:].numpy().astype(np.float32)
     rows = []
     for length in PROMPTS:
         if (found := greedy(watched, tokens[:length])) is None:

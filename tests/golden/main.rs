@@ -8,6 +8,7 @@
 #![allow(clippy::print_stdout, reason = "differences are shown even where they pass")]
 #![allow(clippy::disallowed_methods, reason = "a variable names the GPU to replay on")]
 
+mod drafts;
 mod fixture;
 mod replay;
 
@@ -88,6 +89,7 @@ cases! {
     deepseek_v2_groups_yarn => "deepseek_v2-groups-yarn",
     deepseek_v3_groups_yarn => "deepseek_v3-groups-yarn",
     deepseek_v3_whole_queries => "deepseek_v3-whole-queries",
+    deepseek_v3_mtp => "deepseek_v3-mtp",
     deepseek_v3_fp8_blocks => "deepseek_v3-fp8-blocks",
 }
 

@@ -124,6 +124,16 @@ pub(crate) fn in_a_world(size: usize, sharing: Sharing, work: impl Fn(&Place) + 
 impl<'a> Replay<'a> {
     /// Writes the fixture's checkpoint in several files and loads it.
     pub(crate) fn load(place: &'a Place, fixture: &Fixture, dtype: DType) -> Self {
+        Self::load_with(place, fixture, dtype, false)
+    }
+
+    /// The same, `drafting` with its draft layer.
+    pub(crate) fn load_with(
+        place: &'a Place,
+        fixture: &Fixture,
+        dtype: DType,
+        drafting: bool,
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let source = dir.path().join("source.json");
         fs::write(&source, &fixture.config).unwrap();
@@ -131,7 +141,7 @@ impl<'a> Replay<'a> {
         let options = SynthOptions { seed: fixture.seed, dtype: stored, shard_bytes: 200_000 };
         let out = dir.path().join("model");
         synth::write(&source, &out, &options, &mut |_, _| ()).unwrap();
-        let config = Config::from_dir(&out).unwrap();
+        let config = Config { drafting, ..Config::from_dir(&out).unwrap() };
         Self::new(place, &out, &config, [dtype; 2], LoadFormat::Safetensors)
     }
 
@@ -182,7 +192,8 @@ impl<'a> Replay<'a> {
         let (size, order) = ((BLOCKS, BLOCK_TOKENS), ops.device().kv_order());
         let layout = models::kv_layout(config, kv_dtype, size, order, &place.ranks).unwrap();
         let spec = models::kv_spec(config, kv_dtype, BLOCK_TOKENS as u32, &place.ranks).unwrap();
-        assert_eq!(spec.bytes_per_block(), layout.bytes_per_block() as u64);
+        let bytes = layout.bytes_per_block() + config.edge_bytes();
+        assert_eq!(spec.bytes_per_block(), bytes as u64);
         let kv = KvPool::new(&ops, layout).unwrap();
         Self { place, ops, model, kv, blocks_used: 0 }
     }
@@ -210,19 +221,57 @@ impl<'a> Replay<'a> {
         asked: Option<&[i32]>,
         probe: Option<&dyn Probe>,
     ) -> Vec<Vec<f32>> {
+        let asked = asked.map(|tokens| self.ops.ids(tokens).unwrap());
+        self.with(rows, |f, ids| {
+            let f = Forward { asked: asked.as_ref(), probe, ..*f };
+            let hidden = self.model.forward(&f, ids).unwrap();
+            self.model.logits(&f, &hidden).unwrap()
+        })
+    }
+
+    /// What `run` makes of rows.
+    fn with(
+        &self,
+        rows: &[&Row],
+        run: impl FnOnce(&Forward<'_>, &Tensor) -> Tensor,
+    ) -> Vec<Vec<f32>> {
         let (ids, inputs) = inputs(rows);
         let batch = BatchView::new(&self.ops, &inputs).unwrap();
         let Place { tp, dp, .. } = self.place;
-        let (ops, kv, dp_rows) = (&self.ops, &self.kv, batch.tokens());
-        let asked = asked.map(|tokens| self.ops.ids(tokens).unwrap());
-        let asked = asked.as_ref();
-        let f = Forward { ops, tp, dp, dp_rows, kv, batch: &batch, asked, load: None, probe };
-        let ids = self.ops.ids(&ids).unwrap();
-        let hidden = self.model.forward(&f, &ids).unwrap();
-        let logits = self.model.logits(&f, &hidden).unwrap();
-        let logits = matrix(&self.ops, &logits).unwrap();
-        self.place.see(&logits);
-        logits
+        let (ops, kv, dp_rows, batch) = (&self.ops, &self.kv, batch.tokens(), &batch);
+        let (asked, load, probe) = (None, None, None);
+        let f = Forward { ops, tp, dp, dp_rows, kv, batch, asked, load, probe };
+        let made = run(&f, &self.ops.ids(&ids).unwrap());
+        let made = matrix(&self.ops, &made).unwrap();
+        self.place.see(&made);
+        made
+    }
+
+    /// Hidden states of a row's tokens.
+    pub(crate) fn hidden(&self, row: &Row) -> Vec<Vec<f32>> {
+        self.with(&[row], |f, ids| self.model.forward(f, ids).unwrap())
+    }
+
+    /// The draft layer's logits behind a row's tokens, given the hidden states of the tokens before them.
+    pub(crate) fn drafts(&self, row: &Row, before: &[Vec<f32>]) -> Vec<Vec<f32>> {
+        self.with(&[row], |f, ids| {
+            let hidden = self.model.draft(f, ids, &self.tensor(before)).unwrap();
+            self.model.logits(f, &hidden).unwrap()
+        })
+    }
+
+    /// Keeps of a row's tokens what later drafts attend to.
+    pub(crate) fn keep_for_drafts(&self, row: &Row, before: &[Vec<f32>]) {
+        self.with(&[row], |f, ids| {
+            let before = self.tensor(before);
+            self.model.keep_for_drafts(f, ids, &before).unwrap();
+            before
+        });
+    }
+
+    fn tensor(&self, rows: &[Vec<f32>]) -> Tensor {
+        let shape = [rows.len(), rows[0].len()];
+        self.ops.floats(&rows.concat(), self.ops.dtype(), &shape).unwrap()
     }
 
     /// Blocks nobody uses, in an order that is not that of the pool.

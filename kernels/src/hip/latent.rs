@@ -80,6 +80,7 @@ impl HipDevice {
         args.check_shapes(&o, layout)?;
         check_least(KERNEL, "layers", layout.layers, args.layer + 1)?;
         check_least(KERNEL, "pool bytes", kv.bytes(), layout.bytes())?;
+        check_size(KERNEL, "first position", args.first, 0)?;
         let heads = &args.heads;
         check_dtype(KERNEL, "key", heads.key.dtype(), layout.dtype)?;
         check_dtype(KERNEL, "value", heads.value.dtype(), layout.dtype)?;

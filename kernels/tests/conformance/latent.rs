@@ -1,8 +1,8 @@
 //! Latent attention: both forms against the formula in f64, rows of few and of many tokens, blocks in any order.
 
 use kernels::{
-    BatchRows, Driver, HostMat, Kernels, LatentAttention, LatentHeads, LatentLayout, LatentWrite,
-    Mat, MatMut, PackedGroup, Rope, RowBounds, Stream, cpu::CpuDevice,
+    BatchRows, DeviceError, Driver, HostMat, Kernels, LatentAttention, LatentHeads, LatentLayout,
+    LatentWrite, Mat, MatMut, PackedGroup, Rope, RowBounds, Stream, cpu::CpuDevice,
 };
 
 use crate::support::{Numbers, Real, bytes_of, cast, devices, error};
@@ -16,6 +16,12 @@ const SIZES: [[usize; 5]; 3] = [[4, 32, 8, 16, 16], [3, 48, 2, 10, 6], [2, 144, 
 /// Questions and contexts of rows: the first ones are few enough to be absorbed in bf16.
 const ROWS: [(usize, usize); 5] = [(1, 130), (16, 100), (3, 3), (17, 65), (70, 200)];
 const BLOCK_TOKENS: usize = 6;
+
+/// Questions of a row of which the first positions are not seen: none where it would ask there.
+fn asked(row: usize, first: usize) -> usize {
+    let (questions, context) = ROWS[row];
+    if context - questions < first { 0 } else { questions }
+}
 
 /// Inputs, all exact in bf16.
 struct Case {
@@ -84,9 +90,9 @@ impl Case {
     }
 
     /// Outputs of all questions of a row: `[questions][N V]`.
-    fn expected<T: Real>(&self, row: usize) -> Vec<f64> {
+    fn expected<T: Real>(&self, row: usize, first: usize) -> Vec<f64> {
         let [heads, latent, turned, unturned, value] = self.sizes;
-        let (questions, context) = ROWS[row];
+        let (questions, context) = (asked(row, first), ROWS[row].1);
         let kept: Vec<Vec<f64>> = (0..context).map(|p| self.kept::<T>(row, p)).collect();
         let product = |w: &[f32], x: &[f64]| -> Vec<f64> {
             let row = |w: &[f32]| w.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum();
@@ -108,12 +114,12 @@ impl Case {
                     let key = keys[p].iter().chain(&kept[p][latent..]);
                     key.zip(&q).map(|(k, q)| k * q).sum::<f64>() * f64::from(SCALE)
                 };
-                let weights: Vec<f64> = (0..=position).map(score).collect();
+                let weights: Vec<f64> = (first..=position).map(score).collect();
                 let largest = weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let weights: Vec<f64> = weights.iter().map(|s| (s - largest).exp()).collect();
                 let total: f64 = weights.iter().sum();
                 let y = &mut out[question * heads * value + head * value..][..value];
-                for (weight, values) in weights.iter().zip(&values) {
+                for (weight, values) in weights.iter().zip(&values[first..]) {
                     for (y, v) in y.iter_mut().zip(values) {
                         *y += weight / total * v;
                     }
@@ -124,7 +130,17 @@ impl Case {
     }
 
     /// The kernels: every row's whole context is stored, then its last questions are asked, all rows in one call.
-    fn found<T: Real>(&self, device: &CpuDevice, absorbs: bool) -> Vec<Vec<T>> {
+    fn found<T: Real>(&self, device: &CpuDevice, absorbs: bool, first: usize) -> Vec<Vec<T>> {
+        self.try_found(device, absorbs, (first, first)).unwrap()
+    }
+
+    /// The same, asked as if so many positions were not seen.
+    fn try_found<T: Real>(
+        &self,
+        device: &CpuDevice,
+        absorbs: bool,
+        (first, as_if): (usize, usize),
+    ) -> Result<Vec<Vec<T>>, DeviceError> {
         let [heads, latent, turned, unturned, value] = self.sizes;
         let layout = LatentLayout {
             layers: 2,
@@ -138,7 +154,8 @@ impl Case {
         // An earlier owner left NaN everywhere.
         device.upload(&mut pool, 0, &vec![0xff; layout.bytes()]).unwrap();
         let (mut q, mut cu_q) = (Vec::<T>::new(), vec![0i32]);
-        for (row, (questions, context)) in ROWS.into_iter().enumerate() {
+        for (row, (_, context)) in ROWS.into_iter().enumerate() {
+            let questions = asked(row, as_if);
             let turned_q = self.store::<T>(device, (&mut pool, &layout), row);
             q.extend(&turned_q[(context - questions) * heads * (unturned + turned)..]);
             cu_q.push(cu_q[row] + questions as i32);
@@ -172,14 +189,15 @@ impl Case {
             },
             layer: 1,
             scale: SCALE,
+            first,
         };
         let mut out = vec![T::of(f32::NAN); tokens * heads * value];
         let o = MatMut::of(&mut out, tokens, heads * value).unwrap();
-        device.latent_attention(&S, o, (&pool, &layout), &args).unwrap();
+        device.latent_attention(&S, o, (&pool, &layout), &args)?;
         let of_row = |row: usize| {
             out[cu_q[row] as usize * heads * value..cu_q[row + 1] as usize * heads * value].to_vec()
         };
-        (0..ROWS.len()).map(of_row).collect()
+        Ok((0..ROWS.len()).map(of_row).collect())
     }
 
     /// Stores a row's context and returns its queries, turned.
@@ -238,12 +256,15 @@ fn transposed(w: &[f32], cols: usize) -> Vec<f32> {
 fn check<T: Real>(absorbs: bool, tolerance: f64) {
     for (seed, sizes) in SIZES.into_iter().enumerate() {
         let case = Case::new(seed as u64 + 1, sizes);
-        let expected: Vec<Vec<f64>> = (0..ROWS.len()).map(|row| case.expected::<T>(row)).collect();
-        for device in devices(3) {
-            for (row, found) in case.found::<T>(&device, absorbs).iter().enumerate() {
-                let off = error(found, &expected[row]);
-                let what = (device.name(), sizes, ROWS[row], absorbs);
-                assert!(off <= tolerance, "{what:?}: {off}");
+        for first in [0, 1, 65] {
+            let rows = 0..ROWS.len();
+            let expected: Vec<Vec<f64>> = rows.map(|row| case.expected::<T>(row, first)).collect();
+            for device in devices(3) {
+                for (row, found) in case.found::<T>(&device, absorbs, first).iter().enumerate() {
+                    let off = error(found, &expected[row]);
+                    let what = (device.name(), sizes, ROWS[row], absorbs, first);
+                    assert!(off <= tolerance, "{what:?}: {off}");
+                }
             }
         }
     }
@@ -259,6 +280,15 @@ fn keys_and_values_made_of_latents_give_the_formula() {
 fn queries_taken_to_latents_give_the_formula() {
     check::<f32>(true, 2e-5);
     check::<kernels::bf16>(true, 3e-2);
+}
+
+/// Who asks where nothing is seen is refused: the third row begins at position 0.
+#[test]
+fn nobody_asks_before_the_first_position() {
+    assert_eq!((0..ROWS.len()).map(|row| asked(row, 1)).collect::<Vec<_>>(), [1, 16, 0, 17, 70]);
+    let case = Case::new(1, SIZES[0]);
+    let error = case.try_found::<f32>(&devices(1)[0], false, (1, 0)).unwrap_err().to_string();
+    assert!(error.contains("first position"), "{error}");
 }
 
 /// A slot of −1 keeps nothing, and what does not fit is refused before a byte is written.

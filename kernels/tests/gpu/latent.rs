@@ -111,6 +111,7 @@ fn check(pair: &Pair, sizes: Sizes, (asking, decode_rows): (Rows<'_>, usize), dt
             },
             layer: 1,
             scale: 0.2,
+            first: 0,
         };
         let out = if at == 0 { o.gpu_mut() } else { o.cpu_mut() };
         device.latent_attention(&S, out, (&pools[at], &layout), &args).unwrap();

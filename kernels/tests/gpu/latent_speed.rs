@@ -79,7 +79,8 @@ fn attention(pair: &Pair, heads: usize, (rows, q): (usize, usize), context: usiz
     let time = microseconds(pair, 8, |i| {
         let heads = LatentHeads { key: &key, key_transposed: Some(&transposed), value: &value };
         let layer = i % LAYERS;
-        let args = LatentAttention { q: queries.gpu(), rows: step, heads, layer, scale: 0.07 };
+        let (q, rows, scale) = (queries.gpu(), step, 0.07);
+        let args = LatentAttention { q, rows, heads, layer, scale, first: 0 };
         pair.gpu.latent_attention(&S, o.gpu_mut(), (&pool, &layout), &args).unwrap();
     });
     let seen = q * (2 * context - q + 1) / 2;

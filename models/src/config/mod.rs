@@ -61,8 +61,10 @@ pub struct Config {
     pub mlp_bias: bool,
     /// Sizes of latent attention, if the layers have it.
     pub latent: Option<LatentConfig>,
-    /// Layers behind the last one that predict further tokens; they are not read.
+    /// Layers behind the last one that predict further tokens.
     pub draft_layers: usize,
+    /// Whether these are read. No file says so: it is up to who loads the model.
+    pub drafting: bool,
     /// Experts, if some layers have them.
     pub moe: Option<MoeConfig>,
     /// How linear layers are quantised, if they are.
@@ -210,6 +212,18 @@ impl Config {
         let moe = self.moe.as_ref()?;
         let sparse = (i + 1).is_multiple_of(moe.sparse_step) && !moe.dense_layers.contains(&i);
         sparse.then_some(moe)
+    }
+
+    /// Layers that keep something of each token.
+    #[must_use]
+    pub fn kv_layers(&self) -> usize {
+        self.layers + if self.drafting { self.draft_layers } else { 0 }
+    }
+
+    /// Bytes of the hidden state at the end of a block: who drafts behind it begins with that. Kept in f32.
+    #[must_use]
+    pub fn edge_bytes(&self) -> usize {
+        if self.drafting { self.hidden * size_of::<f32>() } else { 0 }
     }
 
     /// Layers with experts.

@@ -59,6 +59,7 @@ pub(super) fn config(fields: &Fields, generation: GenerationConfig) -> Result<Co
         mlp_bias: architecture == Architecture::Llama && fields.flag("mlp_bias", false)?,
         latent,
         draft_layers: draft_layers(fields, architecture)?,
+        drafting: false,
         moe: moe(fields, architecture, layers)?,
         quantization: Quantization::read(fields)?,
         dtype: dtype(fields)?,

@@ -1,6 +1,6 @@
 //! What all decoders share: embedding, layers, final norm, head.
 
-use super::{LmHead, Residual, RmsNorm, Rope, VocabParallelEmbedding};
+use super::{DraftLayer, LmHead, Residual, RmsNorm, Rope, VocabParallelEmbedding};
 use crate::{Config, Forward, ForwardError, LoadError, Model, Weights};
 use ops::Tensor;
 
@@ -11,6 +11,8 @@ pub(crate) struct Decoder<L> {
     layers: Vec<L>,
     norm: RmsNorm,
     lm_head: LmHead,
+    /// If it is wanted.
+    draft: Option<DraftLayer<L>>,
 }
 
 /// One layer: what an architecture file defines.
@@ -28,6 +30,11 @@ pub(crate) trait DecoderLayer: Sized {
         x: &mut Residual,
         asked: Option<&Tensor>,
     ) -> Result<(), ForwardError>;
+
+    /// Keeps of the stream `[T, H]` what later tokens attend to; behind this it is of no meaning.
+    fn keep(&self, f: &Forward<'_>, x: &mut Residual) -> Result<(), ForwardError> {
+        self.forward(f, x, None)
+    }
 }
 
 impl<L: DecoderLayer + Send> Model for Decoder<L> {
@@ -42,7 +49,11 @@ impl<L: DecoderLayer + Send> Model for Decoder<L> {
             before[i - 1].precede(&behind[0]);
         }
         let norm = RmsNorm::load(&body.at("norm"), config.rms_eps)?;
-        Ok(Self { embed, layers, norm, lm_head })
+        let behind = config.layers;
+        let draft = |w: &Weights<'_>| DraftLayer::load(config, w, &rope, behind);
+        let w = body.at(format_args!("layers.{behind}"));
+        let draft = config.drafting.then(|| draft(&w)).transpose()?;
+        Ok(Self { embed, layers, norm, lm_head, draft })
     }
 
     fn forward(&self, f: &Forward<'_>, ids: &Tensor) -> Result<Tensor, ForwardError> {
@@ -53,6 +64,26 @@ impl<L: DecoderLayer + Send> Model for Decoder<L> {
             x.show(f, i)?;
         }
         x.normed(f, &self.norm)
+    }
+
+    fn draft(
+        &self,
+        f: &Forward<'_>,
+        ids: &Tensor,
+        before: &Tensor,
+    ) -> Result<Tensor, ForwardError> {
+        let draft = self.draft.as_ref().ok_or(ForwardError::NoDraftLayer)?;
+        draft.forward(f, &self.embed.forward(f, ids)?, before)
+    }
+
+    fn keep_for_drafts(
+        &self,
+        f: &Forward<'_>,
+        ids: &Tensor,
+        before: &Tensor,
+    ) -> Result<(), ForwardError> {
+        let draft = self.draft.as_ref().ok_or(ForwardError::NoDraftLayer)?;
+        draft.keep(f, &self.embed.forward(f, ids)?, before)
     }
 
     fn logits(&self, f: &Forward<'_>, hidden: &Tensor) -> Result<Tensor, ForwardError> {

@@ -15,6 +15,8 @@ pub(crate) struct LatentAttention {
     heads: PackedLatentHeads,
     rope: Rope,
     shape: AttentionShape,
+    /// First position that is seen.
+    first: usize,
     out: RowParallelLinear,
 }
 
@@ -53,6 +55,8 @@ impl LatentAttention {
             heads: w.latent_heads("kv_b_proj", (latent.unturned, latent.value))?,
             rope: rope.clone(),
             shape: AttentionShape { heads, layer, scale: scale(config) },
+            // A draft layer has nothing of the first token: no hidden state comes before it.
+            first: usize::from(layer >= config.layers),
             out: RowParallelLinear::load(w, "o_proj", false)?,
         })
     }
@@ -74,18 +78,34 @@ impl LatentAttention {
             }
         }; // [T, N (M + P)]
         let kv = f.ops.linear(&h, &self.kv_a)?; // [T, C + P]
-        let weights = LatentWeights {
-            norm: &self.kv_norm.weight,
-            eps: self.kv_norm.eps,
-            rope: &self.rope.table,
-            heads: &self.heads,
-        };
-        let mut o = f.ops.latent_attention(q, &kv, &weights, &self.shape, (f.kv, f.batch))?;
+        let (shape, weights) = ((&self.shape, self.first), self.weights());
+        let mut o = f.ops.latent_attention(q, &kv, &weights, shape, (f.kv, f.batch))?;
         if let Some(rows) = asked {
             x.keep(f, rows)?; // [n, H]
             o = f.ops.gather_rows(&o, rows)?; // [n, N V]
         }
         self.out.add_to(f, x, &o) // [T or n, H]; all-reduced over f.tp
+    }
+
+    /// Keeps what later tokens attend to.
+    pub(crate) fn keep(
+        &self,
+        f: &Forward<'_>,
+        x: &mut Residual,
+        norm: &RmsNorm,
+    ) -> Result<(), ForwardError> {
+        let kv = f.ops.linear(&x.normed(f, norm)?, &self.kv_a)?; // [T, C + P]
+        let pool = (f.kv, f.batch);
+        Ok(f.ops.keep_latents(&kv, &self.weights(), self.shape.layer, pool)?)
+    }
+
+    fn weights(&self) -> LatentWeights<'_> {
+        LatentWeights {
+            norm: &self.kv_norm.weight,
+            eps: self.kv_norm.eps,
+            rope: &self.rope.table,
+            heads: &self.heads,
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod attention;
 mod decoder;
+mod draft;
 mod embedding;
 mod feed_forward;
 mod latent_attention;
@@ -18,6 +19,7 @@ mod rope;
 
 pub(crate) use attention::{Attention, QkNorm};
 pub(crate) use decoder::{Decoder, DecoderLayer};
+pub(crate) use draft::DraftLayer;
 pub(crate) use embedding::{LmHead, VocabParallelEmbedding};
 pub(crate) use feed_forward::FeedForward;
 pub(crate) use latent_attention::LatentAttention;

@@ -2,7 +2,7 @@
 
 use super::tokenizer::Family;
 use super::values::{Generator, Values};
-use crate::table::{TensorSpec, tensors};
+use crate::table::{TensorSpec, copies, tensors};
 use crate::{Config, ConfigError};
 use half::bf16;
 use serde_json::{Value, json};
@@ -75,7 +75,8 @@ pub fn write(
     options: &SynthOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), SynthError> {
-    let config = Config::from_file(config_path)?;
+    let mut config = Config::from_file(config_path)?;
+    config.drafting = config.draft_layers > 0;
     let family = Family::of(config.architecture);
     if config.vocab < family.least_vocab() {
         let (path, least) = (config_path.to_owned(), family.least_vocab());
@@ -88,8 +89,7 @@ pub fn write(
     write_json(&out.join("tokenizer.json"), &family.tokenizer(&config))?;
     write_json(&out.join("tokenizer_config.json"), &family.tokenizer_config(&config))?;
     write_json(&out.join("generation_config.json"), &family.generation_config())?;
-    let stored: Vec<Stored> = tensors(&config).iter().flat_map(|s| stored(s, options)).collect();
-    write_weights(&stored, out, options, progress)
+    write_weights(&all(&config, options), out, options, progress)
 }
 
 /// A tensor to write.
@@ -106,6 +106,17 @@ enum Element {
     F32,
     BF16,
     E4m3,
+}
+
+/// Every weight, and what draft layers repeat of them.
+fn all(config: &Config, options: &SynthOptions) -> Vec<Stored> {
+    let specs = tensors(config);
+    let repeated = |(copy, of): (String, &str)| {
+        let spec = specs.iter().find(|spec| spec.name == of)?;
+        stored(spec, options).pop().map(|weight| Stored { name: copy, ..weight })
+    };
+    let copies = copies(config).into_iter().filter_map(repeated);
+    specs.iter().flat_map(|spec| stored(spec, options)).chain(copies).collect()
 }
 
 /// A weight, with its scales if it is quantised.

@@ -133,6 +133,18 @@ impl<'a> Weights<'a> {
         self.stacked(&[name], bias, factor)
     }
 
+    /// Two projections whose sum `name` is: of the first half of its inputs, and of the second.
+    pub fn linear_halves(&self, name: &str) -> Result<[PackedLinear; 2], LoadError> {
+        let part = self.part(format_args!("{name}.weight"))?;
+        let pack = |which: usize| -> Result<_, OpError> {
+            let (matrix, ops) = (part.matrix()?, self.store.ops);
+            let half = matrix.cols() / 2;
+            ops.pack_linear(&[matrix.column_range(which * half, half)], None)
+        };
+        let both = || -> Result<_, OpError> { Ok([pack(0)?, pack(1)?]) };
+        both().map_err(|e| self.device(name, e))
+    }
+
     fn stacked(&self, names: &[&str], bias: bool, factor: f32) -> Result<PackedLinear, LoadError> {
         let mut parts = Vec::new();
         let mut biases = Vec::new();

@@ -7,7 +7,7 @@
 use super::checkpoint::Checkpoint;
 use super::header::StoredDType;
 use crate::error::TensorFault;
-use crate::table::TensorSpec;
+use crate::table::{EMBEDDING, HEAD, TensorSpec, copies};
 use crate::{Config, LoadError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -18,9 +18,6 @@ const IGNORED: &[&str] = &[
 ];
 /// Factors of keys and values, by the end of their name: read where the cache is quantised.
 const CACHE_SCALES: &[&str] = &[".k_scale", ".v_scale"];
-
-const HEAD: &str = "lm_head.weight";
-const EMBEDDING: &str = "model.embed_tokens.weight";
 
 /// The bytes of one weight.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,8 +66,14 @@ pub(crate) fn locate(
         located.insert(spec.name.clone(), found);
     }
     if config.tied && checkpoint.get(HEAD).is_some() {
-        check_tied(checkpoint)?;
+        check_same(checkpoint, HEAD, EMBEDDING, TensorFault::TiedHead)?;
         used.insert(HEAD.to_owned());
+    }
+    for (copy, of) in if config.drafting { copies(config) } else { Vec::new() } {
+        if checkpoint.get(&copy).is_some() {
+            check_same(checkpoint, &copy, of, TensorFault::Copy(of))?;
+            used.insert(copy);
+        }
     }
     let ends = |name: &str| IGNORED.iter().chain(CACHE_SCALES).any(|end| name.ends_with(end));
     let ignored = |name: &str| ends(name) || is_draft(name, config);
@@ -82,11 +85,11 @@ pub(crate) fn locate(
     Err(LoadError::Coverage { dir: checkpoint.dir.clone(), missing, left_over })
 }
 
-/// Whether it belongs to a layer behind the last one, which predicts further tokens.
+/// Whether it belongs to a draft layer that is not read.
 fn is_draft(name: &str, config: &Config) -> bool {
     let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next());
     let layer: Option<usize> = layer.and_then(|layer| layer.parse().ok());
-    let drafts = config.layers..config.layers + config.draft_layers;
+    let drafts = config.kv_layers()..config.layers + config.draft_layers;
     layer.is_some_and(|layer| drafts.contains(&layer))
 }
 
@@ -171,12 +174,16 @@ impl Fused {
     }
 }
 
-/// A tied model may store its head a second time, if it is the same.
-fn check_tied(checkpoint: &Checkpoint) -> Result<(), LoadError> {
-    let head = checkpoint.get(HEAD).map(|t| (t.dtype, &t.shape));
-    let embedding = checkpoint.get(EMBEDDING).map(|t| (t.dtype, &t.shape));
-    if head == embedding && checkpoint.bytes(HEAD) == checkpoint.bytes(EMBEDDING) {
+/// What is stored a second time must be the same.
+fn check_same(
+    checkpoint: &Checkpoint,
+    copy: &str,
+    of: &str,
+    fault: TensorFault,
+) -> Result<(), LoadError> {
+    let [a, b] = [copy, of].map(|name| checkpoint.get(name).map(|t| (t.dtype, &t.shape)));
+    if a == b && checkpoint.bytes(copy) == checkpoint.bytes(of) {
         return Ok(());
     }
-    Err(checkpoint.fault(HEAD, TensorFault::TiedHead))
+    Err(checkpoint.fault(copy, fault))
 }

@@ -83,7 +83,7 @@ impl CpuDevice {
 fn askers(call: &Call<'_, '_>, rows: &[usize]) -> Vec<Asker> {
     let of_row = |&row: &usize| {
         let (from, to) = call.args.rows.tokens(row);
-        let context = call.args.rows.context(row);
+        let context = call.context(row);
         (from..to).map(move |token| Asker { row, token, context: context - (to - 1 - token) })
     };
     rows.iter().flat_map(of_row).collect()

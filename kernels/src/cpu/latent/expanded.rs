@@ -26,7 +26,7 @@ impl CpuDevice {
         call: &Call<'_, '_>,
         row: usize,
     ) -> Result<(), DeviceError> {
-        let context = call.args.rows.context(row);
+        let context = call.context(row);
         let dim = call.query().max(call.values).next_multiple_of(HEAD_UNIT);
         let bytes_per_head = context.next_multiple_of(BLOCK_TOKENS) * 2 * dim * T::DTYPE.bytes();
         let together = (EXPANDED_BYTES / bytes_per_head.max(1)).clamp(1, call.heads.max(1));
@@ -47,7 +47,7 @@ impl CpuDevice {
         (row, dim): (usize, usize),
         heads: Range<usize>,
     ) -> Result<Vec<T>, DeviceError> {
-        let (context, latent) = (call.args.rows.context(row), call.layout.latent);
+        let (context, latent) = (call.context(row), call.layout.latent);
         let (width, values) = (2 * heads.len() * dim, heads.len() * dim);
         let x = Mat::of(latents, context, latent)?;
         let mut all = vec![T::store(0.0); context * width];
@@ -81,7 +81,7 @@ impl CpuDevice {
         heads: Range<usize>,
         expanded: &[T],
     ) -> Result<(), DeviceError> {
-        let (context, count) = (call.args.rows.context(row), heads.len());
+        let (context, count) = (call.context(row), heads.len());
         let layout = KvLayout {
             layers: 1,
             blocks: context.div_ceil(BLOCK_TOKENS),
@@ -144,7 +144,7 @@ impl CpuDevice {
 
 /// The latents of a row in order of position: `[context, C]`.
 fn latents<T: Float>(call: &Call<'_, '_>, row: usize) -> Vec<T> {
-    let (context, table) = (call.args.rows.context(row), call.args.rows.table(row));
+    let (context, table) = (call.context(row), call.args.rows.table(row));
     let latent = |position| &call.row::<T>(table, position)[..call.layout.latent];
     (0..context).flat_map(latent).copied().collect()
 }

@@ -39,9 +39,14 @@ impl Call<'_, '_> {
         self.unturned + self.layout.rotary
     }
 
-    /// The row of a position: latent, then turned channels.
-    fn row<T>(&self, table: &[i32], position: usize) -> &[T] {
-        let tokens = self.layout.block_tokens;
+    /// Positions that the last token of a row sees.
+    fn context(&self, row: usize) -> usize {
+        self.args.rows.context(row) - self.args.first
+    }
+
+    /// The row of the `i`th position that is seen: latent, then turned channels.
+    fn row<T>(&self, table: &[i32], i: usize) -> &[T] {
+        let (tokens, position) = (self.layout.block_tokens, i + self.args.first);
         let slot = table[position / tokens] as usize * tokens + position % tokens;
         let start = self.layout.row(self.args.layer, slot);
         // SAFETY: layer and blocks were checked, so the row lies in the pool; nobody writes it meanwhile.
@@ -60,7 +65,11 @@ impl CpuDevice {
         let (heads, unturned, values) =
             (args.heads.key.len(), args.heads.key.n(), args.heads.value.n());
         let call = Call { args, layout, pool: kv.as_ptr(), heads, unturned, values };
-        let rows = 0..args.rows.len();
+        let asks = |row: &usize| {
+            let (from, to) = args.rows.tokens(*row);
+            to > from
+        };
+        let rows = (0..args.rows.len()).filter(asks);
         let (few, many): (Vec<usize>, Vec<usize>) = rows.partition(|&r| absorbs(args, r));
         for_float!(KERNEL, layout.dtype, T => {
             for row in many {
@@ -91,5 +100,14 @@ fn check(
         let (what, index, limit) = ("layer", args.layer as i64, layout.layers);
         return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
     }
-    args.rows.check(args.q.rows(), (layout.blocks, layout.block_tokens))
+    args.rows.check(args.q.rows(), (layout.blocks, layout.block_tokens))?;
+    for row in 0..args.rows.len() {
+        let (from, to) = args.rows.tokens(row);
+        let before = args.rows.context(row) - (to - from);
+        if to > from && before < args.first {
+            let (what, index, limit) = ("first position", args.first as i64, before + 1);
+            return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
+        }
+    }
+    Ok(())
 }

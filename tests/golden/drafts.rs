@@ -1,0 +1,75 @@
+//! The layer behind the last one, which guesses the token after next.
+
+use crate::check_bf16;
+use crate::fixture::Fixture;
+use crate::replay::{self, Place, Replay, Row, Sharing, closeness, difference, in_a_world, top};
+use ops::DType;
+
+const NAME: &str = "deepseek_v3-mtp";
+/// CPU f32 against the reference: sums in another order.
+const TOLERANCE: f32 = 1e-4;
+
+/// All drafts of a sequence: behind each token but the first.
+fn all(replay: &mut Replay<'_>, fixture: &Fixture) -> (Row, Vec<Vec<f32>>, Vec<Vec<f32>>) {
+    let row = Row::new(replay, &fixture.tokens);
+    let mut before = replay.hidden(&row);
+    before.pop();
+    let logits = replay.drafts(&row.part(1, before.len()), &before);
+    (row, before, logits)
+}
+
+fn matches_the_paper(place: &Place, fixture: &Fixture) {
+    let mut replay = Replay::load_with(place, fixture, DType::F32, true);
+    let (_, before, logits) = all(&mut replay, fixture);
+    let tokens: Vec<i32> = logits.iter().map(|logits| top(logits) as i32).collect();
+    assert_eq!(tokens, fixture.draft_tokens);
+    let theirs = &fixture.draft_logits;
+    let worst = difference(&logits[logits.len() - theirs.len()..], theirs);
+    assert!(worst <= TOLERANCE, "logits differ by {worst}");
+
+    // Bit for bit, however it is cut: drafts of a part, what is kept of another, drafts behind that.
+    let row = Row::new(&mut replay, &fixture.tokens);
+    let hidden = replay.hidden(&row);
+    replay.keep_for_drafts(&row.part(0, 1), &[vec![0.0; hidden[0].len()]]);
+    assert!(hidden[..before.len()] == before, "the draft layer changed the model");
+    for (start, end) in [(1, 8), (8, 24), (24, 25), (25, 89), (89, before.len() + 1)] {
+        let (part, before) = (row.part(start, end - start), &before[start - 1..end - 1]);
+        if start % 2 == 0 {
+            replay.keep_for_drafts(&part, before);
+        } else {
+            assert!(replay.drafts(&part, before) == logits[start - 1..end - 1], "{start}..{end}");
+        }
+    }
+}
+
+#[test]
+fn drafts_match_the_paper() {
+    if replay::on_a_gpu() {
+        return; // Drafts are verified on the CPU only.
+    }
+    let fixture = Fixture::read(NAME);
+    matches_the_paper(&Place::alone(), &fixture);
+    for (size, sharing) in [(2, Sharing::Parts), (4, Sharing::Parts), (2, Sharing::Experts)] {
+        in_a_world(size, sharing, |place| matches_the_paper(place, &fixture));
+    }
+}
+
+/// Rows of few tokens and of many go different ways in bf16, and both come near.
+#[test]
+fn drafts_in_bf16_are_close() {
+    if replay::on_a_gpu() {
+        return;
+    }
+    let fixture = Fixture::read(NAME);
+    let place = Place::alone();
+    let mut replay = Replay::load_with(&place, &fixture, DType::BF16, true);
+    let (row, before, many) = all(&mut replay, &fixture);
+    let few: Vec<Vec<f32>> = (1..=before.len())
+        .flat_map(|t| replay.drafts(&row.part(t, 1), &before[t - 1..t]))
+        .collect();
+    for logits in [many, few] {
+        let found =
+            closeness(&logits[logits.len() - fixture.draft_logits.len()..], &fixture.draft_logits);
+        check_bf16(&fixture, &found);
+    }
+}
