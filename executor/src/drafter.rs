@@ -36,15 +36,17 @@ pub(crate) struct Speaker {
 }
 
 impl Drafter {
-    pub(crate) fn new(speculation: Speculation, seats: usize) -> Self {
-        let Speculation { drafts, drafter: protocol::Drafter::Ngram { min, max } } = speculation;
-        Self {
+    /// `None` = these drafts are made otherwise.
+    pub(crate) fn new(speculation: Speculation, seats: usize) -> Option<Self> {
+        let Speculation { drafts, drafter } = speculation;
+        let protocol::Drafter::Ngram { min, max } = drafter else { return None };
+        Some(Self {
             ngram: Ngram { min: min.max(1).into(), max: max.max(min).max(1).into() },
             most: drafts.into(),
             seats: (0..seats).map(|_| Told::default()).collect(),
             said: channel(),
             unheard: 0,
-        }
+        })
     }
 
     /// Hears what has been emitted: all of it, if one of these rows is to verify drafts.
@@ -134,7 +136,7 @@ mod tests {
 
     fn drafter() -> Drafter {
         let ngram = protocol::Drafter::Ngram { min: 1, max: 3 };
-        Drafter::new(Speculation { drafts: 3, drafter: ngram }, 1)
+        Drafter::new(Speculation { drafts: 3, drafter: ngram }, 1).expect("it looks tokens up")
     }
 
     fn says(speaker: &mut Speaker, ids: &[Token]) {

@@ -1,6 +1,6 @@
 //! Why an executor cannot start, or cannot go on.
 
-use crate::WorldError;
+use crate::{SpeculationError, WorldError};
 use protocol::{RequestId, Seat};
 
 /// What ends an executor.
@@ -81,9 +81,9 @@ pub enum ExecutorError {
     /// A trace was asked for, but no folder is configured.
     #[error("no folder for traces is configured (--profile DIR)")]
     NoTraces,
-    /// Drafts are asked for on a device that verifies none.
-    #[error("drafts are verified on the CPU only")]
-    NoDrafts,
+    /// Drafts are asked for that cannot be made or verified.
+    #[error(transparent)]
+    Speculation(#[from] SpeculationError),
     /// What masked rows may sample did not come.
     #[error(transparent)]
     Mask(#[from] MaskError),
@@ -201,6 +201,14 @@ pub enum BatchError {
     Table {
         /// Whose row.
         request: RequestId,
+    },
+    /// The row begins behind tokens of which this executor knows no hidden state, which drafts need.
+    #[error("request {} goes on at position {position}, inside a block that others have filled", request.0)]
+    Midway {
+        /// Whose row.
+        request: RequestId,
+        /// Its first position.
+        position: u32,
     },
     /// The table does not cover the row.
     #[error("request {} writes position {position}, its table has {entries} entries", request.0)]

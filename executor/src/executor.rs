@@ -7,13 +7,13 @@ use crate::masks::{Masks, NoMasks};
 use crate::step::{Engine, Pending, State, StateSize};
 use crate::trace::{Session, Tracer};
 use crate::{
-    ExecutorConfig, ExecutorError, GPU_LOGPROBS_MAX, check_world, device, kv_pool, ranks,
-    rehearsal, sampler, source, warm_up,
+    ExecutorConfig, ExecutorError, GPU_LOGPROBS_MAX, check_speculation, check_world, device,
+    kv_pool, ranks, rehearsal, sampler, source, warm_up,
 };
 use models::sharding::{Indivisible, Ranks};
 use models::{ExpertLoad, LoadError, LoadOptions, kv_layout, kv_spec, load_model};
 use ops::{Ops, StepShape};
-use protocol::{Batch, Device, KvSpec, Memory, Phase, Ready, Settings, StepOutput};
+use protocol::{Batch, Drafter, KvSpec, Memory, Phase, Ready, Settings, StepOutput};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -46,16 +46,19 @@ pub struct Executor {
 impl Executor {
     /// Starts the device and loads this rank's part of the model.
     pub fn load(
-        config: ExecutorConfig,
+        mut config: ExecutorConfig,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Self, ExecutorError> {
         let settings = &config.settings;
         let placement = settings.placement.as_ref();
         check_world(settings.parallel, settings.device, &config.model, placement)?;
         let ranks = ranks::ranks(settings.parallel, settings.rank)?;
-        if settings.speculation.is_some() && settings.device != Device::Cpu {
-            return Err(ExecutorError::NoDrafts);
-        }
+        let place = (settings.device, settings.parallel);
+        check_speculation(settings.speculation, place, &config.model, placement)?;
+        config.model.drafting =
+            settings.speculation.is_some_and(|how| how.drafter == Drafter::Layer);
+        let settings = &config.settings;
+        let placement = settings.placement.as_ref();
         let Opened { kernels, gpu, threads } = device::open(&config.settings)?;
         let [tp, dp] = ranks::groups(settings, gpu.as_ref(), progress)?;
         let dtype = device::dtype(&config);
@@ -188,6 +191,13 @@ impl Executor {
         &self.spec
     }
 
+    /// The parts that tests of drafts look into.
+    #[cfg(test)]
+    pub(crate) fn drafting(&self) -> (&ops::KvPool, &crate::layer_drafts::LayerDrafts, &Engine) {
+        let (kv, layer) = self.state.as_ref().expect("it is sized").drafting();
+        (kv, layer.expect("it drafts by its layer"), &self.engine)
+    }
+
     /// Blocks this rank can hold, measured while everything else is allocated.
     fn blocks(&self, state: &State) -> Result<u32, ExecutorError> {
         let memory = self.engine.ops.mem_info();
@@ -272,6 +282,7 @@ impl Executor {
             block_tokens: *block_tokens,
             width: longest.div_ceil(*block_tokens as usize),
             vocab: model.vocab,
+            hidden: model.hidden,
             speculation: self.config.settings.speculation,
         };
         let (questions, top) = (self.questions(), self.top());

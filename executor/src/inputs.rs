@@ -1,9 +1,10 @@
 //! Checks the rows of a batch and stages them.
 
 use crate::BatchError;
+use crate::layer_drafts::LayerDrafts;
 use crate::seats::{Seats, TableChange};
 use ops::{Stage, StageRow};
-use protocol::{Batch, Input, Row, Speculation, Token};
+use protocol::{Batch, Drafter, Input, Row, Speculation, Token};
 
 /// Bounds of a step, fixed at start.
 #[derive(Debug, Clone, Copy)]
@@ -18,11 +19,20 @@ pub(crate) struct StepLimits {
     pub(crate) width: usize,
     /// Size of the vocabulary.
     pub(crate) vocab: usize,
+    /// Channels of a hidden state.
+    pub(crate) hidden: usize,
     /// How rows get drafts, if they do.
     pub(crate) speculation: Option<Speculation>,
 }
 
 impl StepLimits {
+    /// What makes drafts by the model's draft layer, if that does, over a pool of so many blocks.
+    pub(crate) fn layer_drafts(&self, blocks: usize) -> Option<LayerDrafts> {
+        let Speculation { drafts, drafter } = self.speculation?;
+        let pool = (blocks, self.block_tokens as usize);
+        (drafter == Drafter::Layer).then(|| LayerDrafts::new(drafts, self.hidden, self.rows, pool))
+    }
+
     /// Refuses a batch with more tokens or rows than a step may have, or, if it is one of several that are
     /// `computed_together`, than it says that any of them has.
     pub(crate) fn check(&self, batch: &Batch, computed_together: bool) -> Result<(), BatchError> {

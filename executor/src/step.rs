@@ -7,6 +7,7 @@ use crate::ExecutorError;
 use crate::drafter::{Drafter, Speaker};
 use crate::graph::Graphs;
 use crate::inputs::StepLimits;
+use crate::layer_drafts::LayerDrafts;
 use crate::masks::{Masks, StepMasks};
 use crate::sampler::{self, Question};
 use crate::seats::{self, Seats, TableChange};
@@ -61,6 +62,7 @@ pub(crate) struct State {
     pub(crate) device: DeviceState,
     seats: Seats,
     drafter: Option<Drafter>,
+    layer_drafts: Option<LayerDrafts>,
     stage: Stage,
     stage_words_max: usize,
     changes: Vec<TableChange>,
@@ -153,7 +155,8 @@ impl State {
                 buffers,
             },
             seats: Seats::new(limits.rows as u32, limits.width, kv.blocks() as u32),
-            drafter: limits.speculation.map(|how| Drafter::new(how, limits.rows)),
+            drafter: limits.speculation.and_then(|how| Drafter::new(how, limits.rows)),
+            layer_drafts: limits.layer_drafts(kv.blocks()),
             stage: Stage::default(),
             stage_words_max: words,
             changes: Vec::new(),
@@ -163,6 +166,12 @@ impl State {
             answers,
             graphs: Graphs::default(),
         })
+    }
+
+    /// The KV cache, and what makes drafts by the draft layer over it.
+    #[cfg(test)]
+    pub(crate) fn drafting(&self) -> (&KvPool, Option<&LayerDrafts>) {
+        (&self.device.kv, self.layer_drafts.as_ref())
     }
 
     /// Bytes of the KV cache.
@@ -245,8 +254,20 @@ impl State {
         let heavy = self.size.longest + self.size.limits.vocab.div_ceil(32);
         for row in &batch.rows {
             self.changes.push(self.seats.update(row)?);
+        }
+        let drafts = match &mut self.layer_drafts {
+            Some(layer) => {
+                layer.hear(&batch.rows);
+                layer.draft(engine, &self.device.kv, &batch.rows)?
+            }
+            None => Vec::new(),
+        };
+        for (i, row) in batch.rows.iter().enumerate() {
             if let Some(drafter) = &mut self.drafter {
                 self.seats.guess(row, drafter.draft(row), &mut self.stage);
+            }
+            if let Some(drafts) = drafts.get(i) {
+                self.seats.guess(row, drafts, &mut self.stage);
             }
             if let Some(init) = &row.init {
                 if self.stage.words.len() + heavy > 4 * heavy {
@@ -349,13 +370,30 @@ impl State {
         let bounds = bounds(batch, &self.seats);
         let shape = StepShape { tokens, rows, questions, bounds };
         let mut laps = marked.as_ref().map(|trace| trace.laps(ops));
-        let asked_only = questions == of_all && asks_few(&shape);
+        let asked_only = questions == of_all && asks_few(&shape) && self.layer_drafts.is_none();
         let launch = Launch { shape, dp_rows: batch.moe_tokens as usize, asked_only };
         let hidden = self.device.launch(engine, launch, &mut pending.timing, &mut laps)?;
         if let (Some(trace), Some(laps)) = (marked, laps) {
             trace.set_laps(laps.finish());
         }
+        self.keep_for_drafts(engine, batch, shape, &hidden)?;
         Ok(Some(hidden))
+    }
+
+    /// Lets the draft layer, if there is one, see the tokens of a step that has been launched: its states are `hidden [T, H]`.
+    fn keep_for_drafts(
+        &mut self,
+        engine: &Engine,
+        batch: &Batch,
+        shape: StepShape,
+        hidden: &Tensor,
+    ) -> Result<(), ExecutorError> {
+        let Some(layer) = &mut self.layer_drafts else { return Ok(()) };
+        let DeviceState { kv, seats, buffers } = &self.device;
+        let tokens = |row: &Row| row.len as usize + self.seats.get(row.seat).drafts.len();
+        let rows: Vec<_> = batch.rows.iter().map(|row| (row, tokens(row))).collect();
+        let (view, ids) = buffers.view(seats, shape)?;
+        layer.keep(engine, (kv, &view, &ids), &rows, hidden)
     }
 
     /// Answers what has not been answered yet, slice by slice; all but the last are waited for. The first slice

@@ -117,6 +117,8 @@ pub enum Drafter {
         /// More are not compared.
         max: u8,
     },
+    /// The model's own draft layer.
+    Layer,
 }
 
 /// Pure decode steps that are recorded before the executor is ready, and replayed.

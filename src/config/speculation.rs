@@ -1,12 +1,16 @@
 //! Drafts: `--speculative-config JSON` with vLLM's keys, or the same by two flags.
 
 use clap::Args;
+use executor::LAYER_DRAFTS_MAX;
 use protocol::{Drafter, Speculation};
 use serde::Deserialize;
 
 use super::{ConfigError, refused};
 
-/// Most drafts of a row.
+/// Who guesses.
+const NGRAM: &str = "ngram";
+const MTP: &str = "mtp";
+/// Most drafts of a row that is looked up.
 const DRAFTS_MAX: u8 = 16;
 /// Most tokens that are compared.
 const LOOKUP_MAX: u8 = 64;
@@ -19,11 +23,12 @@ const DRAFTS: u8 = 1;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Speculation")]
 pub struct SpeculationArgs {
-    /// Guess tokens and verify several at once, e.g. {"method": "ngram", "num_speculative_tokens": 4,
-    /// "prompt_lookup_min": 2, "prompt_lookup_max": 5}; on the CPU
+    /// Guess tokens and verify several at once, e.g. {"method": "mtp", "num_speculative_tokens": 1} or {"method": "ngram",
+    /// "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 5}; on the CPU
     #[arg(long, value_parser = config, value_name = "JSON")]
     speculative_config: Option<SpeculativeConfig>,
-    /// Who guesses: none, or ngram, which looks for the newest tokens earlier in the request
+    /// Who guesses: none; ngram, which looks for the newest tokens earlier in the request; or mtp, the model's own draft
+    /// layer
     #[arg(long, alias = "method", default_value = "none")]
     spec_method: String,
     /// Guesses of a step [default: 1]
@@ -61,9 +66,10 @@ impl SpeculationArgs {
         if named && let Err(error) = method {
             return refused(format!("--spec-method {error}"));
         }
+        let most = drafts_max(&self.spec_method);
         match self.spec_tokens {
-            Some(count) if !(1..=DRAFTS_MAX).contains(&count) => {
-                refused(format!("--spec-tokens {count}: 1 to {DRAFTS_MAX}"))
+            Some(count) if !(1..=most).contains(&count) => {
+                refused(format!("--spec-tokens {count}: 1 to {most} by {}", self.spec_method))
             }
             _ => Ok(()),
         }
@@ -82,19 +88,30 @@ struct SpeculativeConfig {
 
 impl SpeculativeConfig {
     fn speculation(&self) -> Speculation {
-        // As in vLLM: one of the two is both.
+        let (min, max) = self.lookup();
+        let drafter = if self.method == MTP { Drafter::Layer } else { Drafter::Ngram { min, max } };
+        Speculation { drafts: self.num_speculative_tokens, drafter }
+    }
+
+    /// Tokens that are compared, at least and at most. As in vLLM: one of the two is both.
+    fn lookup(&self) -> (u8, u8) {
         let max = self.prompt_lookup_max.or(self.prompt_lookup_min).unwrap_or(LOOKUP);
-        let min = self.prompt_lookup_min.unwrap_or(max);
-        Speculation { drafts: self.num_speculative_tokens, drafter: Drafter::Ngram { min, max } }
+        (self.prompt_lookup_min.unwrap_or(max), max)
     }
 
     fn check(&self) -> Result<(), String> {
         check_method(&self.method).map_err(|error| format!("method {error}"))?;
-        let count = self.num_speculative_tokens;
-        if !(1..=DRAFTS_MAX).contains(&count) {
-            return Err(format!("num_speculative_tokens {count}: 1 to {DRAFTS_MAX}"));
+        let (count, most) = (self.num_speculative_tokens, drafts_max(&self.method));
+        if !(1..=most).contains(&count) {
+            return Err(format!("num_speculative_tokens {count}: 1 to {most} by {}", self.method));
         }
-        let Speculation { drafter: Drafter::Ngram { min, max }, .. } = self.speculation();
+        if self.method == MTP {
+            if self.prompt_lookup_min.or(self.prompt_lookup_max).is_some() {
+                return Err("prompt_lookup_min, prompt_lookup_max: of method ngram".to_owned());
+            }
+            return Ok(());
+        }
+        let (min, max) = self.lookup();
         if min == 0 || min > max || max > LOOKUP_MAX {
             return Err(format!(
                 "prompt_lookup_min {min}, prompt_lookup_max {max}: 1 to {LOOKUP_MAX}, in this order"
@@ -105,10 +122,15 @@ impl SpeculativeConfig {
 }
 
 fn check_method(method: &str) -> Result<(), String> {
-    if method == "ngram" {
+    if [NGRAM, MTP].contains(&method) {
         return Ok(());
     }
-    Err(format!("{method}: this release speculates by ngram only"))
+    Err(format!("{method}: this release speculates by {NGRAM} and {MTP}"))
+}
+
+/// Most drafts of a row.
+fn drafts_max(method: &str) -> u8 {
+    if method == MTP { LAYER_DRAFTS_MAX } else { DRAFTS_MAX }
 }
 
 /// Reads the object; unknown keys are named.
@@ -148,6 +170,10 @@ mod tests {
         assert_eq!(args(None, "ngram", Some(4)).speculation(), Some(ngram(4, 5, 5)));
         assert_eq!(args(None, "ngram", None).speculation(), Some(ngram(1, 5, 5)));
         assert_eq!(args(None, "none", None).speculation(), None);
+        let mtp = |drafts| Some(Speculation { drafts, drafter: Drafter::Layer });
+        let keys = r#"{"method": "mtp", "num_speculative_tokens": 4}"#;
+        assert_eq!(args(Some(keys), "none", None).speculation(), mtp(4));
+        assert_eq!(args(None, "mtp", None).speculation(), mtp(1));
     }
 
     #[test]
@@ -155,7 +181,15 @@ mod tests {
         for (keys, named) in [
             (r#"{"num_speculative_tokens": 4}"#, "method"),
             (r#"{"method": "ngram"}"#, "num_speculative_tokens"),
-            (r#"{"method": "mtp", "num_speculative_tokens": 1}"#, "method mtp: this release"),
+            (r#"{"method": "eagle", "num_speculative_tokens": 1}"#, "method eagle: this release"),
+            (
+                r#"{"method": "mtp", "num_speculative_tokens": 5}"#,
+                "num_speculative_tokens 5: 1 to 4",
+            ),
+            (
+                r#"{"method": "mtp", "num_speculative_tokens": 1, "prompt_lookup_max": 5}"#,
+                "prompt_lookup_max: of method ngram",
+            ),
             (r#"{"method": "ngram", "num_speculative_tokens": 0}"#, "num_speculative_tokens 0"),
             (r#"{"method": "ngram", "num_speculative_tokens": 17}"#, "num_speculative_tokens 17"),
             (r#"{"method": "ngram", "num_speculative_tokens": 1, "model": "m"}"#, "model"),
@@ -179,6 +213,7 @@ mod tests {
             (args(None, "none", Some(2)), "without --spec-method"),
             (args(None, "eagle", None), "--spec-method eagle: this release"),
             (args(None, "ngram", Some(40)), "--spec-tokens 40"),
+            (args(None, "mtp", Some(5)), "--spec-tokens 5: 1 to 4 by mtp"),
         ] {
             let told = args.check().unwrap_err().to_string();
             assert!(told.contains(named), "{told}");

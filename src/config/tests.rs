@@ -191,7 +191,7 @@ fn what_cannot_be_honoured_is_refused_with_the_reason() {
         ("M --device-ids 1,2,1", "1 is there twice"),
         ("M --kv-cache-dtype bf16 --dtype float32", "--dtype bfloat16"),
         ("M --no_mmap", "always mapped"),
-        ("M --spec-method mtp", "--spec-method mtp: this release speculates by ngram only"),
+        ("M --spec-method eagle", "--spec-method eagle: this release speculates by ngram and mtp"),
         ("M --spec-method ngram --spec-tokens 99", "--spec-tokens 99: 1 to 16"),
         ("M --tool-call-parser pythonic", "hermes, qwen3_coder, qwen3_xml, llama3_json, mistral"),
         ("M --model N", "two models"),

@@ -15,7 +15,7 @@ use crate::server::keys::Keys;
 use crate::server::openai::chat::ReasoningField;
 use crate::server::openai::params::{Bounds, Defaults};
 use crate::server::trace::Tracer;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use axum::http::StatusCode;
 use executor::{ExecutorConfig, GPU_LOGPROBS_MAX, KvSize};
 use models::config::{CheckpointDType, GenerationConfig};
@@ -166,11 +166,10 @@ pub fn limits(engine: &EngineArgs, replicas: u16, max_model_len: u32, vocab_size
 
 /// The same where rows have drafts.
 pub fn with_drafts(limits: Limits, speculation: Option<Speculation>) -> Limits {
-    let Some(Speculation { drafts, drafter: Drafter::Ngram { .. } }) = speculation else {
-        return limits;
-    };
+    let Some(Speculation { drafts, drafter }) = speculation else { return limits };
+    let histories = matches!(drafter, Drafter::Ngram { .. });
     // Guesses are made of what the host has seen: a step waits for the one before it.
-    Limits { drafts, histories: true, steps_in_flight: 1, ..limits }
+    Limits { drafts, histories, steps_in_flight: 1, ..limits }
 }
 
 /// How submits find a replica.
@@ -274,7 +273,10 @@ pub fn check_world(args: &ServeArgs, model: &models::Config) -> Result<()> {
         let placed =
             file.map_or(String::new(), |file| format!(", --expert-placement {}", file.display()));
         format!("--tensor-parallel-size {tp_size}, --data-parallel-size {dp_size}{placed}")
-    })
+    })?;
+    let (how, place) = (args.speculation.speculation(), (device(args.engine.device), parallel));
+    let checked = executor::check_speculation(how, place, model, placed.as_ref());
+    checked.map_err(|error| anyhow!("--speculative-config: {error}"))
 }
 
 /// Executors of each node.
@@ -343,10 +345,6 @@ pub fn executor(
     if engine.kv_cache_dtype == CacheDtype::Bf16 && is_f32 {
         bail!(BF16_CACHE_OF_F32);
     }
-    let speculation = args.speculation.speculation();
-    if speculation.is_some() && device != Device::Cpu {
-        bail!("--speculative-config: drafts are verified on the CPU only");
-    }
     let settings = Settings {
         dir: files.dir.clone(),
         overrides: args.model.hf_overrides.as_ref().map(serde_json::to_string).transpose()?,
@@ -382,7 +380,7 @@ pub fn executor(
         },
         memory_utilization: engine.gpu_memory_utilization,
         capture: capture(engine),
-        speculation,
+        speculation: args.speculation.speculation(),
         logprobs_max: logprobs_max(device, args.reply.max_logprobs, files.config.vocab as u32)?,
         profile: engine.profile.clone(),
         epoch: Epoch(1), // The first generation of the engine's executor groups.

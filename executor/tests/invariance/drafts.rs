@@ -3,11 +3,11 @@
 
 use crate::player::{BLOCK, Job, Player, config, latents, speculating};
 use crate::{PROMPT, TOTAL, name, rules, worlds};
-use executor::{Dtype, Executor, ExecutorError};
+use executor::{Dtype, Executor, ExecutorError, SpeculationError};
 use protocol::{Device, RowError, Sampling, Token, TokenLogprobs};
 
 /// A request that repeats itself, and so do guesses.
-fn job(id: u64, sampling: &Sampling, drafts: u8) -> Job {
+pub(crate) fn job(id: u64, sampling: &Sampling, drafts: u8) -> Job {
     let mut job = Job::new(id, PROMPT, sampling.clone());
     job.tokens =
         (0..PROMPT as u64).map(|i| (i * i % (5 + id % 7) + 20 + id % 3) as Token).collect();
@@ -16,7 +16,7 @@ fn job(id: u64, sampling: &Sampling, drafts: u8) -> Job {
 }
 
 /// What was generated, as far as all go: the last row may bring more.
-fn said(job: &Job) -> (Vec<Token>, Vec<TokenLogprobs>) {
+pub(crate) fn said(job: &Job) -> (Vec<Token>, Vec<TokenLogprobs>) {
     let (mut tokens, mut logprobs) = job.output();
     tokens.truncate(TOTAL - PROMPT);
     logprobs.truncate(TOTAL - PROMPT);
@@ -155,5 +155,5 @@ fn what_cannot_verify_drafts_says_so() {
     let mut config = speculating(config(Dtype::Float32, 1), 2);
     config.settings.device = Device::Cuda;
     let refused = Executor::load(config, &mut |_| {});
-    assert!(matches!(refused, Err(ExecutorError::NoDrafts)));
+    assert!(matches!(refused, Err(ExecutorError::Speculation(SpeculationError::Device))));
 }

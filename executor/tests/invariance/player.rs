@@ -69,6 +69,14 @@ pub(crate) fn speculating(mut config: ExecutorConfig, drafts: u8) -> ExecutorCon
     config
 }
 
+/// The model that keeps latents, with a draft layer that guesses so many tokens.
+pub(crate) fn layer_drafting(dtype: Dtype, drafts: u8) -> ExecutorConfig {
+    let mut config = latents(dtype);
+    config.model.draft_layers = 1;
+    config.settings.speculation = Some(Speculation { drafts, drafter: Drafter::Layer });
+    config
+}
+
 /// The same model, shared by the ranks of a replica.
 pub(crate) fn shared(mut config: ExecutorConfig, tp_size: u16, experts: bool) -> ExecutorConfig {
     config.settings.parallel = Parallel { tp_size, dp_size: 1, experts };

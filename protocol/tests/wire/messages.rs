@@ -244,7 +244,10 @@ pub(crate) fn settings() -> impl Strategy<Value = Settings> {
                 },
                 speculation: threads.map(|n| Speculation {
                     drafts: n as u8,
-                    drafter: Drafter::Ngram { min: (n >> 8) as u8, max: (n >> 16) as u8 },
+                    drafter: match n % 2 {
+                        0 => Drafter::Ngram { min: (n >> 8) as u8, max: (n >> 16) as u8 },
+                        _ => Drafter::Layer,
+                    },
                 }),
                 gpus: numbers.to_vec(),
                 logprobs_max: numbers[5],

@@ -4,7 +4,7 @@
 use super::executor_process::{
     answer, executor, finish, is_ready, send, stream, stream_of, within,
 };
-use super::latents::model;
+use super::latents::{model, model_with};
 use super::process::command;
 use super::ranks::{metric, start};
 use crate::http_client::{get, post};
@@ -205,6 +205,91 @@ fn a_killed_executor_loses_no_draft_that_was_right_and_keeps_none_that_was_wrong
     within(Duration::from_mins(1), "the restart", || is_ready(at));
     assert_ne!(executor(&process), former);
     assert!(drafted(at).1 > 0.0);
+}
+
+/// What a model's own draft layer guesses.
+const LAYER: &str = r#"{"method":"mtp","num_speculative_tokens":3}"#;
+
+/// The sum of a counter of drafts over the replicas.
+fn counted(at: SocketAddr, name: &str) -> f64 {
+    let page = String::from_utf8(get(at, "/metrics").body).unwrap();
+    let name = format!("vllm:spec_decode_num_{name}_total{{");
+    let lines = page.lines().filter(|line| line.starts_with(&name));
+    lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+}
+
+#[test]
+fn a_draft_layer_changes_no_answer() {
+    let model = model_with(1);
+    let folder = model.path().join("model").to_str().unwrap().to_owned();
+    let sizes =
+        [folder.as_str(), "--num-gpu-blocks-override", "256", "--max-num-batched-tokens", "64"];
+    let plain = start(&sizes);
+    let expected = ids_of_all(plain.address);
+    drop(plain);
+    let cramped = [&[folder.as_str()], CRAMPED].concat();
+    for flags in [
+        &sizes[..],
+        &cramped,
+        &[&sizes[..], &["--tensor-parallel-size", "2"]].concat(),
+        &[&sizes[..], &["--tensor-parallel-size", "2", "--enable-expert-parallel"]].concat(),
+        &[&sizes[..], &["--data-parallel-size", "2"]].concat(),
+    ] {
+        let drafting = start(&[flags, &["--speculative-config", LAYER]].concat());
+        let at = drafting.address;
+        for time in ["cold", "behind prefix hits"] {
+            assert!(ids_of_all(at) == expected, "{flags:?}, {time}");
+        }
+        let [rows, tokens, right] =
+            ["drafts", "draft_tokens", "accepted_tokens"].map(|name| counted(at, name));
+        println!("{flags:?}: {right} of {tokens} drafts accepted");
+        assert!(2.0 * rows < tokens && tokens <= 3.0 * rows && right < tokens, "{rows} {tokens}");
+    }
+}
+
+#[test]
+fn a_killed_executor_drafts_on_after_its_return() {
+    let model = model_with(1);
+    let folder = model.path().join("model").to_str().unwrap().to_owned();
+    let sizes = [folder.as_str(), "--num-gpu-blocks-override", "256"];
+    let plain = start(&sizes);
+    let expected = ids_of_all(plain.address);
+    drop(plain);
+    let flags = ["--executor", "process", "--speculative-config", LAYER];
+    let process = start(&[&sizes[..], &flags].concat());
+    let at = process.address;
+    let asked = thread::spawn(move || ids_of_all(at));
+    within(Duration::from_mins(1), "drafts", || counted(at, "draft_tokens") > 0.0);
+    let former = executor(&process);
+    send(former, "-KILL");
+    assert!(asked.join().unwrap() == expected, "across the death of an executor");
+    within(Duration::from_mins(1), "the restart", || is_ready(at));
+    assert_ne!(executor(&process), former);
+    assert!(ids_of_all(at) == expected, "after it");
+}
+
+#[test]
+fn what_has_no_draft_layer_or_cannot_run_it_is_refused_by_name() {
+    let [none, one, two] = [0, 1, 2].map(model_with);
+    let folder =
+        |model: &tempfile::TempDir| model.path().join("model").to_str().unwrap().to_owned();
+    let [none, one, two] = [&none, &one, &two].map(folder);
+    let many = r#"{"method":"mtp","num_speculative_tokens":5}"#;
+    let lockstep = ["--data-parallel-size", "2", "--enable-expert-parallel"];
+    for (config, flags, named) in [
+        (LAYER, &[none.as_str()][..], "num_nextn_predict_layers 1"),
+        (LAYER, &[two.as_str()], "DeepseekV3ForCausalLM has 2 here"),
+        (LAYER, &[], "num_nextn_predict_layers 1"), // The demo model.
+        (LAYER, &[&[one.as_str()], &lockstep[..]].concat(), "--enable-expert-parallel"),
+        (LAYER, &[one.as_str(), "--device", "cuda"], "verified on the CPU only"),
+        (many, &[one.as_str()], "num_speculative_tokens 5"),
+    ] {
+        let flags = [&["--port", "0", "--speculative-config", config], flags].concat();
+        let output = command(&flags).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{flags:?}: {said}");
+        assert!(said.contains("--speculative-config") && said.contains(named), "{flags:?}: {said}");
+    }
 }
 
 #[test]

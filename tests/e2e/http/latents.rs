@@ -8,6 +8,11 @@ use std::net::SocketAddr;
 
 /// Four layers, the first one dense; 8 experts in 4 groups; latents of 32 + 8 channels.
 pub(super) fn model() -> tempfile::TempDir {
+    model_with(0)
+}
+
+/// The same with so many draft layers behind.
+pub(super) fn model_with(draft_layers: u32) -> tempfile::TempDir {
     synth(&json!({
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 272,
         "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -16,7 +21,8 @@ pub(super) fn model() -> tempfile::TempDir {
         "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 8,
         "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
         "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5,
-        "norm_topk_prob": true, "bos_token_id": 1, "eos_token_id": 2
+        "norm_topk_prob": true, "bos_token_id": 1, "eos_token_id": 2,
+        "num_nextn_predict_layers": draft_layers
     }))
 }
 

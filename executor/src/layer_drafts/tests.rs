@@ -1,0 +1,248 @@
+//! What the draft layer keeps, bit by bit, and that its guesses are those of its formula.
+
+use super::likeliest;
+use crate::executor::Executor;
+use crate::{Dtype, ExecutorConfig, KvDtype, KvSize};
+use models::{Config, Forward};
+use ops::{BatchInputs, BatchView, DType, KvPool, LatentLayout, PoolLayout};
+use protocol::{
+    Batch, BlockId, Bucket, Capture, Device, Drafter, Epoch, Input, Parallel, Rank, RequestId, Row,
+    Sampling, Seat, SeatInit, Settings, Speculation, StepId, TableUpdate, ThinVec, Token,
+};
+use std::path::{Path, PathBuf};
+
+const BLOCK: usize = 16;
+const BLOCKS: u32 = 64;
+/// The draft layer's, of a model of three.
+const LAYER: usize = 3;
+
+fn config(dtype: Dtype) -> ExecutorConfig {
+    let text = r#"{
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 64,
+        "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "intermediate_size": 96, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "max_position_embeddings": 512, "q_lora_rank": 32, "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 8,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+        "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5,
+        "norm_topk_prob": true, "hidden_act": "silu", "num_nextn_predict_layers": 1
+    }"#;
+    let model = Config::from_json(Path::new("config.json"), text).unwrap();
+    let settings = Settings {
+        dir: PathBuf::new(),
+        overrides: None,
+        synth_seed: Some(7),
+        device: Device::Cpu,
+        gpus: Vec::new(),
+        libraries: None,
+        kernel_cache: None,
+        dtype,
+        kv_dtype: KvDtype::Auto,
+        threads: Some(1),
+        block_tokens: BLOCK as u32,
+        max_model_len: 256,
+        kv_tokens_min: 256,
+        max_num_seqs: 4,
+        tokens_per_step: 256,
+        kv: KvSize::Blocks(BLOCKS),
+        memory_utilization: 0.9,
+        capture: Capture::default(),
+        speculation: Some(Speculation { drafts: 4, drafter: Drafter::Layer }),
+        logprobs_max: 0,
+        profile: None,
+        epoch: Epoch(1),
+        rank: Rank(0),
+        parallel: Parallel::default(),
+        host_ranks: 1,
+        placement: None,
+        one_shot_sums: true,
+        meeting: None,
+    };
+    ExecutorConfig { model, manifest: 0, settings }
+}
+
+fn executor(dtype: Dtype) -> Executor {
+    let mut executor = Executor::load(config(dtype), &mut |_| {}).unwrap();
+    executor.size_kv(BLOCKS, &mut |_| {}).unwrap();
+    executor
+}
+
+fn tokens() -> Vec<Token> {
+    (0..100).map(|i| (i * i * 7 + i * 5 + 3) % 64).collect()
+}
+
+/// A request that is told all its tokens, and only ever guesses besides.
+struct Told {
+    seat: u32,
+    table: Vec<BlockId>,
+    fresh: bool,
+}
+
+impl Told {
+    fn new(seat: u32, first_block: u32) -> Self {
+        let table = (first_block..first_block + 8).map(|i| BlockId(i * 37 % BLOCKS)).collect();
+        Self { seat, table, fresh: true }
+    }
+
+    /// Its row of `len` tokens from `start` on; it samples, so that drafts are verified.
+    fn row(&mut self, tokens: &[Token], start: usize, len: usize, drafts: u8) -> Row {
+        let update = TableUpdate { group: 0, from: 0, blocks: self.table.clone().into() };
+        let sampling = Sampling::greedy();
+        let init = SeatInit { sampling, key: 0, prompt_len: 1, history: vec![] };
+        let first = std::mem::take(&mut self.fresh);
+        Row {
+            request: RequestId(self.seat.into()),
+            epoch: 1,
+            seat: Seat(self.seat),
+            start: start as u32,
+            len: len as u32,
+            drafts,
+            samples: true,
+            masked: false,
+            input: Input::Tokens(tokens[start..start + len].to_vec().into()),
+            tables: if first { vec![update].into() } else { ThinVec::new() },
+            next: None,
+            init: first.then(|| Box::new(init)),
+        }
+    }
+
+    fn slot(&self, position: usize) -> usize {
+        self.table[position / BLOCK].0 as usize * BLOCK + position % BLOCK
+    }
+}
+
+fn step(executor: &mut Executor, id: &mut u64, rows: Vec<Row>) -> Vec<u8> {
+    *id += 1;
+    let tokens = rows.iter().map(|row| row.len + u32::from(row.drafts)).sum();
+    let (bucket, epoch) = (Bucket::Eager { tokens }, Epoch(1));
+    let batch = Batch { step: StepId(*id), epoch, bucket, moe_tokens: tokens, rows };
+    let output = executor.step(&batch).unwrap();
+    output.rows.iter().map(|row| row.drafted).collect()
+}
+
+/// What the layer has kept of a request, but of its first token, and the states at the ends of its blocks.
+fn kept(executor: &Executor, told: &Told, positions: usize) -> Vec<Vec<f32>> {
+    let (kv, layer, engine) = executor.drafting();
+    let row = |p| kv.read_latent(&engine.ops, LAYER, told.slot(p)).unwrap();
+    let edge = |b: usize| {
+        let block = told.table[b].0 as usize;
+        layer.edges[block * layer.hidden..][..layer.hidden].to_vec()
+    };
+    (1..positions).map(row).chain((0..positions / BLOCK).map(edge)).collect()
+}
+
+#[test]
+fn what_is_kept_is_the_same_bits_however_tokens_come() {
+    let tokens = tokens();
+    let mut executor = executor(Dtype::Float32);
+    let mut id = 0;
+    let mut whole = Told::new(0, 0);
+    step(&mut executor, &mut id, vec![whole.row(&tokens, 0, 100, 0)]);
+    let expected = kept(&executor, &whole, 100);
+    assert!(expected.iter().all(|row| row.iter().any(|x| *x != 0.0)));
+    for chunk in [1, 7, 16, 33] {
+        let mut told = Told::new(1, 8);
+        for start in (0..100).step_by(chunk) {
+            let row = told.row(&tokens, start, chunk.min(100 - start), 0);
+            step(&mut executor, &mut id, vec![row]);
+        }
+        assert!(kept(&executor, &told, 100) == expected, "chunks of {chunk}");
+    }
+    // Behind blocks that another has filled; those were filled in chunks.
+    let mut hit = Told::new(2, 16);
+    hit.table[..3].copy_from_slice(&whole.table[..3]);
+    step(&mut executor, &mut id, vec![hit.row(&tokens, 48, 30, 0)]);
+    step(&mut executor, &mut id, vec![hit.row(&tokens, 78, 22, 0)]);
+    assert!(kept(&executor, &hit, 100) == expected, "behind a hit");
+    // Another request writes over what it held; then it is recomputed there.
+    let others: Vec<Token> = tokens.iter().rev().copied().collect();
+    let mut other = Told::new(3, 8);
+    step(&mut executor, &mut id, vec![other.row(&others, 0, 100, 0)]);
+    assert!(kept(&executor, &other, 100) != expected);
+    let mut again = Told::new(1, 8);
+    step(&mut executor, &mut id, vec![again.row(&tokens, 0, 64, 0)]);
+    // Token by token, with guesses behind each, nearly all of them wrong.
+    for start in 64..100 {
+        let drafted = step(&mut executor, &mut id, vec![again.row(&tokens, start, 1, 4)]);
+        assert_eq!(drafted, [4], "at {start}");
+    }
+    assert!(kept(&executor, &again, 100) == expected, "with drafts");
+}
+
+/// Drafts behind token `at` by the formula, over a pool of its own: the whole sequence, then each guess behind it.
+fn by_the_formula(executor: &Executor, tokens: &[Token], at: usize, count: usize) -> Vec<Token> {
+    let (_, _, engine) = executor.drafting();
+    let ops = &engine.ops;
+    let layout = PoolLayout::Latent(LatentLayout {
+        layers: LAYER + 1,
+        blocks: 8,
+        block_tokens: BLOCK,
+        latent: 32,
+        rotary: 8,
+        dtype: DType::F32,
+    });
+    let kv = KvPool::new(ops, layout).unwrap();
+    let view = |start: usize, len: usize| {
+        let inputs = BatchInputs {
+            positions: (start..start + len).map(|p| p as i32).collect(),
+            slots: (start..start + len).map(|p| p as i64).collect(),
+            cu_q: vec![0, len as i32],
+            context_lens: vec![(start + len) as i32],
+            block_tables: (0..8).collect(),
+        };
+        BatchView::new(ops, &inputs).unwrap()
+    };
+    let ids =
+        |ids: &[Token]| ops.ids(&ids.iter().map(|&id| id as i32).collect::<Vec<_>>()).unwrap();
+    let forward = |batch: &BatchView, run: &dyn Fn(&Forward<'_>) -> ops::Tensor| {
+        let (tp, dp) = (&engine.tp, &engine.dp);
+        let (dp_rows, asked, load, probe) = (0, None, None, None);
+        let f = Forward { ops, tp, dp, dp_rows, kv: &kv, batch, asked, load, probe };
+        let made = run(&f);
+        let logits = engine.model.logits(&f, &made).unwrap();
+        (ops.read_f32(&made).unwrap(), ops.read_f32(&logits).unwrap())
+    };
+    let batch = view(0, at);
+    let (states, _) = forward(&batch, &|f| engine.model.forward(f, &ids(&tokens[..at])).unwrap());
+    let width = states.len() / at;
+    let (mut start, mut before, mut behind) = (1, states, tokens[1..=at].to_vec());
+    let mut drafts = Vec::new();
+    for _ in 0..count {
+        let batch = view(start, behind.len());
+        let (states, logits) = forward(&batch, &|f| {
+            let before = ops.floats(&before, ops.dtype(), &[behind.len(), width]).unwrap();
+            engine.model.draft(f, &ids(&behind), &before).unwrap()
+        });
+        start += behind.len();
+        drafts.push(likeliest(&logits[logits.len() - engine.part.vocab..]));
+        before = states[states.len() - width..].to_vec();
+        behind = vec![drafts[drafts.len() - 1]];
+    }
+    drafts
+}
+
+#[test]
+fn guesses_are_those_of_the_formula() {
+    let tokens = tokens();
+    let mut executor = executor(Dtype::Float32);
+    let mut id = 0;
+    for at in [1, 2, 15, 16, 17, 47, 70] {
+        let mut told = Told::new(0, 0);
+        step(&mut executor, &mut id, vec![told.row(&tokens, 0, at, 0)]);
+        let rows = [told.row(&tokens, at, 1, 4)];
+        let (kv, layer, engine) = executor.drafting();
+        let found = layer.draft(engine, kv, &rows).unwrap();
+        assert_eq!(found, [by_the_formula(&executor, &tokens, at, 4)], "behind token {at}");
+    }
+}
+
+/// A row cannot begin where nobody knows what comes before it.
+#[test]
+fn a_row_that_begins_inside_a_block_is_refused() {
+    let mut executor = executor(Dtype::Float32);
+    let row = Told::new(0, 0).row(&tokens(), 17, 5, 0);
+    let (step, bucket) = (StepId(1), Bucket::Eager { tokens: 5 });
+    let batch = Batch { step, epoch: Epoch(1), bucket, moe_tokens: 5, rows: vec![row] };
+    let error = executor.step(&batch).unwrap_err().to_string();
+    assert!(error.contains("position 17"), "{error}");
+}

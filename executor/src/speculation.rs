@@ -1,0 +1,75 @@
+//! Which drafts can be made, and verified, where.
+
+use models::Config;
+use protocol::{Device, Drafter, ExpertPlacement, Parallel, Speculation};
+
+/// Most drafts of a row that a draft layer is asked for.
+pub const LAYER_DRAFTS_MAX: u8 = 4;
+
+/// Drafts that cannot be made or verified.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SpeculationError {
+    /// A device without a way.
+    #[error("drafts are verified on the CPU only")]
+    Device,
+    /// More than a draft layer is asked for.
+    #[error(
+        "num_speculative_tokens {drafts}: a model's own draft layer makes 1 to {LAYER_DRAFTS_MAX}"
+    )]
+    Drafts {
+        /// Drafts asked for.
+        drafts: u8,
+    },
+    /// No draft layer, or several.
+    #[error(
+        "method mtp needs num_nextn_predict_layers 1 in config.json; {architecture} has {layers} here"
+    )]
+    Layers {
+        /// The model.
+        architecture: &'static str,
+        /// Draft layers of the checkpoint.
+        layers: usize,
+    },
+    /// Replicas that compute every layer together, and would have to draft together.
+    #[error(
+        "method mtp and --enable-expert-parallel over replicas (DP attention) exclude each other"
+    )]
+    Lockstep,
+    /// Copies of experts in places of an operator's choice.
+    #[error(
+        "method mtp and --expert-placement exclude each other: the file does not place the draft layer's experts"
+    )]
+    Places,
+}
+
+/// Checks that a model can be served with such drafts, before anything is loaded.
+///
+/// Errors: what is in the way.
+pub fn check_speculation(
+    speculation: Option<Speculation>,
+    (device, parallel): (Device, Parallel),
+    model: &Config,
+    placement: Option<&ExpertPlacement>,
+) -> Result<(), SpeculationError> {
+    let Some(Speculation { drafts, drafter }) = speculation else { return Ok(()) };
+    if device != Device::Cpu {
+        return Err(SpeculationError::Device);
+    }
+    if drafter != Drafter::Layer {
+        return Ok(());
+    }
+    if !(1..=LAYER_DRAFTS_MAX).contains(&drafts) {
+        return Err(SpeculationError::Drafts { drafts });
+    }
+    if model.draft_layers != 1 {
+        let (architecture, layers) = (model.architecture.name(), model.draft_layers);
+        return Err(SpeculationError::Layers { architecture, layers });
+    }
+    if parallel.lockstep() {
+        return Err(SpeculationError::Lockstep);
+    }
+    if placement.is_some() {
+        return Err(SpeculationError::Places);
+    }
+    Ok(())
+}

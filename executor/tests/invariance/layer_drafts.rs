@@ -1,0 +1,149 @@
+//! Drafts of a model's own draft layer change nothing either, and are the same guesses whatever happens around them.
+
+use crate::drafts::{job, said};
+use crate::player::{BLOCK, Player, experts, layer_drafting, placed, shared, speculating};
+use crate::{PROMPT, TOTAL, name, rules};
+use executor::{Dtype, Executor, ExecutorConfig, ExecutorError, SpeculationError};
+use protocol::{Drafter, Speculation};
+
+/// Alone, by two ranks that split heads and experts, and by two with whole experts.
+fn worlds(drafts: u8) -> [ExecutorConfig; 4] {
+    use Dtype::{Bfloat16, Float32};
+    [
+        layer_drafting(Float32, drafts),
+        layer_drafting(Bfloat16, drafts),
+        shared(layer_drafting(Float32, drafts), 2, false),
+        shared(layer_drafting(Float32, drafts), 2, true),
+    ]
+}
+
+#[test]
+fn any_number_of_drafts_changes_nothing() {
+    let (mut drafted, mut accepted) = (0, 0);
+    for world in worlds(4) {
+        let name = name(&world);
+        let mut player = Player::with(world);
+        for sampling in rules() {
+            let mut plain = job(3, &sampling, 0);
+            player.finish(&mut plain, PROMPT, TOTAL);
+            for drafts in 1..=4 {
+                let mut job = job(3, &sampling, drafts);
+                player.finish(&mut job, PROMPT, TOTAL);
+                assert_eq!(said(&job), said(&plain), "{name}, {drafts} drafts, {sampling:?}");
+                // The first token of an answer has no drafts, and no row guesses beyond its room.
+                assert!(job.drafted >= TOTAL - PROMPT - 2 - job.accepted, "{}", job.drafted);
+                drafted += job.drafted;
+                accepted += job.accepted;
+                player.free(job.table);
+            }
+            player.free(plain.table);
+        }
+    }
+    println!("{accepted} of {drafted} drafts accepted");
+    assert!(accepted < drafted, "{accepted} of {drafted}");
+}
+
+#[test]
+fn guesses_are_the_same_in_chunks_after_preemptions_and_behind_prefix_hits() {
+    for world in worlds(3).into_iter().filter(|world| world.settings.dtype == Dtype::Float32) {
+        let name = name(&world);
+        let mut player = Player::with(world);
+        for sampling in rules() {
+            let mut whole = job(3, &sampling, 3);
+            player.finish(&mut whole, PROMPT, TOTAL);
+            let expected = (said(&whole), whole.drafted, whole.accepted);
+            for chunk in [1, 7, 16, 33] {
+                let mut job = job(3, &sampling, 3).on_seat(17);
+                player.finish(&mut job, chunk, TOTAL);
+                let found = (said(&job), job.drafted, job.accepted);
+                assert_eq!(found, expected, "{name}, chunks of {chunk}, {sampling:?}");
+                player.free(job.table);
+            }
+            for at in [PROMPT + 1, PROMPT + 7] {
+                let mut job = job(3, &sampling, 3);
+                player.finish(&mut job, 16, at);
+                let blocks = job.preempt(30);
+                player.free(blocks);
+                player.finish(&mut job, 33, TOTAL);
+                assert_eq!(said(&job), expected.0, "{name}, preempted at {at}, {sampling:?}");
+                player.free(job.table);
+            }
+            let mut hit = job(3, &sampling, 3).on_seat(8);
+            hit.table = whole.table[..2].to_vec();
+            hit.computed = 2 * BLOCK;
+            player.finish(&mut hit, PROMPT, TOTAL);
+            let found = (said(&hit), hit.drafted, hit.accepted);
+            assert_eq!(found, expected, "{name}, behind a hit, {sampling:?}");
+            player.free(hit.table.split_off(2));
+            player.free(whole.table);
+        }
+    }
+}
+
+#[test]
+fn batch_mates_with_and_without_drafts_change_nothing() {
+    for world in worlds(4).into_iter().filter(|world| world.settings.dtype == Dtype::Float32) {
+        let name = name(&world);
+        let rules = rules();
+        let mut player = Player::with(world);
+        let mut jobs = [0, 1].map(|drafts| {
+            let one = |i: u64| {
+                job(100 + i, &rules[i as usize % 4], drafts * (i % 5) as u8).on_seat(i as u32)
+            };
+            (0..12).map(one).collect::<Vec<_>>()
+        });
+        for jobs in &mut jobs {
+            player.finish_all(jobs, TOTAL);
+            for job in jobs {
+                player.free(std::mem::take(&mut job.table));
+            }
+        }
+        let [plain, mixed] = jobs;
+        for (i, (plain, mixed)) in plain.iter().zip(&mixed).enumerate() {
+            assert_eq!(said(mixed), said(plain), "{name}, request {i}");
+        }
+        assert!(mixed.iter().filter(|job| job.drafts > 0).all(|job| job.drafted > 0));
+    }
+}
+
+/// A draft layer keeps a row of each token, and of each block the state at its end.
+#[test]
+fn the_size_of_a_block_counts_the_draft_layer() {
+    let bytes = |config| Executor::load(config, &mut |_| {}).unwrap().kv_spec().bytes_per_block();
+    let config = layer_drafting(Dtype::Float32, 1);
+    let (hidden, layers) = (config.model.hidden as u64, config.model.layers as u64);
+    let mut plain = config.clone();
+    plain.settings.speculation = None;
+    let plain = bytes(plain);
+    assert_eq!(bytes(config), plain / layers * (layers + 1) + hidden * 4);
+}
+
+#[test]
+fn what_cannot_draft_by_a_layer_says_so() {
+    let config = || layer_drafting(Dtype::Float32, 2);
+    let refused = |config: ExecutorConfig| match Executor::load(config, &mut |_| {}) {
+        Err(ExecutorError::Speculation(error)) => error,
+        other => panic!("{other:?}"),
+    };
+    let mut many = config();
+    many.settings.speculation = Some(Speculation { drafts: 5, drafter: Drafter::Layer });
+    assert_eq!(refused(many), SpeculationError::Drafts { drafts: 5 });
+    for layers in [0, 2] {
+        let mut other = config();
+        other.model.draft_layers = layers;
+        let architecture = "DeepseekV3ForCausalLM";
+        assert_eq!(refused(other), SpeculationError::Layers { architecture, layers });
+    }
+    let mut qwen = speculating(experts(Dtype::Float32), 2);
+    qwen.settings.speculation = config().settings.speculation;
+    assert!(refused(qwen).to_string().contains("num_nextn_predict_layers"));
+    let mut replicas = config();
+    replicas.settings.parallel = protocol::Parallel { tp_size: 1, dp_size: 2, experts: true };
+    assert_eq!(refused(replicas), SpeculationError::Lockstep);
+    let mut places = shared(config(), 2, true);
+    places.settings.placement = placed(config()).settings.placement;
+    assert_eq!(refused(places), SpeculationError::Places);
+    let mut gpu = config();
+    gpu.settings.device = protocol::Device::Cuda;
+    assert_eq!(refused(gpu), SpeculationError::Device);
+}
