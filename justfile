@@ -55,6 +55,10 @@ indexer:
 trials:
     cargo test --release --test bench -- --ignored --exact --nocapture http::trials::latency_of_trials
 
+# What parsers of tool calls and reasoning take for hostile outputs of a megabyte.
+hostile-outputs:
+    cargo test --release --test bench -- --ignored --exact --nocapture outputs::hostile_outputs
+
 # What 200 slow readers, 100 scrapes a second and stuck KV-event subscribers do to steps.
 bystanders:
     cargo test --test bench -- --ignored --exact --nocapture http::disturbed::bystanders

@@ -24,7 +24,7 @@ pub use chat_template::{ChatInput, ChatTemplate, Rendered, TEMPLATE_BYTES_MAX};
 pub use detokenizer::{DetokenizeOptions, Detokenizer};
 pub use error::{LoadError, TextError};
 pub use output::{OutputParser, Parsers};
-pub use pieces::{Piece, append};
+pub use pieces::{Piece, PieceList};
 pub use reasoning::{Beginning, Reasoning, ReasoningReader};
 pub use stop::{StopMatcher, StopSet};
 pub use strftime::strftime;

@@ -3,7 +3,7 @@
 //! The same at any cut of the output; linear; what is held back is bounded.
 
 use super::detokenizer::Detokenizer;
-use super::pieces::{Piece, Pieces};
+use super::pieces::{PieceList, Pieces};
 use super::reasoning::{Beginning, Part, Reasoning, ReasoningReader, Splitter};
 use super::tokenizer::Tokenizer;
 use super::tool_calls::{CallSyntax, Calls, Tool};
@@ -74,7 +74,7 @@ impl OutputParser {
     }
 
     /// Takes the next part of the output and appends what is certain.
-    pub fn push(&mut self, text: &str, pieces: &mut Vec<Piece>) {
+    pub fn push(&mut self, text: &str, pieces: &mut PieceList) {
         if self.splitter.is_none() && self.calls.is_none() {
             return Pieces::new(pieces, self.at).text(text);
         }
@@ -91,7 +91,7 @@ impl OutputParser {
     }
 
     /// The output has ended: appends what was held back.
-    pub fn finish(&mut self, pieces: &mut Vec<Piece>) {
+    pub fn finish(&mut self, pieces: &mut PieceList) {
         let mut out = Pieces::new(pieces, self.at);
         if let Some(splitter) = &mut self.splitter {
             splitter.finish(&mut |part, c| part_of(&mut self.calls, part, c, &mut out));

@@ -1,18 +1,18 @@
 //! What parsers make of a model's output: reasoning, content and tool calls, piece by piece.
 
-/// One piece of an output. Adjacent pieces of a kind are merged.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Piece {
+/// One piece of an output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Piece<'a> {
     /// Text between the marks of reasoning.
-    Reasoning(String),
+    Reasoning(&'a str),
     /// Text for the user.
-    Content(String),
+    Content(&'a str),
     /// A call begins. Nothing may take it back: its arguments follow as they come.
     Call {
         /// Place among the calls, from 0.
         index: u32,
         /// Name of the function.
-        name: String,
+        name: &'a str,
         /// Byte of the output at which the call's syntax begins.
         from: usize,
     },
@@ -21,7 +21,7 @@ pub enum Piece {
         /// Of which call.
         index: u32,
         /// The part.
-        text: String,
+        text: &'a str,
     },
     /// A call is complete.
     End {
@@ -38,76 +38,199 @@ pub enum Piece {
     },
 }
 
-/// The pieces of one push, in order, and where in the output the parser stands.
+/// Pieces in their order; adjacent ones of a kind are one. The text of all of them lies in one buffer: whoever clears
+/// the list and fills it again allocates nothing.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PieceList {
+    pieces: Vec<Placed>,
+    text: String,
+}
+
+/// A piece whose text begins at a byte of the buffer, and ends where that of the next one begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Placed {
+    kind: Kind,
+    start: usize,
+}
+
+/// A piece without its text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Reasoning,
+    Content,
+    Call { index: u32, from: usize },
+    Arguments { index: u32 },
+    End { index: u32 },
+    Broken { index: u32, to: usize },
+}
+
+impl PieceList {
+    /// Pieces.
+    pub fn len(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// Forgets everything but the memory.
+    pub fn clear(&mut self) {
+        self.pieces.clear();
+        self.text.clear();
+    }
+
+    /// All of them, in order.
+    pub fn iter(&self) -> impl Iterator<Item = Piece<'_>> {
+        let ends = self.pieces.iter().skip(1).map(|next| next.start);
+        let ends = ends.chain([self.text.len()]);
+        self.pieces.iter().zip(ends).map(|(piece, end)| piece.read(&self.text[piece.start..end]))
+    }
+
+    /// Appends `more`, merging where one continues another.
+    pub fn append(&mut self, more: &Self) {
+        for piece in more.iter() {
+            let (kind, text) = piece.parts();
+            self.open(kind);
+            self.text.push_str(text);
+        }
+    }
+
+    /// Goes on with the last piece if it is of this kind, else begins one.
+    #[inline]
+    fn open(&mut self, kind: Kind) {
+        let goes_on = matches!(kind, Kind::Reasoning | Kind::Content | Kind::Arguments { .. })
+            && self.pieces.last().is_some_and(|last| last.kind == kind);
+        if !goes_on {
+            self.pieces.push(Placed { kind, start: self.text.len() });
+        }
+    }
+}
+
+impl Placed {
+    fn read(self, text: &str) -> Piece<'_> {
+        match self.kind {
+            Kind::Reasoning => Piece::Reasoning(text),
+            Kind::Content => Piece::Content(text),
+            Kind::Call { index, from } => Piece::Call { index, name: text, from },
+            Kind::Arguments { index } => Piece::Arguments { index, text },
+            Kind::End { index } => Piece::End { index },
+            Kind::Broken { index, to } => Piece::Broken { index, to },
+        }
+    }
+}
+
+impl<'a> Piece<'a> {
+    fn parts(self) -> (Kind, &'a str) {
+        match self {
+            Self::Reasoning(text) => (Kind::Reasoning, text),
+            Self::Content(text) => (Kind::Content, text),
+            Self::Call { index, name, from } => (Kind::Call { index, from }, name),
+            Self::Arguments { index, text } => (Kind::Arguments { index }, text),
+            Self::End { index } => (Kind::End { index }, ""),
+            Self::Broken { index, to } => (Kind::Broken { index, to }, ""),
+        }
+    }
+}
+
+/// Where the pieces of one push go, and where in the output the parser stands.
 #[derive(Debug)]
 pub(super) struct Pieces<'a> {
-    list: &'a mut Vec<Piece>,
+    list: &'a mut PieceList,
     /// Bytes of the output up to and including the character being read.
     pub(super) at: usize,
 }
 
 impl<'a> Pieces<'a> {
     #[inline]
-    pub(super) fn new(list: &'a mut Vec<Piece>, at: usize) -> Self {
+    pub(super) fn new(list: &'a mut PieceList, at: usize) -> Self {
         Self { list, at }
     }
 
     #[inline]
     pub(super) fn reasoning(&mut self, c: char) {
-        match self.list.last_mut() {
-            Some(Piece::Reasoning(text)) => text.push(c),
-            _ => self.list.push(Piece::Reasoning(c.into())),
-        }
+        self.list.open(Kind::Reasoning);
+        self.list.text.push(c);
     }
 
     #[inline]
     pub(super) fn content(&mut self, c: char) {
-        match self.list.last_mut() {
-            Some(Piece::Content(text)) => text.push(c),
-            _ => self.list.push(Piece::Content(c.into())),
-        }
+        self.list.open(Kind::Content);
+        self.list.text.push(c);
     }
 
     /// Content that nobody looks into.
     pub(super) fn text(&mut self, more: &str) {
-        match self.list.last_mut() {
-            _ if more.is_empty() => {}
-            Some(Piece::Content(text)) => text.push_str(more),
-            _ => self.list.push(Piece::Content(more.to_owned())),
-        }
+        self.add(Kind::Content, more);
     }
 
     #[inline]
     pub(super) fn argument(&mut self, index: u32, c: char) {
-        match self.list.last_mut() {
-            Some(Piece::Arguments { index: last, text }) if *last == index => text.push(c),
-            _ => self.list.push(Piece::Arguments { index, text: c.into() }),
-        }
+        self.list.open(Kind::Arguments { index });
+        self.list.text.push(c);
     }
 
     pub(super) fn arguments(&mut self, index: u32, part: &str) {
-        match self.list.last_mut() {
-            Some(Piece::Arguments { index: last, text }) if *last == index => text.push_str(part),
-            _ => self.list.push(Piece::Arguments { index, text: part.to_owned() }),
+        self.add(Kind::Arguments { index }, part);
+    }
+
+    fn add(&mut self, kind: Kind, text: &str) {
+        if !text.is_empty() {
+            self.list.open(kind);
+            self.list.text.push_str(text);
         }
     }
 
-    pub(super) fn push(&mut self, piece: Piece) {
-        self.list.push(piece);
+    pub(super) fn call(&mut self, index: u32, name: &str, from: usize) {
+        self.list.open(Kind::Call { index, from });
+        self.list.text.push_str(name);
+    }
+
+    pub(super) fn end(&mut self, index: u32) {
+        self.list.open(Kind::End { index });
+    }
+
+    pub(super) fn broken(&mut self, index: u32, to: usize) {
+        self.list.open(Kind::Broken { index, to });
     }
 }
 
-/// Appends `more` to `pieces`, merging where one continues another.
-pub fn append(pieces: &mut Vec<Piece>, more: &[Piece]) {
-    for piece in more {
-        match (pieces.last_mut(), piece) {
-            (Some(Piece::Reasoning(text)), Piece::Reasoning(next))
-            | (Some(Piece::Content(text)), Piece::Content(next)) => text.push_str(next),
-            (
-                Some(Piece::Arguments { index: last, text }),
-                Piece::Arguments { index, text: next },
-            ) if last == index => text.push_str(next),
-            _ => pieces.push(piece.clone()),
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_read_as_they_were_written_and_merged() {
+        let mut list = PieceList::default();
+        let mut out = Pieces::new(&mut list, 9);
+        out.text("");
+        out.content('a');
+        out.text("é");
+        out.call(0, "f", 3);
+        out.end(0);
+        out.call(1, "", 7);
+        out.arguments(1, "{");
+        out.argument(1, '}');
+        out.broken(1, 9);
+        out.reasoning('z');
+        let all = [
+            Piece::Content("aé"),
+            Piece::Call { index: 0, name: "f", from: 3 },
+            Piece::End { index: 0 },
+            Piece::Call { index: 1, name: "", from: 7 },
+            Piece::Arguments { index: 1, text: "{}" },
+            Piece::Broken { index: 1, to: 9 },
+            Piece::Reasoning("z"),
+        ];
+        assert!(list.iter().eq(all) && list.len() == all.len());
+
+        let mut more = PieceList::default();
+        Pieces::new(&mut more, 0).reasoning('y');
+        Pieces::new(&mut more, 0).text("b");
+        list.append(&more);
+        assert!(list.iter().skip(6).eq([Piece::Reasoning("zy"), Piece::Content("b")]));
+        list.clear();
+        assert!(list.is_empty() && list.iter().next().is_none());
     }
 }

@@ -1,6 +1,6 @@
 //! How long the parsers of tool calls and reasoning read hostile outputs of a megabyte.
 
-use hadron::text::{Beginning, CallSyntax, OutputParser, Tool};
+use hadron::text::{Beginning, CallSyntax, OutputParser, PieceList, Tool};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
@@ -86,7 +86,7 @@ fn took(syntax: CallSyntax, (begins, unit): &(&str, &str), bytes: usize, whole: 
     let round = |_| {
         let calls = Some((syntax, &tools, u32::MAX));
         let mut parser = OutputParser::new(Some(Beginning::Open), calls);
-        let (mut pieces, mut shown, start) = (Vec::new(), 0, processor_time());
+        let (mut pieces, mut shown, start) = (PieceList::default(), 0, processor_time());
         if whole {
             parser.push(&text, &mut pieces);
         } else {
@@ -94,7 +94,8 @@ fn took(syntax: CallSyntax, (begins, unit): &(&str, &str), bytes: usize, whole: 
             for c in text.chars() {
                 parser.push(&text[at..at + c.len_utf8()], &mut pieces);
                 at += c.len_utf8();
-                shown += pieces.drain(..).count();
+                shown += pieces.len();
+                pieces.clear();
             }
         }
         parser.finish(&mut pieces);

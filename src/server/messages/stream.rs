@@ -98,7 +98,7 @@ impl Events {
         }
     }
 
-    fn piece(&mut self, piece: &Piece, out: &mut BytesMut) {
+    fn piece(&mut self, piece: Piece<'_>, out: &mut BytesMut) {
         let delta = match piece {
             Piece::Reasoning(text) => {
                 let block = Block::Thinking { thinking: String::new(), signature: "" };
@@ -110,7 +110,7 @@ impl Events {
                 Part::Text { text }
             }
             Piece::Call { index, name, .. } => {
-                let (id, name) = (self.reply.names.id(0, *index), name.clone());
+                let (id, name) = (self.reply.names.id(0, index), name.to_owned());
                 let block = Block::ToolUse { id, name, input: json!({}) };
                 return self.enter(Kind::ToolUse, block, out);
             }
@@ -130,7 +130,7 @@ impl ChunkWriter for Events {
             Event::MessageStart { message }.write(out);
             Event::Ping.write(out);
         }
-        for piece in &delta.pieces {
+        for piece in delta.pieces.iter() {
             self.piece(piece, out);
         }
         if let Some(end) = &delta.end {

@@ -4,7 +4,7 @@
 //! follows the end. The token that ends a choice counts in usage; its text appears only with
 //! `include_stop_str_in_output`.
 
-use crate::text::{Detokenizer, OutputParser, Piece, StopMatcher};
+use crate::text::{Detokenizer, OutputParser, PieceList, StopMatcher};
 use protocol::{RowError, Token, TokenLogprobs};
 use scheduler::{AbortCause, ErrorCode, Finish, Refusal, StopReason, TokenEvent};
 
@@ -61,7 +61,7 @@ pub struct Delta {
     /// New text, as the model wrote it.
     pub text: String,
     /// The same, told apart, if somebody reads it.
-    pub pieces: Vec<Piece>,
+    pub pieces: PieceList,
     /// New tokens, also those without text yet.
     pub tokens: Vec<Token>,
     /// One entry per new token, if asked for.

@@ -3,7 +3,7 @@
 use super::choice::{End, StoppedBy};
 use super::generation::{Generation, failure};
 use crate::server::error::ApiError;
-use crate::text::{Piece, append};
+use crate::text::PieceList;
 use protocol::{Token, TokenLogprobs};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ pub struct Whole {
     /// Its text, as the model wrote it.
     pub text: String,
     /// The same, told apart, if somebody reads it.
-    pub pieces: Vec<Piece>,
+    pub pieces: PieceList,
     /// Its tokens.
     pub tokens: Vec<Token>,
     /// One entry per token, if asked for.
@@ -30,7 +30,7 @@ pub struct Whole {
 pub async fn collect(mut generation: Generation) -> Result<(Vec<Whole>, Generation), ApiError> {
     let empty = |_| Whole {
         text: String::new(),
-        pieces: Vec::new(),
+        pieces: PieceList::default(),
         tokens: Vec::new(),
         logprobs: Vec::new(),
         end: End::Length,
@@ -41,7 +41,7 @@ pub async fn collect(mut generation: Generation) -> Result<(Vec<Whole>, Generati
         generation.drain(|index, delta, _| {
             let whole = &mut wholes[index as usize];
             whole.text.push_str(&delta.text);
-            append(&mut whole.pieces, &delta.pieces);
+            whole.pieces.append(&delta.pieces);
             whole.tokens.extend_from_slice(&delta.tokens);
             whole.logprobs.extend_from_slice(&delta.logprobs);
             if let Some(end) = &delta.end {

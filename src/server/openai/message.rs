@@ -40,8 +40,8 @@ impl Message {
                 Piece::Reasoning(text) => message.reasoning.push_str(text),
                 Piece::Content(text) => message.content.push_str(text),
                 Piece::Call { index, name, from } => {
-                    begun = *from;
-                    let (id, name) = (names.id(choice, *index), name.clone());
+                    begun = from;
+                    let (id, name) = (names.id(choice, index), name.to_owned());
                     message.calls.push(Call { id, name, arguments: String::new(), cut: false });
                 }
                 Piece::Arguments { text, .. } => {
@@ -60,7 +60,7 @@ impl Message {
                 }
                 Piece::Broken { to, .. } => {
                     message.calls.pop();
-                    message.content.push_str(whole.text.get(begun..*to).unwrap_or_default());
+                    message.content.push_str(whole.text.get(begun..to).unwrap_or_default());
                 }
                 Piece::End { .. } => {}
             }

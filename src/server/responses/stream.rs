@@ -97,7 +97,7 @@ impl Events {
         write(kind, &mut self.number, Said::Response { response }, out);
     }
 
-    fn piece(&mut self, piece: &Piece, out: &mut BytesMut) {
+    fn piece(&mut self, piece: Piece<'_>, out: &mut BytesMut) {
         match piece {
             Piece::Reasoning(text) | Piece::Content(text) => {
                 self.enter_text(matches!(piece, Piece::Reasoning(_)), out);
@@ -107,8 +107,8 @@ impl Events {
                 self.close(Status::Completed, out);
                 let item = Item::FunctionCall {
                     id: self.reply.names.call(self.output.len()),
-                    call_id: self.reply.names.calls.id(0, *index),
-                    name: name.clone(),
+                    call_id: self.reply.names.calls.id(0, index),
+                    name: name.to_owned(),
                     arguments: String::new(),
                     status: Status::InProgress,
                 };
@@ -224,7 +224,7 @@ impl ChunkWriter for Events {
             self.whole("response.created", State::InProgress, None, out);
             self.whole("response.in_progress", State::InProgress, None, out);
         }
-        for piece in &delta.pieces {
+        for piece in delta.pieces.iter() {
             self.piece(piece, out);
         }
         if let Some(end) = &delta.end {

@@ -1,6 +1,6 @@
 //! Outputs of each family, told apart; the same at any cut; linear in their length.
 
-use crate::text::{Beginning, CallSyntax, OutputParser, Piece, Reasoning, Tool, append};
+use crate::text::{Beginning, CallSyntax, OutputParser, Piece, PieceList, Reasoning, Tool};
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 use serde_json::json;
@@ -20,33 +20,32 @@ fn parser(syntax: CallSyntax, reasoning: Option<Beginning>, most: u32) -> Output
 }
 
 /// Feeds `text` in the given parts.
-fn run<'a>(mut parser: OutputParser, parts: impl IntoIterator<Item = &'a str>) -> Vec<Piece> {
-    let mut pieces = Vec::new();
+fn run<'a>(mut parser: OutputParser, parts: impl IntoIterator<Item = &'a str>) -> PieceList {
+    let (mut pieces, mut new) = (PieceList::default(), PieceList::default());
     for part in parts {
-        let mut new = Vec::new();
         parser.push(part, &mut new);
-        append(&mut pieces, &new);
+        pieces.append(&new);
+        new.clear();
     }
-    let mut new = Vec::new();
     parser.finish(&mut new);
-    append(&mut pieces, &new);
+    pieces.append(&new);
     pieces
 }
 
 /// One line a piece.
-fn show(pieces: &[Piece], text: &str) -> String {
+fn show(pieces: &PieceList, text: &str) -> String {
     let mut begun = Vec::new();
-    let line = |piece: &Piece| match piece {
+    let line = |piece: Piece<'_>| match piece {
         Piece::Reasoning(text) => format!("reasoning {text:?}\n"),
         Piece::Content(text) => format!("content {text:?}\n"),
         Piece::Call { index, name, from } => {
-            begun.push(*from);
+            begun.push(from);
             format!("call {index} {name}\n")
         }
         Piece::Arguments { index, text } => format!("  {index} {text}\n"),
         Piece::End { index } => format!("end {index}\n"),
         Piece::Broken { index, to } => {
-            format!("broken {index} {:?}\n", &text[begun[*index as usize]..*to])
+            format!("broken {index} {:?}\n", &text[begun[index as usize]..to])
         }
     };
     pieces.iter().map(line).collect()
@@ -326,29 +325,29 @@ proptest! {
 }
 
 /// A complete call has arguments that are a JSON object; a broken one names its own text.
-fn check_calls(pieces: &[Piece], text: &str) -> Result<(), TestCaseError> {
+fn check_calls(pieces: &PieceList, text: &str) -> Result<(), TestCaseError> {
     let mut open: Option<(u32, usize, String)> = None;
-    for piece in pieces {
+    for piece in pieces.iter() {
         match piece {
             Piece::Call { index, from, .. } => {
                 prop_assert!(open.is_none());
-                open = Some((*index, *from, String::new()));
+                open = Some((index, from, String::new()));
             }
             Piece::Arguments { index, text } => {
                 let (of, _, arguments) = open.as_mut().expect("a call is open");
-                prop_assert_eq!(of, index);
+                prop_assert_eq!(*of, index);
                 arguments.push_str(text);
             }
             Piece::End { index } => {
                 let (of, _, arguments) = open.take().expect("a call is open");
-                prop_assert_eq!(of, *index);
+                prop_assert_eq!(of, index);
                 let value: serde_json::Value = serde_json::from_str(&arguments).unwrap();
                 prop_assert!(value.is_object(), "{}", arguments);
             }
             Piece::Broken { index, to } => {
                 let (of, from, _) = open.take().expect("a call is open");
-                prop_assert_eq!(of, *index);
-                prop_assert!(text.get(from..*to).is_some());
+                prop_assert_eq!(of, index);
+                prop_assert!(text.get(from..to).is_some());
             }
             Piece::Content(_) | Piece::Reasoning(_) => prop_assert!(open.is_none()),
         }
@@ -380,14 +379,15 @@ fn what_is_held_back_is_bounded() {
         (CallSyntax::DeepSeekV3, "<｜tool▁call▁begin｜>", "x"),
         (CallSyntax::DeepSeekV31, "<｜tool▁call▁begin｜>", " "),
     ] {
-        let (mut parser, mut pieces) = (parser(syntax, None, u32::MAX), Vec::new());
+        let (mut parser, mut pieces) = (parser(syntax, None, u32::MAX), PieceList::default());
         let (mut read, mut shown, mut held_max) = (0, 0, 0);
         while read < 1 << 20 {
             let part = if read == 0 { begins } else { unit };
             parser.push(part, &mut pieces);
             read += part.len().max(1);
             let content = |piece| if let Piece::Content(text) = piece { text.len() } else { 0 };
-            shown += pieces.drain(..).map(content).sum::<usize>();
+            shown += pieces.iter().map(content).sum::<usize>();
+            pieces.clear();
             held_max = held_max.max(read - read.min(shown));
         }
         assert!(held_max < HELD_MAX, "{syntax:?} {begins:?} {unit:?} holds {held_max} bytes");
@@ -402,12 +402,12 @@ fn a_long_schema_is_read_once() {
     let tools: Arc<[Tool]> = [Tool { name: "x".to_owned(), parameters: schema }].into();
     let mut parser = OutputParser::new(None, Some((CallSyntax::Qwen3Coder, &tools, u32::MAX)));
     let text = format!("<function=x>{}<parameter=n>2", "<parameter=a>v7".repeat(60_000));
-    let mut pieces = Vec::new();
+    let mut pieces = PieceList::default();
     let start = processor_time();
     parser.push(&text, &mut pieces);
     // Sixty thousand times a hundred thousand values would take minutes.
     assert!(processor_time().saturating_sub(start) < Duration::from_secs(5));
-    let Some(Piece::Arguments { text, .. }) = pieces.last() else { panic!("no arguments") };
+    let Some(Piece::Arguments { text, .. }) = pieces.iter().last() else { panic!("no arguments") };
     assert!(text.starts_with("{\"a\": \"v7\", \"a\": \"v7\"") && text.ends_with("\"n\": "));
 }
 
@@ -444,7 +444,7 @@ fn a_megabyte_takes_no_time_and_no_memory() {
         for syntax in ALL {
             let text = unit.repeat((1 << 20) / unit.len());
             let mut parser = parser(syntax, Some(Beginning::Open), u32::MAX);
-            let (mut pieces, start) = (Vec::new(), processor_time());
+            let (mut pieces, start) = (PieceList::default(), processor_time());
             parser.push(&text, &mut pieces);
             parser.finish(&mut pieces);
             let took = processor_time().saturating_sub(start);

@@ -176,7 +176,7 @@ impl CallObject {
             return Step::Bad;
         }
         self.named = true;
-        to.begin(name, self.from, out);
+        to.begin(&name, self.from, out);
         let early = std::mem::take(&mut self.early);
         if !early.is_empty() {
             to.arguments(&early, out);

@@ -101,6 +101,11 @@ impl Types {
     }
 }
 
+/// A text as JSON spells it.
+pub(super) fn quoted(text: &str) -> String {
+    serde_json::to_string(text).unwrap_or_default()
+}
+
 /// Types of the members of each tool's arguments, looked up once: a schema may be long and named often.
 #[derive(Debug, Clone)]
 pub(super) struct Schemas {
@@ -170,7 +175,10 @@ impl Value {
     /// The value is over.
     pub(super) fn finish(&mut self, mut out: impl FnMut(&str)) {
         if self.types != Types::text() {
-            return out(&self.types.read(&self.text).to_string());
+            return match self.types.read(&self.text) {
+                Json::String(text) => out(&quoted(&text)),
+                value => out(&value.to_string()),
+            };
         }
         out(if self.begun { "\"" } else { "\"\"" });
     }

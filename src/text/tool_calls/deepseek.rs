@@ -144,7 +144,7 @@ impl DeepSeek {
         if name.is_empty() || name.contains('\n') {
             return Step::Bad;
         }
-        to.begin(name.to_owned(), self.raw.from, out);
+        to.begin(name, self.raw.from, out);
         self.state = State::Arguments(BareArguments::default());
         Step::More
     }

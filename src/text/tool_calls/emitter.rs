@@ -2,7 +2,7 @@
 //!
 //! Whitespace between content and a call, and between calls, belongs to neither and is dropped.
 
-use crate::text::pieces::{Piece, Pieces};
+use crate::text::pieces::Pieces;
 
 /// Whitespace held back at most; a longer run is content.
 const SPACE_MAX: usize = 256;
@@ -55,7 +55,7 @@ impl Emitter {
     }
 
     /// A call begins; its syntax did at byte `from`.
-    pub(super) fn begin(&mut self, name: String, from: usize, out: &mut Pieces<'_>) {
+    pub(super) fn begin(&mut self, name: &str, from: usize, out: &mut Pieces<'_>) {
         // What stands directly in front belongs to the call, should that turn out to be content.
         let adjoins = self.space_from + self.space.len() == from;
         let from = if adjoins { self.space_from } else { from };
@@ -63,7 +63,7 @@ impl Emitter {
         self.open = true;
         self.next += 1;
         if self.is_shown() {
-            out.push(Piece::Call { index: self.next - 1, name, from });
+            out.call(self.next - 1, name, from);
         }
     }
 
@@ -87,14 +87,14 @@ impl Emitter {
         self.open = false;
         if self.is_shown() {
             self.complete += 1;
-            out.push(Piece::End { index: self.next - 1 });
+            out.end(self.next - 1);
         }
     }
 
     /// The open call, if there is one, is none after all; its syntax ends before byte `to`.
     pub(super) fn break_off(&mut self, to: usize, out: &mut Pieces<'_>) {
         if std::mem::take(&mut self.open) && self.is_shown() {
-            out.push(Piece::Broken { index: self.next - 1, to });
+            out.broken(self.next - 1, to);
         }
     }
 

@@ -21,7 +21,11 @@ impl Held {
         mut release: impl FnMut(char),
     ) -> Option<usize> {
         if self.len > 0 {
-            let held = &self.mark[..self.len];
+            let (held, rest) = self.mark.split_at(self.len);
+            if rest.len() > c.len_utf8() && rest.starts_with(c) {
+                self.len += c.len_utf8();
+                return None; // What is held began this mark, and still does.
+            }
             // The longest end of what is held, with the character, that still begins a mark.
             for (from, _) in held
                 .char_indices()

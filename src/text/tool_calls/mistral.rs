@@ -127,7 +127,7 @@ impl Mistral {
             return Step::Bad;
         }
         if c == '{' && self.held.is_empty() && in_name && !name.is_empty() {
-            to.begin(std::mem::take(name), self.raw.from, out);
+            to.begin(name, self.raw.from, out);
             let mut arguments = BareArguments::default();
             arguments.push(c, to, out);
             return self.go(State::Arguments(arguments));
@@ -149,7 +149,7 @@ impl Mistral {
             }
             Some(0) => Step::Bad,
             Some(_) => {
-                to.begin(std::mem::take(name), self.raw.from, out);
+                to.begin(name, self.raw.from, out);
                 self.go(State::Arguments(BareArguments::default()))
             }
         }

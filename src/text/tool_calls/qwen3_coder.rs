@@ -5,7 +5,7 @@
 //! Qwen/Qwen3-Coder-30B-A3B-Instruct.
 
 use super::call_object::Step;
-use super::coercion::{Schemas, Value};
+use super::coercion::{Schemas, Value, quoted};
 use super::emitter::Emitter;
 use super::hermes::{CLOSE, OPEN};
 use super::json_scan::is_space;
@@ -119,11 +119,11 @@ impl Coder {
                 fits && self.raw.len() <= NAME_MAX
             }
             State::Name(name) if c == '>' => {
-                let name = name.trim().to_owned();
+                let name = name.trim();
                 if name.is_empty() {
                     return false;
                 }
-                self.tool = self.schemas.tool(&name);
+                self.tool = self.schemas.tool(name);
                 self.has_parameters = false;
                 to.begin(name, self.raw.from, out);
                 to.arguments("{", out);
@@ -131,8 +131,8 @@ impl Coder {
                 true
             }
             State::Key(key) if c == '>' => {
-                let key = key.trim().to_owned();
-                self.value(&key, to, out);
+                let key = std::mem::take(key);
+                self.value(key.trim(), to, out);
                 true
             }
             State::Name(name) | State::Key(name) => {
@@ -159,7 +159,7 @@ impl Coder {
     fn value(&mut self, key: &str, to: &mut Emitter, out: &mut Pieces<'_>) {
         let comma = if std::mem::replace(&mut self.has_parameters, true) { ", " } else { "" };
         to.arguments(comma, out);
-        to.arguments(&serde_json::Value::from(key).to_string(), out);
+        to.arguments(&quoted(key), out);
         to.arguments(": ", out);
         self.state = State::Value(Value::new(self.schemas.types(self.tool, key)));
     }

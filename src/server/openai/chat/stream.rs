@@ -41,7 +41,7 @@ impl Chunks {
     }
 
     /// Whether a piece has a chunk. What was streamed of a broken call cannot be taken back.
-    fn shows(&self, piece: &Piece) -> bool {
+    fn shows(&self, piece: &Piece<'_>) -> bool {
         match piece {
             Piece::Reasoning(_) => self.reply.reasoning.is_some(),
             Piece::Content(_) | Piece::Call { .. } | Piece::Arguments { .. } => true,
@@ -50,7 +50,7 @@ impl Chunks {
     }
 
     /// The inside of `delta`.
-    fn write(&self, choice: u32, piece: &Piece, out: &mut BytesMut) {
+    fn write(&self, choice: u32, piece: Piece<'_>, out: &mut BytesMut) {
         match piece {
             Piece::Reasoning(text) => {
                 let names = self.reply.reasoning.map_or(&[][..], ReasoningField::names);
@@ -67,7 +67,7 @@ impl Chunks {
                 out.put_u8(b'"');
             }
             Piece::Call { index, name, .. } => {
-                let id = self.reply.names.id(choice, *index);
+                let id = self.reply.names.id(choice, index);
                 let _ = write!(
                     out.writer(),
                     "\"tool_calls\":[{{\"index\":{index},\"id\":\"{id}\",\"type\":\"function\",\
