@@ -18,6 +18,7 @@ use protocol::Token;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -101,8 +102,8 @@ pub struct Compiled {
     copies: Copies,
     /// Bytes it takes, roughly.
     pub(super) bytes: usize,
-    /// Whether its trial met a mask that no step should wait for.
-    pub(super) is_slow: bool,
+    /// Whether its trial, or a request, met a mask that no step should wait for.
+    pub(super) is_slow: Arc<AtomicBool>,
 }
 
 /// What the trial of a grammar has found out.
@@ -157,7 +158,7 @@ impl Compiler {
         let (matcher, bytes) = guarded(constraint, || self.matcher(constraint))?;
         let prototype = Arc::new(Mutex::new(matcher));
         let (ends, copies) = (Arc::clone(&self.ends), self.copies.clone());
-        let is_slow = findings.slowest_mask > MASK_SLOW_IN_TRIAL;
+        let is_slow = Arc::new(AtomicBool::new(findings.slowest_mask > MASK_SLOW_IN_TRIAL));
         Ok(Compiled { prototype, ends, copies, bytes, is_slow })
     }
 

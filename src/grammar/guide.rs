@@ -5,6 +5,8 @@ use super::session::{Seed, Session};
 use llguidance::CancellationHandle;
 use protocol::Token;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// What the output of a request follows. Clones serve its choices.
 #[derive(Debug, Clone, Default)]
@@ -16,9 +18,9 @@ pub struct Guide {
 }
 
 impl Guide {
-    /// Whether its masks are known to be slow.
-    pub(super) fn is_slow(&self) -> bool {
-        self.grammar.as_ref().is_some_and(Seed::is_slow)
+    /// Whether masks of its grammar are known to be slow.
+    pub(super) fn is_slow(&self) -> Arc<AtomicBool> {
+        self.grammar.as_ref().map(|seed| Arc::clone(seed.is_slow())).unwrap_or_default()
     }
 
     /// The token of the output, counted from 0, from which on masks may limit it. A budget forces nothing before it

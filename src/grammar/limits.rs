@@ -29,12 +29,13 @@ pub(super) const TRIAL_STACK_BYTES: usize = 128 << 20;
 pub(super) const COMPILE_STACK_BYTES: usize = 256 << 20;
 /// Stack of a thread that makes masks.
 pub(super) const MASK_STACK_BYTES: usize = 64 << 20;
-/// Time that a step waits for masks beyond what it is expected to take.
-pub(super) const MASK_GRACE: Duration = Duration::from_millis(5);
-/// Processor time of a mask that is not made while a step waits, if it can be foreseen.
-pub(super) const MASK_SLOW: Duration = Duration::from_millis(5);
+/// Least and most time that a step waits for masks beyond what it is expected to take.
+const MASK_GRACE: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(5)];
+/// Processor time of a mask that is not made while a step waits, if it can be foreseen: once a grammar had one, its
+/// requests begin with masks that are made ahead.
+pub(super) const MASK_SLOW: Duration = Duration::from_millis(2);
 /// The same, if its grammar's trial has met such a mask: all masks are then taken for slow from the first one on.
-pub(super) const MASK_SLOW_IN_TRIAL: Duration = Duration::from_millis(20);
+pub(super) const MASK_SLOW_IN_TRIAL: Duration = Duration::from_millis(5);
 /// Processor time of a quick mask.
 pub(super) const MASK_CALM: Duration = Duration::from_millis(1);
 /// Quick masks in a row after which the next ones are taken for quick too.
@@ -53,6 +54,12 @@ pub(super) const CACHE_BYTES: usize = 64 << 20;
 /// Tokens longer than this are never allowed: the trie has room for no longer ones.
 pub(super) const TOKEN_BYTES_MAX: usize = 512;
 
+/// Time that a step which is expected to take so long waits for masks beyond that: its other rows wait with it.
+pub(super) fn mask_grace(expected: Duration) -> Duration {
+    let [least, most] = MASK_GRACE;
+    (expected / 20).clamp(least, most)
+}
+
 /// What llguidance may spend on a grammar, and on one token of one request.
 pub(super) fn parser_limits() -> ParserLimits {
     ParserLimits {
@@ -64,5 +71,16 @@ pub(super) fn parser_limits() -> ParserLimits {
         max_grammar_size: 500_000,
         precompute_large_lexemes: true,
         verbose_errors: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_waits_a_twentieth_longer() {
+        let of_us = |us| mask_grace(Duration::from_micros(us)).as_micros();
+        assert_eq!([0, 5_000, 20_000, 9_000_000].map(of_us), [100, 250, 1_000, 5_000]);
     }
 }

@@ -43,6 +43,8 @@ pub(super) struct Seat {
     /// What stops the work of a thread that has the seat.
     stop: Mutex<Option<Stop>>,
     slow: AtomicBool,
+    /// What is known of its grammar's masks.
+    grammar_is_slow: Arc<AtomicBool>,
     /// Nothing limits its tokens any more.
     over: AtomicBool,
 }
@@ -91,7 +93,8 @@ struct Pace {
 
 impl Seat {
     pub(super) fn new(request: RequestId, guide: Guide) -> Self {
-        let ahead = guide.is_slow();
+        let grammar_is_slow = guide.is_slow();
+        let ahead = grammar_is_slow.load(Ordering::Relaxed);
         let work = Work {
             masked_from: guide.masked_from().unwrap_or(u32::MAX),
             guided: Guided::new(guide),
@@ -106,6 +109,7 @@ impl Seat {
             made: Mutex::default(),
             stop: Mutex::default(),
             slow: AtomicBool::new(ahead),
+            grammar_is_slow,
             over: AtomicBool::new(false),
         }
     }
@@ -122,12 +126,17 @@ impl Seat {
         !std::mem::replace(&mut inbox.taken, true)
     }
 
-    /// Nobody wants its masks any more, the one being made included.
-    pub(super) fn end(&self) {
-        lock(&self.inbox).ended = true;
+    /// Nobody wants its masks any more, the one being made included; whether a thread must be found that drops what it
+    /// followed, which takes long for a large grammar.
+    pub(super) fn end(&self) -> bool {
+        let mut inbox = lock(&self.inbox);
+        inbox.ended = true;
+        let idle = !std::mem::replace(&mut inbox.taken, true);
+        drop(inbox);
         if let Some(stop) = &*lock(&self.stop) {
             stop.handle.cancel();
         }
+        idle
     }
 
     /// Gives up a mask that takes too long.
@@ -207,6 +216,9 @@ impl Seat {
         let was_ahead = work.pace.ahead;
         work.pace.note(missed > 0, cpu);
         self.slow.store(work.pace.ahead, Ordering::Relaxed);
+        if cpu > MASK_SLOW {
+            self.grammar_is_slow.store(true, Ordering::Relaxed);
+        }
         if missed > 0 || is_new && (was_ahead || work.pace.ahead) {
             let (outputs, ahead) = (work.outputs, work.pace.ahead);
             announce(self.request, News::Made { outputs, ahead });

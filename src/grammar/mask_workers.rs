@@ -1,14 +1,16 @@
 //! The threads that make the masks of live requests while the device works, and how one slow request is kept from
 //! holding up the others.
 //!
-//! - A step waits for its masks only as long as it would have computed anyway, and a moment more. Then its late rows
+//! - A step waits for its masks only as long as it would have computed anyway, and a 20th more. Then its late rows
 //!   go without a sample, and are planned again when their masks are there (`Event::MaskMade`).
-//! - Requests whose masks are slow are served by threads of their own, with less of the processor.
+//! - Requests whose masks are slow are served by threads of their own, with less of the processor. What one request
+//!   finds out about its grammar holds for the next ones. They also drop what ended requests followed: never the thread
+//!   that plans steps.
 //! - A mask that takes far too long is given up; a request that spends too much on its masks gets no more. Both end
 //!   with a mask that allows nothing, which ends that request and no other.
 
 use super::guide::Guide;
-use super::limits::{MASK_GRACE, MASK_STACK_BYTES, MASK_TIME};
+use super::limits::{MASK_STACK_BYTES, MASK_TIME, mask_grace};
 use super::mask_seat::{Announce, News, Order, Seat};
 use super::mask_step::StepMasks;
 use super::timings::GrammarTimings;
@@ -28,8 +30,8 @@ use std::time::{Duration, Instant};
 const QUICK_THREADS: std::ops::RangeInclusive<usize> = 2..=8;
 /// Cores for each of them: masks must not take those of the forward pass.
 const CORES_PER_THREAD: usize = 4;
-/// Threads of the slow ones.
-const SLOW_THREADS: usize = 2;
+/// Threads of the slow ones at least, and at most: with few cores the step path keeps one.
+const SLOW_THREADS: std::ops::RangeInclusive<usize> = 1..=2;
 /// Tokens of a request that no mask limits yet, handed on at a time: masks cost it nothing before they begin.
 const TOKENS_HELD: usize = 64;
 /// How often masks under way are looked at.
@@ -95,8 +97,10 @@ impl MaskWorkers {
             announce: Arc::new(announce),
         });
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let quick = (cores / CORES_PER_THREAD).clamp(*QUICK_THREADS.start(), *QUICK_THREADS.end());
-        for slow in (0..quick + SLOW_THREADS).map(|i| i >= quick) {
+        let share = cores / CORES_PER_THREAD;
+        let [quick, slow] =
+            [QUICK_THREADS, SLOW_THREADS].map(|range| share.clamp(*range.start(), *range.end()));
+        for slow in (0..quick + slow).map(|i| i >= quick) {
             let pool = Arc::clone(&pool);
             thread::Builder::new()
                 .name(if slow { "grammar-slow" } else { "grammar-masks" }.to_owned())
@@ -134,8 +138,10 @@ impl MaskWorkers {
 
     fn hear_one(&mut self, event: &TokenEvent) {
         if event.finish.is_some() {
-            if let Some(live) = self.live.remove(&event.request) {
-                live.seat.end();
+            if let Some(Live { seat, .. }) = self.live.remove(&event.request)
+                && seat.end()
+            {
+                self.pool.slow.add(seat);
             }
         } else if let Some(live) = self.live.get_mut(&event.request)
             && !event.tokens.is_empty()
@@ -171,7 +177,7 @@ impl MaskWorkers {
         executor: &SyncSender<ToExecutor>,
         expected: Duration,
     ) {
-        let due = Instant::now() + expected + MASK_GRACE;
+        let due = Instant::now() + expected + mask_grace(expected);
         let waiting = rows.iter().map(|(row, _)| *row).collect();
         let step = Arc::new(StepMasks::new(step, executor.clone(), waiting));
         for (row, request) in rows {
@@ -197,7 +203,9 @@ impl MaskWorkers {
 
 impl Drop for MaskWorkers {
     fn drop(&mut self) {
-        self.live.values().for_each(|live| live.seat.end());
+        for live in self.live.values() {
+            live.seat.end();
+        }
         self.pool.quick.close();
         self.pool.slow.close();
     }

@@ -5,6 +5,7 @@ use super::copies::Own;
 use llguidance::{CancellationHandle, Matcher};
 use protocol::Token;
 use std::collections::VecDeque;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 /// What the session of one output begins with. It shares the grammar until then: a request that waits has no copy.
@@ -21,9 +22,9 @@ impl Seed {
         Self { compiled, own: Arc::default(), ignores_end }
     }
 
-    /// Whether masks of this grammar are known to be slow.
-    pub(super) fn is_slow(&self) -> bool {
-        self.compiled.is_slow
+    /// Whether masks of this grammar are known to be slow: what one request finds out holds for the next ones.
+    pub(super) fn is_slow(&self) -> &Arc<AtomicBool> {
+        &self.compiled.is_slow
     }
 
     /// Follows an output from its first token.

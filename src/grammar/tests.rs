@@ -290,6 +290,21 @@ fn masks_that_a_trial_has_found_slow_never_hold_up_quick_ones() {
 }
 
 #[test]
+fn what_a_request_finds_out_about_its_grammar_holds_for_the_next_ones() {
+    let compiler = Compiler::new(vocabulary()).unwrap();
+    let constraint = Constraint::new(Form::Regex("a+".into()), "test");
+    let findings = Findings { slowest_mask: Duration::ZERO };
+    let kept = compiler.compile(&constraint, findings).unwrap();
+    let seat = || {
+        let grammar = Some(kept.clone().seed(false));
+        Seat::new(RequestId(1), Guide { grammar, budget: None })
+    };
+    assert!(!seat().is_slow());
+    kept.is_slow.store(true, Ordering::Relaxed);
+    assert!(seat().is_slow());
+}
+
+#[test]
 fn a_request_that_waits_has_no_copy_and_one_that_ends_leaves_none() {
     let compiler = Compiler::new(vocabulary()).unwrap();
     let constraint = Constraint::new(Form::Regex("a+".into()), "test");

@@ -15,6 +15,8 @@ struct Sent {
     step: StepId,
     at_ms: u64,
     tokens: u64,
+    /// Some of its rows wait for masks.
+    masked: bool,
 }
 
 /// One of the executors.
@@ -89,7 +91,8 @@ impl Station {
 
     /// Sends a batch of so many tokens to all of them.
     pub(super) fn send(&mut self, batch: Batch, tokens: u64, now_ms: u64) {
-        self.sent.push_back(Sent { step: batch.step, at_ms: now_ms, tokens });
+        let masked = batch.rows.iter().any(|row| row.masked);
+        self.sent.push_back(Sent { step: batch.step, at_ms: now_ms, tokens, masked });
         if let Some(to) = &self.to {
             // One that is gone says so on its own road, with the reason.
             let _ = to.send(ToExecutor::Batch(batch));
@@ -137,7 +140,9 @@ impl Station {
         self.done(0, step);
         while let Some(first) = self.sent.pop_front_if(|sent| sent.step <= step) {
             let took = Duration::from_millis(now_ms.saturating_sub(first.at_ms));
-            self.deadline.note(first.tokens, took);
+            // One that waited for masks is no reason for the next one to wait longer.
+            let most = if first.masked { self.deadline.expected(first.tokens) } else { took };
+            self.deadline.note(first.tokens, took.min(most));
             // The device gets to a step only after its predecessor.
             if let Some(next) = self.sent.front_mut() {
                 next.at_ms = next.at_ms.max(now_ms);
@@ -207,7 +212,7 @@ mod tests {
     use super::super::executor::Incoming;
     use super::*;
     use protocol::link::pair;
-    use protocol::{Bucket, Epoch, FromExecutor, Pace};
+    use protocol::{Bucket, Epoch, FromExecutor, Input, Pace, RequestId, Row, Seat};
 
     /// The station of ranks 4 to 6, and what they are sent.
     fn station() -> (Station, std::sync::mpsc::Receiver<ToExecutor>) {
@@ -225,6 +230,23 @@ mod tests {
     fn batch(step: u64) -> Batch {
         let (step, bucket) = (StepId(step), Bucket::Eager { tokens: 1 });
         Batch { step, epoch: Epoch(1), bucket, moe_tokens: 0, rows: Vec::new() }
+    }
+
+    fn row(masked: bool) -> Row {
+        Row {
+            request: RequestId(1),
+            epoch: 1,
+            seat: Seat(0),
+            start: 0,
+            len: 1,
+            drafts: 0,
+            samples: true,
+            masked,
+            input: Input::Tokens(vec![1].into()),
+            tables: Vec::new().into(),
+            next: None,
+            init: None,
+        }
     }
 
     #[test]
@@ -253,6 +275,21 @@ mod tests {
         assert_eq!(station.beat(0, 171).cause, None, "late for the first time");
         station.lose();
         assert_eq!((station.beat(0, 9_000), station.is_up()), (Lateness::default(), false));
+    }
+
+    #[test]
+    fn a_step_that_waited_for_masks_does_not_make_the_next_one_wait_longer() {
+        let expected_after = |masked: bool| {
+            let (mut station, _sent) = station();
+            let mut first = batch(1);
+            first.rows = vec![row(masked)];
+            station.send(first, 1, 0);
+            station.answered(StepId(1), 60);
+            station.send(batch(2), 1, 60);
+            station.expected()
+        };
+        assert!(expected_after(false) > Duration::ZERO);
+        assert_eq!(expected_after(true), Duration::ZERO, "as the pace was said to be");
     }
 
     #[test]
