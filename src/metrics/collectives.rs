@@ -5,8 +5,9 @@ use super::families::{Families, PerEngine};
 use prometheus::{Error, Histogram};
 use protocol::{CollectiveTiming, Replica};
 
-const SECONDS: &str = "Time of a step that the executor which answers spent in collectives with others, their lateness \
-     included: group tp are the ranks of its replica, dp the replicas that share experts with it.";
+const SECONDS: &str = "Time of a step that the executor which answers spent in collectives with others: group tp are \
+     the ranks of its replica, dp the replicas that share experts with it. On CPUs the lateness of others is included; \
+     on GPUs it is the host's time to hand the calls over, and none for recorded steps.";
 
 /// Operation and group of a series, and what it shows of a step.
 type Part = ([&'static str; 2], fn(&CollectiveTiming) -> u64);
