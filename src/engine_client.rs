@@ -249,12 +249,10 @@ impl EngineClient {
         }
     }
 
-    /// Ends every request of the moment: as aborted ones, or because the engine is lost.
-    pub fn end_all(&self, finish: &Finish) {
+    /// Ends every request of the moment: as aborted ones, or because the engine is lost. How many there were.
+    pub fn end_all(&self, finish: &Finish) -> usize {
         let requests: Vec<RequestId> = self.shared.inflight.iter().map(|e| *e.key()).collect();
-        for request in requests {
-            self.end(request, finish);
-        }
+        requests.into_iter().filter(|request| self.end(*request, finish)).count()
     }
 
     /// Ends a request; whether it was still there.

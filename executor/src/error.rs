@@ -81,6 +81,11 @@ pub enum ExecutorError {
     /// A trace was asked for, but no folder is configured.
     #[error("no folder for traces is configured (--profile DIR)")]
     NoTraces,
+    /// Latents are to be kept in less than the model's type.
+    #[error(
+        "--kv-cache-dtype fp8: latent attention has a KV cache in the model's own type only, which is auto"
+    )]
+    LatentKv,
     /// Drafts are asked for that cannot be made or verified.
     #[error(transparent)]
     Speculation(#[from] SpeculationError),

@@ -62,6 +62,10 @@ impl Executor {
         let Opened { kernels, gpu, threads } = device::open(&config.settings)?;
         let [tp, dp] = ranks::groups(settings, gpu.as_ref(), progress)?;
         let dtype = device::dtype(&config);
+        let kv_dtype = device::kv_dtype(&config.settings, dtype);
+        if config.model.latent.is_some() && kv_dtype != dtype {
+            return Err(ExecutorError::LatentKv);
+        }
         let ops = Ops::new(kernels, dtype)?;
         let phase = Phase::Load;
         progress(Progress { phase, done: 0, total: 0 }); // How much it is shows on the way.
@@ -70,13 +74,12 @@ impl Executor {
             ranks,
             placement,
             format: source(&config.settings),
-            kv_dtype: device::kv_dtype(&config.settings, dtype),
+            kv_dtype,
             max_positions: config.settings.max_model_len as usize,
             threads,
             progress: &mut |done, total| progress(Progress { phase, done, total }),
         };
         let model = load_model(&config.settings.dir, &config.model, options)?;
-        let kv_dtype = device::kv_dtype(&config.settings, dtype);
         let spec = kv_spec(&config.model, kv_dtype, config.settings.block_tokens, &ranks);
         let spec = spec.map_err(of_heads)?;
         let rank = config.settings.rank.0;
@@ -307,7 +310,8 @@ impl Trace {
         self.0.path()
     }
 
-    /// Completes the file with the steps that have been finished; later ones are left out.
+    /// Completes the file with the steps that have been finished; later ones are left out. Without any there is no
+    /// file any more.
     ///
     /// Errors: it could not be written.
     pub fn close(&self) -> Result<(), ExecutorError> {

@@ -1,12 +1,12 @@
 //! Where an executor stands among the ranks of its world, and how they meet.
 
+use crate::rank_calls::RankCalls;
 use crate::{ExecutorError, Progress};
-use collectives::{Call, CollectiveError, DeviceGroup, Group, SharedGroup};
+use collectives::{CollectiveError, DeviceGroup, Group, SharedGroup};
 use kernels::hip::HipDevice;
 use models::sharding::{Part, Ranks};
 use models::{Config, check_split};
 use protocol::{Device, ExpertPlacement, Parallel, Phase, Rank, Settings};
-use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub enum WorldError {
     #[error("expert parallelism was asked for, but the model has no experts")]
     NoExperts,
     /// Copies of experts in places of an operator's choice.
-    #[error("placed experts on {device:?} are not supported; on the CPU they are")]
+    #[error("--expert-placement is not supported on {device:?}, only on the CPU")]
     Places {
         /// What the ranks compute on.
         device: Device,
@@ -182,28 +182,6 @@ impl Meeting {
         let dp = all(self.parallel.lockstep());
         let dp = dp.map(|r| rank("dp", dp_size + r % tp_size, r / tp_size, r));
         tp.chain(dp).collect()
-    }
-}
-
-/// What a rank last did in a group.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RankCalls {
-    /// `tp` or `dp`.
-    pub axis: &'static str,
-    /// The rank, in the world.
-    pub rank: Rank,
-    /// Its calls, oldest first.
-    pub calls: Vec<Call>,
-}
-
-impl fmt::Display for RankCalls {
-    /// The newest of them, for a line of a log.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} rank {}: ", self.axis, self.rank.0)?;
-        match self.calls.last() {
-            Some(call) => write!(f, "{call}, {:?}", call.state),
-            None => write!(f, "nothing yet"),
-        }
     }
 }
 

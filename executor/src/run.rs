@@ -140,7 +140,10 @@ impl Traces {
         let name = |trace: &Trace| trace.path().display().to_string();
         match (&self.0, closed) {
             (Some(next), _) => Profiled::Started(name(next)),
-            (None, Ok(())) => Profiled::Stopped(former.as_ref().map(name)),
+            (None, Ok(())) => {
+                let left = former.as_ref().filter(|trace| trace.path().exists());
+                Profiled::Stopped(left.map(name))
+            }
             (None, Err(error)) => Profiled::Failed(error.to_string()),
         }
     }

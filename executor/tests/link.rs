@@ -11,6 +11,7 @@ use protocol::{
     Batch, BlockId, Bucket, Epoch, FromExecutor, Input, Phase, Profiled, Rank, RequestId, Row,
     Sampling, Seat, SeatInit, StepId, TableUpdate, ToExecutor,
 };
+use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -186,10 +187,15 @@ fn traces_are_switched_between_steps() {
     assert!(matches!(next(&mut peer), FromExecutor::StepOutput(_)));
     let path = |n: u32| folder.join(format!("rank0-{n}.json")).display().to_string();
     assert_eq!(profile(&mut peer, true), Profiled::Started(path(2)));
+    peer.send(batch(2, 1, 3)).unwrap();
+    assert!(matches!(next(&mut peer), FromExecutor::StepOutput(_)));
     assert_eq!(profile(&mut peer, false), Profiled::Stopped(Some(path(2))));
     assert_eq!(profile(&mut peer, false), Profiled::Stopped(None));
     let steps = |n| std::fs::read_to_string(path(n)).unwrap().matches("\"cat\":\"step\"").count();
-    assert_eq!((steps(1), steps(2)), (1, 0), "from ready on, and nothing since");
+    assert_eq!((steps(1), steps(2)), (1, 1), "from ready on");
+    assert_eq!(profile(&mut peer, true), Profiled::Started(path(3)));
+    assert_eq!(profile(&mut peer, false), Profiled::Stopped(None));
+    assert!(!Path::new(&path(3)).exists(), "a trace without a step leaves no file");
     peer.send(ToExecutor::Shutdown).unwrap();
     thread.join().unwrap();
     std::fs::remove_dir_all(folder).unwrap();

@@ -65,7 +65,10 @@ impl Front<'_> {
                 | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
             }
         }
-        host.client.end_all(&Finish::Abort(AbortCause::Drain));
+        let cut = host.client.end_all(&Finish::Abort(AbortCause::Drain));
+        if cut > 0 {
+            tracing::warn!(outputs = cut, ?timeout, "the drain ends outputs that are not complete");
+        }
         if !self.close() {
             tracing::warn!("some connections did not take their last bytes");
         }

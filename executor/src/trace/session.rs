@@ -6,6 +6,7 @@ use super::{Laps, ORIGIN};
 use crate::ExecutorError;
 use kernels::{DeviceError, Marks};
 use ops::Ops;
+use std::fs::remove_file;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -66,7 +67,8 @@ impl Session {
         let (steps, waiting) = sync_channel(WAITING_MAX);
         let (done, written) = sync_channel(1);
         let (over, dropped) = (Arc::default(), Arc::default());
-        let writer = Writer { file, rank, over: Arc::clone(&over), dropped: Arc::clone(&dropped) };
+        let (ended, left_out) = (Arc::clone(&over), Arc::clone(&dropped));
+        let writer = Writer { file, rank, steps: 0, over: ended, dropped: left_out };
         let thread = thread::Builder::new().name("trace".to_owned());
         let run = move || {
             let _ = done.send(writer.run(&waiting)); // Whoever closes waits for it, or nobody does.
@@ -136,7 +138,7 @@ impl Session {
         }
     }
 
-    /// Completes the file. Steps that are recorded later are left out.
+    /// Completes the file, or removes it if it holds no step. Steps that are recorded later are left out.
     ///
     /// Errors: it could not be written.
     pub(crate) fn close(&self) -> Result<(), ExecutorError> {
@@ -159,13 +161,18 @@ impl Session {
 struct Writer {
     file: TraceFile,
     rank: u16,
+    /// Written so far.
+    steps: u64,
     over: Arc<AtomicBool>,
     dropped: Arc<AtomicU64>,
 }
 
 impl Writer {
     fn run(mut self, steps: &Receiver<StepRecord>) -> io::Result<()> {
-        let written = self.write(steps);
+        let written = self.write(steps).and_then(|()| match self.steps {
+            0 => remove_file(self.file.path()),
+            _ => Ok(()),
+        });
         if let Err(error) = &written {
             self.over.store(true, Ordering::Relaxed);
             tracing::warn!(%error, file = %self.file.path().display(), "the trace ends");
@@ -201,7 +208,9 @@ impl Writer {
         if self.over.load(Ordering::Relaxed) {
             return Ok(());
         }
-        if !self.file.push(&step.events(self.rank))? {
+        if self.file.push(&step.events(self.rank))? {
+            self.steps += 1;
+        } else {
             self.over.store(true, Ordering::Relaxed);
             let file = self.file.path().display();
             tracing::warn!(%file, bytes = FILE_BYTES_MAX, "the trace is full: no more is recorded");

@@ -244,7 +244,7 @@ fn worlds_that_cannot_be_are_refused_with_the_numbers() {
     let mut gpu = placed(shared(experts(Dtype::Float32), 2, true));
     gpu.settings.device = Device::Cuda;
     let text = refused(gpu);
-    assert!(text.contains("placed experts on Cuda are not supported"), "{text}");
+    assert!(text.contains("--expert-placement is not supported on Cuda"), "{text}");
     let mut wrong = placed(shared(experts(Dtype::Float32), 2, true));
     wrong.settings.placement.as_mut().unwrap().layers[2][4] = 6;
     let text = refused(wrong);

@@ -197,14 +197,9 @@ impl ExecutorGroup {
         let calls = self.meeting.as_ref().map(Meeting::calls).unwrap_or_default();
         for calls in calls.iter().filter(|calls| own.contains(&calls.rank)) {
             tracing::warn!("last collective: {calls}");
-            let all: Vec<String> =
-                calls.calls.iter().map(|call| format!("{call}, {:?}", call.state)).collect();
-            tracing::info!(
-                axis = calls.axis,
-                rank = calls.rank.0,
-                "collectives: {}",
-                all.join("; ")
-            );
+            for line in calls.lines() {
+                tracing::info!(axis = calls.axis, rank = calls.rank.0, "collectives: {line}");
+            }
         }
     }
 

@@ -147,6 +147,9 @@ impl Generation {
             if let Some(end) = delta.end.as_ref().filter(|end| end.is_row_error()) {
                 self.span.in_scope(|| tracing::warn!(choice = index, ?end, "an output failed"));
             }
+            if matches!(delta.end, Some(End::Abort(AbortCause::Drain))) {
+                self.span.in_scope(|| tracing::info!(choice = index, "cut by the drain"));
+            }
             if let (Some(trace), Some(end)) = (&mut self.trace, &delta.end) {
                 trace.end(index, end.name());
             }

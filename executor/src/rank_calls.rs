@@ -1,0 +1,88 @@
+//! What a rank last did together with others, in words.
+
+use collectives::Call;
+use protocol::Rank;
+use std::fmt;
+
+/// Runs of calls that share a line of a log.
+const RUNS_PER_LINE: usize = 8;
+
+/// What a rank last did in a group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RankCalls {
+    /// `tp` or `dp`.
+    pub axis: &'static str,
+    /// The rank, in the world.
+    pub rank: Rank,
+    /// Its calls, oldest first.
+    pub calls: Vec<Call>,
+}
+
+impl RankCalls {
+    /// All of them, in lines of a few hundred bytes: calls behind each other that only differ by their numbers are one
+    /// run.
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        let runs: Vec<String> = self.calls.chunk_by(alike).map(run).collect();
+        runs.chunks(RUNS_PER_LINE).map(|runs| runs.join("; ")).collect()
+    }
+}
+
+fn alike(a: &Call, b: &Call) -> bool {
+    Call { sequence: b.sequence, ..*a } == *b
+}
+
+fn run(calls: &[Call]) -> String {
+    match calls {
+        [] => String::new(),
+        [call] => format!("{call}, {:?}", call.state),
+        [first, .., last] => format!("#{} to {last}, {:?}", first.sequence, last.state),
+    }
+}
+
+impl fmt::Display for RankCalls {
+    /// The newest of them, for a line of a log.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} rank {}: ", self.axis, self.rank.0)?;
+        match self.calls.last() {
+            Some(call) => write!(f, "{call}, {:?}", call.state),
+            None => write!(f, "nothing yet"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use collectives::{CallState, Operation};
+    use kernels::DType;
+
+    fn call(sequence: u32, rows: u32, state: CallState) -> Call {
+        let (operation, dtype) = (Operation::AllReduce, DType::BF16);
+        Call { sequence, operation, dtype, rows, cols: 64, state }
+    }
+
+    fn lines(calls: Vec<Call>) -> Vec<String> {
+        RankCalls { axis: "tp", rank: Rank(3), calls }.lines()
+    }
+
+    #[test]
+    fn calls_that_are_alike_are_told_as_one() {
+        let (done, waiting) = (CallState::Done, CallState::Waiting);
+        let calls =
+            vec![call(7, 1, done), call(8, 1, done), call(9, 2, done), call(10, 2, waiting)];
+        assert_eq!(
+            lines(calls),
+            ["#7 to #8 all_reduce of 1 x 64 BF16, Done; #9 all_reduce of 2 x 64 BF16, Done; \
+              #10 all_reduce of 2 x 64 BF16, Waiting"]
+        );
+        assert!(lines(Vec::new()).is_empty());
+    }
+
+    #[test]
+    fn no_line_is_long() {
+        let told = lines((1..=1_024).map(|n| call(n, n, CallState::Done)).collect());
+        assert_eq!(told.len(), 128);
+        assert!(told.iter().all(|line| line.len() < 512), "{told:?}");
+    }
+}
