@@ -47,7 +47,7 @@ schemathesis:
 load-generators:
     ROUNDS=5 WITHIN_PERCENT=5 tests/conformance/clients/run.sh target/debug/hadron target/clients load_generator.py
 
-# Dynamo's indexer over more than ten thousand requests; no result is committed yet.
+# Dynamo's indexer over more than ten thousand requests: tests/conformance/clients/results/dynamo.md.
 indexer:
     REQUESTS=3600 tests/conformance/clients/run.sh target/debug/hadron target/clients dynamo
 
