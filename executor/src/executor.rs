@@ -264,7 +264,7 @@ impl Executor {
         let rows = (self.rows_max() as usize).min(self.questions());
         let longest = settings.max_model_len as usize;
         let rows = graph::rows_to_capture(&settings.capture, rows);
-        rows.into_iter().map(|rows| graph::shape(rows as usize, longest)).collect()
+        graph::shapes(&rows, longest)
     }
 
     fn state(&self, blocks: u32) -> Result<State, ExecutorError> {

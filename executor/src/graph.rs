@@ -1,5 +1,5 @@
 //! Captured steps: one recording per number of rows, replayed by every pure decode step, and a second one
-//! with marks between its launches where traces may be taken.
+//! with marks between its launches where traces may be taken. One row has two, for short contexts and for any.
 //!
 //! A recording has fixed addresses and a fixed number of rows; rows beyond those of its batch are
 //! padding that `prepare` lays out as such. Recordings are made before the executor is ready.
@@ -16,10 +16,19 @@ use std::sync::Arc;
 /// Rows that recordings are made for, where a step may have so many and nobody named others.
 const ROWS: [u32; 11] = [1, 2, 4, 8, 16, 32, 48, 64, 128, 256, 512];
 
-/// Recordings by rows.
+/// Recordings by what they serve.
 #[derive(Debug, Default)]
 pub(crate) struct Graphs {
-    by_rows: BTreeMap<u32, Recording>,
+    by_size: BTreeMap<Size, Recording>,
+}
+
+/// Steps that a recording serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Size {
+    /// Rows, padding included.
+    pub(crate) rows: u32,
+    /// Keys of the longest row at most.
+    context: usize,
 }
 
 /// Collectives of a recording, in the group that shares layers and in the one that shares experts.
@@ -49,14 +58,20 @@ pub(crate) fn rows_to_capture(capture: &Capture, most: usize) -> Vec<u32> {
 }
 
 impl Graphs {
-    /// The recording for exactly `rows` rows.
-    pub(crate) fn of(&self, rows: u32) -> Option<&Recording> {
-        self.by_rows.get(&rows)
+    /// The size of the recording for exactly `rows` rows of up to `context` keys, the tightest.
+    pub(crate) fn size(&self, rows: u32, context: usize) -> Option<Size> {
+        let of_rows = Size { rows, context }..=Size { rows, context: usize::MAX };
+        self.by_size.range(of_rows).next().map(|(size, _)| *size)
+    }
+
+    /// The recording of a size that `size` gave.
+    pub(crate) fn of(&self, size: Size) -> Option<&Recording> {
+        self.by_size.get(&size)
     }
 
     /// Row counts, ascending.
     pub(crate) fn rows(&self) -> Vec<u32> {
-        self.by_rows.keys().copied().collect()
+        self.by_size.keys().map(|size| size.rows).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// Records a step of each of `shapes`, the largest first. One that cannot be recorded is left out, and
@@ -68,16 +83,16 @@ impl Graphs {
         tracer: Option<&Tracer>,
         mut done: impl FnMut(u64),
     ) -> Self {
-        let mut by_rows = BTreeMap::new();
+        let mut by_size = BTreeMap::new();
         for (i, &shape) in (1..).zip(shapes.iter().rev()) {
-            let rows = shape.rows as u32;
+            let (rows, context) = (shape.rows as u32, shape.bounds.longest_context);
             match record(engine, device, shape, tracer) {
-                Ok(recording) => drop(by_rows.insert(rows, recording)),
+                Ok(recording) => drop(by_size.insert(Size { rows, context }, recording)),
                 Err(error) => tracing::warn!(rows, %error, "no graph for steps of so many rows"),
             }
             done(i);
         }
-        Self { by_rows }
+        Self { by_size }
     }
 }
 
@@ -85,6 +100,15 @@ impl Graphs {
 pub(crate) fn shape(rows: usize, longest: usize) -> StepShape {
     let bounds = RowBounds { decode_rows: rows, longest_q: 0, longest_context: longest };
     StepShape { tokens: rows, rows, questions: rows, bounds }
+}
+
+/// The steps to record, of these numbers of rows with up to `longest` keys each.
+pub(crate) fn shapes(rows: &[u32], longest: usize) -> Vec<StepShape> {
+    let of_rows = |&rows: &u32| {
+        let short = (rows == 1 && longest > RowBounds::SHORT).then_some(RowBounds::SHORT);
+        short.into_iter().chain([longest]).map(move |longest| shape(rows as usize, longest))
+    };
+    rows.iter().flat_map(of_rows).collect()
 }
 
 /// Runs a step of padding, so that all its memory exists, then records it. Twice: only the second run works beside
@@ -141,6 +165,16 @@ fn record_launches(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_row_is_recorded_for_short_contexts_too() {
+        let sizes = |rows: &[u32], longest| -> Vec<(usize, usize)> {
+            let shapes = shapes(rows, longest);
+            shapes.iter().map(|shape| (shape.rows, shape.bounds.longest_context)).collect()
+        };
+        assert_eq!(sizes(&[1, 2], 4096), [(1, 2048), (1, 4096), (2, 4096)]);
+        assert_eq!(sizes(&[1, 4], 2048), [(1, 2048), (4, 2048)]);
+    }
 
     #[test]
     fn rows_fit_the_step() {

@@ -5,7 +5,7 @@
 
 use crate::ExecutorError;
 use crate::drafter::{Drafter, Speaker};
-use crate::graph::Graphs;
+use crate::graph::{Graphs, Size};
 use crate::inputs::StepLimits;
 use crate::layer_drafts::LayerDrafts;
 use crate::masks::{Masks, StepMasks};
@@ -228,9 +228,9 @@ impl State {
         let graph = if masked { None } else { self.recorded(batch, first) };
         pending.timing.replayed = graph.is_some();
         if let Some(tracer) = tracer {
-            let recording = graph.and_then(|rows| self.graphs.of(rows));
+            let recording = graph.and_then(|size| self.graphs.of(size));
             let can_mark = recording.is_none_or(|recording| recording.marked.is_some());
-            let facts = StepFacts::new(batch, graph);
+            let facts = StepFacts::new(batch, graph.map(|size| size.rows));
             pending.trace = tracer.step(&engine.ops, facts, can_mark, started)?;
         }
         let asked = (first, questions.len());
@@ -327,14 +327,14 @@ impl State {
         Ok(())
     }
 
-    /// Rows of the recording that serves a batch whose first slice of `questions` is staged; `None` = it
-    /// must be launched.
-    fn recorded(&self, batch: &Batch, questions: usize) -> Option<u32> {
+    /// The recording that serves a batch whose first slice of `questions` is staged; `None` = it must be launched.
+    fn recorded(&self, batch: &Batch, questions: usize) -> Option<Size> {
         let Bucket::Graph { rows, width: 1 } = batch.bucket else { return None };
         let fits = batch.rows.len() <= rows as usize
             && self.stage.tokens == batch.rows.len()
             && questions <= rows as usize;
-        (fits && self.graphs.of(rows).is_some()).then_some(rows)
+        let context = || bounds(batch, &self.seats).longest_context;
+        if fits { self.graphs.size(rows, context()) } else { None }
     }
 
     /// Forward pass and the first slice of answers, `questions` of all, by replay or launch by launch. Returns the
@@ -344,7 +344,7 @@ impl State {
         engine: &Engine,
         batch: &Batch,
         (questions, of_all): (usize, usize),
-        graph: Option<u32>,
+        graph: Option<Size>,
         pending: &mut Pending,
     ) -> Result<Option<Tensor>, ExecutorError> {
         let (ops, trace) = (&engine.ops, &mut pending.trace);
@@ -353,7 +353,7 @@ impl State {
             trace.uploaded(*ops.stream())?;
         }
         let marked = trace.as_mut().filter(|trace| trace.is_marked());
-        if let Some(recording) = graph.and_then(|rows| self.graphs.of(rows)) {
+        if let Some(recording) = graph.and_then(|size| self.graphs.of(size)) {
             let graph = match (marked, &recording.marked) {
                 (Some(trace), Some((graph, laps))) => {
                     trace.set_laps(Arc::clone(laps));

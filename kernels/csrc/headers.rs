@@ -33,6 +33,8 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("attention_decode/run.h", include_str!("attention_decode/run.h")),
     ("attention_decode/stored.h", include_str!("attention_decode/stored.h")),
     ("attention_decode/walk.h", include_str!("attention_decode/walk.h")),
+    ("attention_lone/gather.h", include_str!("attention_lone/gather.h")),
+    ("attention_lone/share.h", include_str!("attention_lone/share.h")),
     ("attention_prefill/groups.h", include_str!("attention_prefill/groups.h")),
     ("attention_prefill/items.h", include_str!("attention_prefill/items.h")),
     ("attention_prefill/load.h", include_str!("attention_prefill/load.h")),

@@ -32,6 +32,9 @@ pub struct RowBounds {
 }
 
 impl RowBounds {
+    /// Contexts up to which a step of one row is worth a recording of its own: attention divides their keys otherwise.
+    pub const SHORT: usize = 2048;
+
     /// What holds for any `rows` rows of `tokens` tokens in all, none of them empty, and `positions`
     /// positions in a block table.
     #[must_use]

@@ -7,6 +7,7 @@ use super::laps::Scope;
 const FAMILIES: &[(&str, &str)] = &[
     ("attention_prefill", "attention prefill"),
     ("attention_decode", "attention decode"),
+    ("attention_lone", "attention decode"),
     ("attention", "attention"),
     ("embed", "embedding"),
     ("copy_rows", "embedding"),

@@ -43,6 +43,7 @@ mod launch;
 mod linear;
 mod linear_stream;
 mod load;
+mod lone;
 mod many;
 mod marks;
 mod memory;

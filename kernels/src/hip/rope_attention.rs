@@ -1,4 +1,5 @@
 //! Decode attention out of the projections: norms, rotation and the store of keys and values in one launch with it.
+//! `lone` is the launch for short contexts.
 
 use super::attention::{
     BLOCKS_WITH_RING, DECODE, DECODE_WAVES, LOG2_E, LONE_RING_BYTES, LONE_SPLITS, RECORD_FACTS,
@@ -68,6 +69,12 @@ impl HipDevice {
         if rows.is_empty() {
             return Ok(());
         }
+        let first = layout.key_tile(qk.layer, 0, 0) * layout.dtype.bytes();
+        // SAFETY: the layer lies inside the pool, whose size was checked.
+        let layer = unsafe { kv.as_mut_ptr().add(first) };
+        if self.fits_lone(rows) {
+            return self.attend_lone(s, o, (layer, layout), qk, rows, scale);
+        }
         let (kv_heads, dim, group) = (layout.kv_heads, layout.head_dim, qk.heads / layout.kv_heads);
         let splits = most_splits(rows.bounds.longest_context, LONE_SPLITS);
         let record_bytes = group * (dim + RECORD_FACTS) * 4;
@@ -87,9 +94,6 @@ impl HipDevice {
         let most = rows.len() * kv_heads * splits;
         let blocks = (fit.blocks * self.multiprocessors() as usize).min(most) as u32;
         let threads = DECODE_WAVES as u32 * self.wave();
-        let first = layout.key_tile(qk.layer, 0, 0) * layout.dtype.bytes();
-        // SAFETY: the layer lies inside the pool, whose size was checked.
-        let layer = unsafe { kv.as_mut_ptr().add(first) };
         let launch = Launch::new(kernel, (blocks, 1, 1), threads, fit.shared_bytes as u32)
             .overlaps_predecessor()
             .out(&mut o)

@@ -13,8 +13,8 @@ type Heads = (usize, usize, usize, usize);
 
 const LAYERS: usize = 2;
 const SCALE: f32 = 0.11;
-/// Contexts up to which one split is all there is, in one launch or in two.
-const WHOLE: usize = 128;
+/// Contexts up to which waves have a tile each, in one launch or in two, and so merge the same.
+const WHOLE: usize = 64;
 
 /// Rows of one token each with what they attend to.
 struct Case {
@@ -175,10 +175,11 @@ fn check(device: &HipDevice, heads: Heads, contexts: &[usize], normed: bool) {
 fn one_launch_gives_what_two_give() {
     // Waves of 64 lanes have no such kernel.
     for device in devices().into_iter().filter(|d| d.wave() == 32) {
-        // Own tokens first and last of a tile, of a block, of a split; a padded row.
+        // Own tokens first and last of a tile, of a block, of a share; a padded row; a context that is not short.
         check(&device, (4, 2, 128, 16), &[1, 16, 0, 17, 257], true);
         check(&device, (8, 1, 64, 32), &[64, 256, 128], true);
         check(&device, (2, 2, 128, 48), &[50], false);
         check(&device, (14, 2, 64, 16), &[33, 12], false);
+        check(&device, (1, 1, 64, 32), &[RowBounds::SHORT + 130], true);
     }
 }

@@ -1,0 +1,105 @@
+// attention_lone: o [T, N D] = softmax(scale q Kᵀ) V for a row of one query and a short context, out of what the projections
+// leave, its own key and value included, which are stored as well. NVIDIA from sm_90 on, bf16.
+// CPU twin: `qk_norm_rope_kv_write`, then `paged_attention`. Rows with context 0 write zeros.
+//
+// A lone row's time is trips to memory, not bytes. So a KV head's keys are divided among the blocks of a cluster, which meet in
+// shared memory: a block's waves in its own, the blocks in that of the first one. Long contexts need more
+// multiprocessors than a cluster has: attention_decode with FROM_QKV, which gives the pool the same bits.
+// The cuts, and so the last bits, depend on the row's own context alone.
+//
+// Contexts, positions, tables and all keys but the own one are fetched before grid_wait(), while earlier kernels still run:
+// what wrote them must be followed, before this kernel, by one that releases its successor after its own grid_wait().
+// A step's embedding or first norm does, behind `prepare`; the keys are those of steps before.
+//
+//   pool     [block][KV head][K tile | V tile] of this layer, tiles [BLOCK_TOKENS][D]
+//   tables   i32 [S, table_width]; row r reads table table_rows[r], or table r without table_rows
+//
+//   -DHEAD_DIM=64|128  -DBLOCK_TOKENS=n (a multiple of 16)  -DHEAD_GROUP=1..8 query heads per KV head
+//   -DTEAM_WAVES=4|8 waves of a block  -DSTAGES=n tiles in a wave's ring
+//   -DEARLY=1 lets the next kernel start at once: better where its weights find room beside this one
+// Grid: a cluster of BLOCKS blocks for every row and KV head. Block: TEAM_WAVES waves of 32 lanes.
+// Dynamic shared memory: BARRIER_BYTES + (BLOCKS + TEAM_WAVES) HEAD_GROUP RECORD 4 + RING_BYTES.
+//
+// Rounding: probabilities to bf16, the output once. Roofline: 4 context D bytes a row and KV head.
+#include "dev.h"
+
+#define KV_FP8 0
+#define KEYS_FIRST 1
+#ifndef EARLY
+#  define EARLY 0
+#endif
+#include "attention_decode/keys_first.h"
+#include "dev/cluster.h"
+
+enum : u32 {
+    BLOCKS = 8,  // of a cluster: as many as every device takes
+    WAVES = TEAM_WAVES,
+    TEAM = WAVES * WAVE,
+    TILES_AHEAD = STAGES,
+    BARRIER_BYTES = 128
+};
+
+#include "attention_decode/merge.h"
+#include "attention_decode/ring.h"
+#include "attention_lone/share.h"
+#include "attention_decode/projected.h"
+#include "attention_lone/gather.h"
+
+// The wave's records of its share of the keys.
+DEV void attend(const Source& source, const Place& p, Ring& ring, Tiles& tiles, float* record, float factor) {
+    Queries mine{};
+    begin_split(source, mine, p, true);
+    Running r;
+    start(r);
+    for (u32 at = p.first + wave() * TILE_KEYS; at < p.end; at += WAVES * TILE_KEYS) {
+        Keys k;
+        Values v;
+        await_tile();
+        complete_tile(source, ring, p, at);
+        take(ring, p.end - at, k, v);
+        fetch_next(ring, tiles);
+        Scores s = score(mine, k);
+        weigh(r, s, p.end - at, factor);
+        add_values(r, s, v);
+    }
+    finish(r);
+    put(r, record);
+}
+
+// Strides are in elements.
+KERNEL(TEAM)
+attention_lone(bf16* o, KV* pool, const bf16* qkv, const bf16* q_norm, const bf16* k_norm, const float* cos,
+               const float* sin, const i32* positions, const i64* slots, const i32* cu_q, const i32* context_lens,
+               const i32* tables, const i32* table_rows, u32 kv_heads, u32 table_width, u32 qkv_stride, u32 o_stride,
+               float factor, float eps) {
+    const Place p = place_of_block(Rows{context_lens, cu_q, tables, table_rows, positions, kv_heads, table_width});
+    bf16* const out = o + (u64)p.token * o_stride + p.head * HEAD_GROUP * D;
+    if (p.context == 0) {
+        grid_wait();
+        if (p.rank == 0)
+            for (u32 i = tid(); i < HEAD_GROUP * D; i += TEAM) out[i] = to_bf16(0.f);
+        return;
+    }
+    const Memory s = divide();
+    if (tid() == 0) {
+        barrier_init(s.brought, 1);
+        barriers_ready();
+        if (p.rank == 0) barrier_expect(s.brought, p.splits * BROUGHT_BYTES);
+    }
+    sync();
+    cluster_arrive<BLOCKS>();
+    if (p.rank >= p.splits) return;
+    if (EARLY) grid_release();
+    Ring ring = ring_of_wave(s.rings);
+    Tiles tiles = tiles_of_wave(p, pool, kv_heads);
+    UNROLL for (u32 i = 0; i < TILES_AHEAD; ++i) fetch_next(ring, tiles);
+    grid_wait();
+    if (!EARLY) grid_release();
+    const Source source{qkv, q_norm, k_norm, cos, sin, slots, pool, kv_heads, qkv_stride, eps};
+    attend(source, p, ring, tiles, s.records + wave() * HEAD_GROUP * RECORD, factor);
+    sync();
+    cluster_wait<BLOCKS>();
+    bring(s, p);
+    if (p.rank == 0) conclude(s, p, out);
+}
+EXPORT(attention_lone)

@@ -1,0 +1,88 @@
+//! Attention of a lone row with a short context, out of the projections: launches of `attention_lone`.
+
+use super::attention::{LOG2_E, RECORD_FACTS, TILE};
+use super::device::HipDevice;
+use super::launch::Launch;
+use super::source::Source;
+use crate::{BatchRows, DeviceError, KvLayout, MatMut, QkRope, RowBounds, Stream};
+
+static LONE: Source = Source {
+    name: "attention_lone/attention_lone.hip",
+    text: include_str!("../../csrc/attention_lone/attention_lone.hip"),
+};
+
+/// Blocks of a cluster, as `BLOCKS` in attention_lone.hip.
+const BLOCKS: usize = 8;
+/// Query heads of a KV head up to which four waves a block do. Fewer registers let other kernels lie beside.
+const FOUR_WAVES_GROUP: usize = 2;
+/// Values of all query heads up to which the product behind finds room beside this kernel.
+const EARLY_COLUMNS: usize = 2048;
+/// Shared memory for the barrier.
+const BARRIER_BYTES: usize = 128;
+/// Shared memory that the kernel has beside what a launch asks for: the row's own key and value.
+const STATIC_BYTES: usize = 512;
+/// Tiles of keys and values that four waves have on their way at most, each, and that eight have: these take no more.
+const STAGES: usize = 3;
+const STAGES_OF_EIGHT: usize = 2;
+
+impl HipDevice {
+    /// Whether rows that fit `rope_attention` go this way.
+    pub(super) fn fits_lone(&self, rows: &BatchRows<'_>) -> bool {
+        self.has_warpgroups() && rows.bounds.longest_context <= RowBounds::SHORT
+    }
+
+    /// As `Kernels::rope_attention`, for shapes that have been checked. `layer`: the layer's part of the pool.
+    pub(super) fn attend_lone(
+        &self,
+        s: &Stream,
+        mut o: MatMut<'_>,
+        (layer, layout): (*mut u8, &KvLayout),
+        qk: &QkRope<'_>,
+        rows: &BatchRows<'_>,
+        scale: f32,
+    ) -> Result<(), DeviceError> {
+        let (kv_heads, dim, group) = (layout.kv_heads, layout.head_dim, qk.heads / layout.kv_heads);
+        let waves = if group <= FOUR_WAVES_GROUP { 4 } else { 8 };
+        let fixed = BARRIER_BYTES + (BLOCKS + waves) * group * (dim + RECORD_FACTS) * 4;
+        let stage_bytes = waves * 2 * TILE * dim * layout.dtype.bytes();
+        let room = (self.shared_bytes() as usize).saturating_sub(fixed + STATIC_BYTES);
+        let most = if waves == 8 { STAGES_OF_EIGHT } else { STAGES };
+        let stages = (room / stage_bytes).clamp(1, most);
+        let defines = [
+            ("HEAD_DIM", dim as u32),
+            ("BLOCK_TOKENS", layout.block_tokens as u32),
+            ("HEAD_GROUP", group as u32),
+            ("TEAM_WAVES", waves as u32),
+            ("STAGES", stages as u32),
+            ("EARLY", u32::from(qk.heads * dim <= EARLY_COLUMNS)),
+        ];
+        let kernel = self.kernel(&LONE, "attention_lone", &defines)?;
+        let blocks = (BLOCKS * rows.len() * kv_heads) as u32;
+        let threads = waves as u32 * self.wave();
+        let shared_bytes = (fixed + stages * stage_bytes) as u32;
+        let launch = Launch::new(kernel, (blocks, 1, 1), threads, shared_bytes)
+            .in_clusters(BLOCKS as u32)
+            .overlaps_predecessor()
+            .out(&mut o)
+            .arg_ptr(layer)
+            .arg(qk.qkv)
+            .arg_or_null(qk.q_norm)
+            .arg_or_null(qk.k_norm)
+            .arg(qk.rope.cos)
+            .arg(qk.rope.sin)
+            .arg(qk.positions)
+            .arg(qk.slots)
+            .arg(rows.cu_q)
+            .arg(rows.context_lens)
+            .arg(rows.block_tables)
+            .arg_or_null(rows.table_rows)
+            .u32(kv_heads as u32)
+            .u32(rows.block_tables.stride() as u32)
+            .u32(qk.qkv.stride() as u32)
+            .u32(o.stride() as u32)
+            .f32(scale * LOG2_E)
+            .f32(qk.eps);
+        // SAFETY: shapes were compared; positions, slots, lengths and tables are the caller's promise.
+        unsafe { launch.go(self, s) }
+    }
+}
