@@ -181,5 +181,6 @@ fn one_launch_gives_what_two_give() {
         check(&device, (2, 2, 128, 48), &[50], false);
         check(&device, (14, 2, 64, 16), &[33, 12], false);
         check(&device, (1, 1, 64, 32), &[RowBounds::SHORT + 130], true);
+        check(&device, (4, 1, 128, 16), &[300], true);
     }
 }
