@@ -60,8 +60,7 @@ pub(crate) fn rows_to_capture(capture: &Capture, most: usize) -> Vec<u32> {
 impl Graphs {
     /// The size of the recording for exactly `rows` rows of up to `context` keys, the tightest.
     pub(crate) fn size(&self, rows: u32, context: usize) -> Option<Size> {
-        let of_rows = Size { rows, context }..=Size { rows, context: usize::MAX };
-        self.by_size.range(of_rows).next().map(|(size, _)| *size)
+        tightest(&self.by_size, rows, context)
     }
 
     /// The recording of a size that `size` gave.
@@ -94,6 +93,11 @@ impl Graphs {
         }
         Self { by_size }
     }
+}
+
+fn tightest<R>(by_size: &BTreeMap<Size, R>, rows: u32, context: usize) -> Option<Size> {
+    let of_rows = Size { rows, context }..=Size { rows, context: usize::MAX };
+    by_size.range(of_rows).next().map(|(size, _)| *size)
 }
 
 /// A step of `rows` rows of one token each, with up to `longest` keys.
@@ -174,6 +178,15 @@ mod tests {
         };
         assert_eq!(sizes(&[1, 2], 4096), [(1, 2048), (1, 4096), (2, 4096)]);
         assert_eq!(sizes(&[1, 4], 2048), [(1, 2048), (4, 2048)]);
+    }
+
+    #[test]
+    fn a_recording_serves_no_longer_context_than_its_own() {
+        let sizes = [(1, 2048), (1, 4096), (2, 4096)];
+        let by_size = sizes.map(|(rows, context)| (Size { rows, context }, ())).into();
+        let found = |rows, context| tightest(&by_size, rows, context).map(|size| size.context);
+        assert_eq!([1, 2048, 2049, 4096].map(|c| found(1, c)), [2048, 2048, 4096, 4096].map(Some));
+        assert_eq!((found(1, 4097), found(2, 5), found(3, 5)), (None, Some(4096), None));
     }
 
     #[test]
