@@ -14,6 +14,9 @@ use models::Forward;
 use ops::{BatchInputs, BatchView, KvPool, Tensor};
 use protocol::{Input, Row, Token};
 
+/// Rows of a pass: the logits of so many, of all tokens, are in memory at a time.
+const ROWS: usize = 64;
+
 /// Makes drafts for rows.
 pub(crate) struct LayerDrafts {
     most: usize,
@@ -33,7 +36,8 @@ struct Carried {
     table: Vec<i32>,
     /// Position of the first of `states`.
     from: usize,
-    /// Hidden states of the newest tokens, drafts among them: `[n, H]`.
+    /// Hidden states of the newest tokens, drafts among them, and of the one before, if there is one: a token whose mask
+    /// came late is forwarded again. `[n, H]`
     states: Vec<f32>,
 }
 
@@ -92,10 +96,12 @@ impl LayerDrafts {
             if guessed.is_empty() {
                 break;
             }
-            let found = self.pass(engine, kv, &guessed)?;
-            for (of, (token, state)) in guessed.iter_mut().zip(found) {
-                drafts[of.row].push(token);
-                (of.position, of.token, of.before) = (of.position + 1, token, state);
+            for some in guessed.chunks_mut(ROWS) {
+                let found = self.pass(engine, kv, some)?;
+                for (of, (token, state)) in some.iter_mut().zip(found) {
+                    drafts[of.row].push(token);
+                    (of.position, of.token, of.before) = (of.position + 1, token, state);
+                }
             }
         }
         Ok(drafts)
@@ -171,7 +177,7 @@ impl LayerDrafts {
         for &(row, tokens) in rows {
             let own;
             (own, rest) = rest.split_at(tokens * width);
-            self.carry(row, own);
+            self.carry(row, own)?;
         }
         Ok(())
     }
@@ -195,12 +201,17 @@ impl LayerDrafts {
     }
 
     /// Notes the states of a row's tokens, `own [tokens, H]`.
-    fn carry(&mut self, row: &Row, own: &[f32]) {
+    fn carry(&mut self, row: &Row, own: &[f32]) -> Result<(), BatchError> {
         let (width, tokens) = (self.hidden, self.block_tokens);
+        let (start, last) = (row.start as usize, row.len as usize - 1);
+        let held = match last {
+            0 if start == 0 => Vec::new(),
+            0 => self.before(row)?.to_vec(),
+            _ => own[(last - 1) * width..last * width].to_vec(),
+        };
         let seat = &mut self.seats[row.seat.0 as usize];
-        let last = row.len as usize - 1;
-        seat.from = row.start as usize + last;
-        seat.states.clear();
+        seat.from = start + last - usize::from(!held.is_empty());
+        seat.states = held;
         seat.states.extend_from_slice(&own[last * width..]);
         for (position, state) in (row.start as usize..).zip(own.chunks(width)) {
             if (position + 1).is_multiple_of(tokens) {
@@ -208,6 +219,7 @@ impl LayerDrafts {
                 self.edges[block * width..][..width].copy_from_slice(state);
             }
         }
+        Ok(())
     }
 }
 

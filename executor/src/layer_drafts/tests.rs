@@ -148,6 +148,14 @@ fn what_is_kept_is_the_same_bits_however_tokens_come() {
         }
         assert!(kept(&executor, &told, 100) == expected, "chunks of {chunk}");
     }
+    // The last token of each row again, as where its mask came late.
+    let mut late = Told::new(1, 8);
+    for (start, len) in [(0, 1), (1, 1), (2, 14), (16, 1), (17, 15), (32, 30), (62, 38)] {
+        for (start, len) in [(start, len), (start + len - 1, 1), (start + len - 1, 1)] {
+            step(&mut executor, &mut id, vec![late.row(&tokens, start, len, 0)]);
+        }
+    }
+    assert!(kept(&executor, &late, 100) == expected, "again");
     // Behind blocks that another has filled; those were filled in chunks.
     let mut hit = Told::new(2, 16);
     hit.table[..3].copy_from_slice(&whole.table[..3]);
@@ -167,6 +175,29 @@ fn what_is_kept_is_the_same_bits_however_tokens_come() {
         assert_eq!(drafted, [4], "at {start}");
     }
     assert!(kept(&executor, &again, 100) == expected, "with drafts");
+}
+
+#[test]
+fn what_is_kept_behind_accepted_drafts_is_the_same_bits() {
+    let mut executor = executor(Dtype::Float32);
+    let (mut id, mut tokens) = (0, tokens());
+    tokens.truncate(40);
+    let mut told = Told::new(0, 0);
+    step(&mut executor, &mut id, vec![told.row(&tokens, 0, 39, 0)]);
+    // From none to all of them right, over the ends of several blocks.
+    for accepted in (0..=4).cycle().take(20) {
+        let rows = vec![told.row(&tokens, tokens.len() - 1, 1, 4)];
+        let (kv, layer, engine) = executor.drafting();
+        let drafts = layer.draft(engine, kv, &rows).unwrap();
+        assert_eq!(step(&mut executor, &mut id, rows), [4]);
+        tokens.extend(&drafts[0][..accepted]);
+        tokens.push((tokens.len() as Token * 11 + 5) % 64);
+    }
+    let last = tokens.len() - 1;
+    step(&mut executor, &mut id, vec![told.row(&tokens, last, 1, 0)]);
+    let mut whole = Told::new(1, 8);
+    step(&mut executor, &mut id, vec![whole.row(&tokens, 0, tokens.len(), 0)]);
+    assert!(kept(&executor, &told, tokens.len()) == kept(&executor, &whole, tokens.len()));
 }
 
 /// Drafts behind token `at` by the formula, over a pool of its own: the whole sequence, then each guess behind it.
