@@ -216,8 +216,8 @@ impl Seat {
         let was_ahead = work.pace.ahead;
         work.pace.note(missed > 0, cpu);
         self.slow.store(work.pace.ahead, Ordering::Relaxed);
-        if cpu > MASK_SLOW {
-            self.grammar_is_slow.store(true, Ordering::Relaxed);
+        if cpu > MASK_SLOW || was_ahead && !work.pace.ahead {
+            self.grammar_is_slow.store(cpu > MASK_SLOW, Ordering::Relaxed);
         }
         if missed > 0 || is_new && (was_ahead || work.pace.ahead) {
             let (outputs, ahead) = (work.outputs, work.pace.ahead);
@@ -234,10 +234,10 @@ impl Seat {
 
     /// Makes the mask of the next token, empty if there is none; how long a processor was busy with it.
     fn make(&self, work: &mut Work, timings: &GrammarTimings) -> (Vec<u32>, Duration) {
-        let (since, cpu_before) = (Instant::now(), processor_time());
         if let Some(handle) = work.guided.begin() {
             *lock(&self.stop) = Some(Stop { handle, since: None });
         }
+        let (since, cpu_before) = (Instant::now(), processor_time());
         self.set_since(Some(since));
         let mask = work.guided.mask().unwrap_or_else(|error| {
             tracing::error!(request = self.request.0, %error);

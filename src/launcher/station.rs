@@ -10,6 +10,10 @@ use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 use tokio::sync::mpsc::UnboundedSender;
 
+/// By how much more than a quarter a step may exceed its expectation because of masks: the least time they are waited for, and
+/// sampling behind that.
+const MASKED_EXCESS: Duration = Duration::from_millis(1);
+
 /// A step that has not been answered.
 struct Sent {
     step: StepId,
@@ -140,8 +144,11 @@ impl Station {
         self.done(0, step);
         while let Some(first) = self.sent.pop_front_if(|sent| sent.step <= step) {
             let took = Duration::from_millis(now_ms.saturating_sub(first.at_ms));
-            // One that waited for masks is no reason for the next one to wait longer.
-            let most = if first.masked { self.deadline.expected(first.tokens) } else { took };
+            let expected = self.deadline.expected(first.tokens);
+            // One that waited for masks is no reason for the next one to wait longer. None waits for long, though: what
+            // took much longer than expected is slow itself.
+            let waited = first.masked && took < expected + expected / 4 + MASKED_EXCESS;
+            let most = if waited { expected } else { took };
             self.deadline.note(first.tokens, took.min(most));
             // The device gets to a step only after its predecessor.
             if let Some(next) = self.sent.front_mut() {
@@ -227,6 +234,8 @@ mod tests {
         (Station::new(&link, StepDeadline::new(fixed, Pace::default())), sent)
     }
 
+    const PACE: Pace = Pace { fixed_ns: 8_000_000, per_token_ns: 0 };
+
     fn batch(step: u64) -> Batch {
         let (step, bucket) = (StepId(step), Bucket::Eager { tokens: 1 });
         Batch { step, epoch: Epoch(1), bucket, moe_tokens: 0, rows: Vec::new() }
@@ -279,17 +288,21 @@ mod tests {
 
     #[test]
     fn a_step_that_waited_for_masks_does_not_make_the_next_one_wait_longer() {
-        let expected_after = |masked: bool| {
+        let expected_after = |masked: bool, took_ms: u64| {
             let (mut station, _sent) = station();
+            station.deadline = StepDeadline::new(None, PACE);
             let mut first = batch(1);
             first.rows = vec![row(masked)];
             station.send(first, 1, 0);
-            station.answered(StepId(1), 60);
-            station.send(batch(2), 1, 60);
+            station.answered(StepId(1), took_ms);
+            station.send(batch(2), 1, took_ms);
             station.expected()
         };
-        assert!(expected_after(false) > Duration::ZERO);
-        assert_eq!(expected_after(true), Duration::ZERO, "as the pace was said to be");
+        let told = Duration::from_nanos(PACE.fixed_ns);
+        assert!(expected_after(false, 10) > told);
+        assert_eq!(expected_after(true, 10), told, "as the pace was said to be");
+        assert_eq!(expected_after(true, 14), expected_after(false, 14), "slow by itself");
+        assert!(expected_after(true, 4) < told);
     }
 
     #[test]
