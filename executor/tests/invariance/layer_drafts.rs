@@ -43,6 +43,22 @@ fn any_number_of_drafts_changes_nothing() {
     assert!(accepted < drafted, "{accepted} of {drafted}");
 }
 
+/// A row whose mask was late is forwarded again, by its last token alone.
+#[test]
+fn late_masks_change_nothing_beside_a_draft_layer() {
+    let play = |world: ExecutorConfig, late| {
+        let mut player = Player::with(world);
+        player.late_masks = late;
+        let mut job = job(3, &rules()[1], 0);
+        job.masked = true;
+        player.finish(&mut job, 7, TOTAL);
+        said(&job)
+    };
+    for world in worlds(2).into_iter().filter(|world| world.settings.dtype == Dtype::Float32) {
+        assert_eq!(play(world.clone(), true), play(world, false));
+    }
+}
+
 #[test]
 fn guesses_are_the_same_in_chunks_after_preemptions_and_behind_prefix_hits() {
     for world in worlds(3).into_iter().filter(|world| world.settings.dtype == Dtype::Float32) {
