@@ -5,6 +5,7 @@ use super::lock;
 use protocol::{Mask, MaskRow, StepId, ToExecutor};
 use std::mem::take;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 
 /// A step whose masked rows wait for their masks.
@@ -41,16 +42,16 @@ impl StepMasks {
         true
     }
 
-    /// The step waits no longer; how many rows go without a mask.
-    pub(super) fn expire(&self) -> usize {
+    /// The step waits no longer. `late_masks` counts the rows that go without a mask, before the executor hears of them.
+    pub(super) fn expire(&self, late_masks: &AtomicU64) {
         let mut open = lock(&self.open);
         let late = take(&mut open.waiting);
         let rows = late.iter().map(|&row| MaskRow { row, allowed: Vec::new(), late: true });
         open.gathered.extend(rows);
         let whole = (!late.is_empty()).then(|| take(&mut open.gathered));
         drop(open);
+        late_masks.fetch_add(late.len() as u64, Ordering::Relaxed);
         self.send(whole);
-        late.len()
     }
 
     /// Whether every row has its mask.
@@ -86,11 +87,14 @@ mod tests {
         assert!(whole.put(5, vec![1]) && sent.try_recv().is_err() && !whole.is_whole());
         assert!(whole.put(2, vec![1]) && whole.is_whole());
         told(&[(5, false), (2, false)]);
-        assert_eq!(whole.expire(), 0);
+        let late = AtomicU64::new(0);
+        whole.expire(&late);
+        assert_eq!(late.load(Ordering::Relaxed), 0);
 
         let torn = step();
         assert!(torn.put(5, vec![1]));
-        assert_eq!(torn.expire(), 1);
+        torn.expire(&late);
+        assert_eq!(late.load(Ordering::Relaxed), 1);
         told(&[(5, false), (2, true)]);
         assert!(!torn.put(2, vec![1]), "the step is gone");
         assert!(sent.try_recv().is_err(), "one message");

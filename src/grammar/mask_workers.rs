@@ -20,7 +20,6 @@ use scheduler::{Effect, TokenEvent};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread;
@@ -301,8 +300,7 @@ impl Clock {
             if due > now {
                 return;
             }
-            let late = first.remove().expire();
-            timings.masks_late.fetch_add(late as u64, Ordering::Relaxed);
+            first.remove().expire(&timings.masks_late);
         }
     }
 
