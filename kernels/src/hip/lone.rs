@@ -3,6 +3,7 @@
 use super::attention::{LOG2_E, RECORD_FACTS, TILE};
 use super::device::HipDevice;
 use super::launch::Launch;
+use super::rope_attention::sources;
 use super::source::Source;
 use crate::{BatchRows, DeviceError, KvLayout, MatMut, QkRope, RowBounds, Stream};
 
@@ -64,18 +65,8 @@ impl HipDevice {
             .in_clusters(BLOCKS as u32)
             .overlaps_predecessor()
             .out(&mut o)
-            .arg_ptr(layer)
-            .arg(qk.qkv)
-            .arg_or_null(qk.q_norm)
-            .arg_or_null(qk.k_norm)
-            .arg(qk.rope.cos)
-            .arg(qk.rope.sin)
-            .arg(qk.positions)
-            .arg(qk.slots)
-            .arg(rows.cu_q)
-            .arg(rows.context_lens)
-            .arg(rows.block_tables)
-            .arg_or_null(rows.table_rows)
+            .arg_ptr(layer);
+        let launch = sources(launch, qk, rows)
             .u32(kv_heads as u32)
             .u32(rows.block_tables.stride() as u32)
             .u32(qk.qkv.stride() as u32)

@@ -99,18 +99,8 @@ impl HipDevice {
             .out(&mut o)
             .arg_ptr(layer)
             .arg_ptr(partial)
-            .arg_ptr(arrived)
-            .arg(qk.qkv)
-            .arg_or_null(qk.q_norm)
-            .arg_or_null(qk.k_norm)
-            .arg(qk.rope.cos)
-            .arg(qk.rope.sin)
-            .arg(qk.positions)
-            .arg(qk.slots)
-            .arg(rows.cu_q)
-            .arg(rows.context_lens)
-            .arg(rows.block_tables)
-            .arg_or_null(rows.table_rows)
+            .arg_ptr(arrived);
+        let launch = sources(launch, qk, rows)
             .u32(rows.len() as u32)
             .u32(kv_heads as u32)
             .u32(rows.block_tables.stride() as u32)
@@ -123,6 +113,22 @@ impl HipDevice {
         // counters have the sizes of the grid.
         unsafe { launch.go(self, s) }
     }
+}
+
+/// The arguments of both launches that say what rows read.
+pub(super) fn sources(launch: Launch, qk: &QkRope<'_>, rows: &BatchRows<'_>) -> Launch {
+    launch
+        .arg(qk.qkv)
+        .arg_or_null(qk.q_norm)
+        .arg_or_null(qk.k_norm)
+        .arg(qk.rope.cos)
+        .arg(qk.rope.sin)
+        .arg(qk.positions)
+        .arg(qk.slots)
+        .arg(rows.cu_q)
+        .arg(rows.context_lens)
+        .arg(rows.block_tables)
+        .arg_or_null(rows.table_rows)
 }
 
 fn check(
