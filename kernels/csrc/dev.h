@@ -30,7 +30,8 @@
 // What every target offers (DEV is the prefix of a device function):
 //   KERNEL(max_threads) name(args...)  entry point; blocks have one dimension and at most max_threads threads
 //   EXPORT(name)            after every entry point, at namespace scope
-//   SHARED(T, name, count)  static shared array; inside a function; never initialised (the emulator fills it with NaN)
+//   SHARED(T, name, count)  static shared array; inside a function; never initialised (the emulator fills it with NaN);
+//                           aligned as T is and no more: tiles and 16-byte copies want a T of 16 bytes
 //   DYN_SHARED(T, name)     the launch's dynamic shared memory, aligned to 16 bytes
 //   WAVE                    64 or 32 lanes
 //   tid() bdim() lane() wave() bid_x|y|z() gdim_x|y|z()

@@ -33,13 +33,15 @@ void cluster_wait(u32 size) {
 u8* peer_dynamic(u32 size, u32 rank) {
     return running().block->seat(size, rank).dynamic.load(std::memory_order_relaxed);
 }
-void* shared_array(const void* key, size_t bytes) { return running().block->shared_array(key, bytes); }
+void* shared_array(const void* key, size_t bytes, size_t alignment) {
+    return running().block->shared_array(key, bytes, alignment);
+}
 void broken(const char* rule) { running().block->broken(rule); }
 
 Block::~Block() {
     for (Thread& t : threads)
         if (t.fiber.stack) fiber_close(t.fiber);
-    for (Array& a : arrays) free(a.data);
+    for (Array& a : arrays) free(a.memory);
 }
 
 u64 Block::random() {
@@ -208,12 +210,13 @@ Seat& Block::seat(u32 size, u32 rank) {
     return grid.seats[row * grid_size.x + bid.x / size * size + rank];
 }
 
-void* Block::shared_array(const void* key, size_t bytes) {
+void* Block::shared_array(const void* key, size_t bytes, size_t alignment) {
     Array* found = nullptr;
     for (Array& a : arrays)
         if (a.key == key && a.bytes == bytes) found = &a;
     if (!found) {
-        arrays.push_back({key, bytes, (u8*)aligned_alloc(64, (bytes + 63) / 64 * 64), true});
+        u8* const memory = (u8*)aligned_alloc(64, (alignment + bytes + 63) / 64 * 64);
+        arrays.push_back({key, bytes, memory, memory + alignment, true});
         found = &arrays.back();
     }
     if (found->fresh) {

@@ -65,7 +65,7 @@ struct Block {
     void pause();
     void moved() { grid.moves->fetch_add(1, std::memory_order_relaxed); }
     Seat& seat(u32 size, u32 rank);
-    void* shared_array(const void* key, size_t bytes);
+    void* shared_array(const void* key, size_t bytes, size_t alignment);
     [[noreturn]] void broken(const char* rule);
     void thread_main();
 
@@ -73,7 +73,7 @@ struct Block {
 
 private:
     struct Free { void operator()(void* p) const { free(p); } };
-    struct Array { const void* key; size_t bytes; u8* data; bool fresh; };
+    struct Array { const void* key; size_t bytes; u8 *memory, *data; bool fresh; };
 
     Thread& current() { return *static_cast<Thread*>(self); }
     WaveRun& wave_of(Thread& t) { return *static_cast<WaveRun*>(t.wave); }

@@ -83,7 +83,7 @@ template <class... A> bool launch(void (*kernel)(A...), const Launch& l, u32 max
 
 template <class T, u32 COUNT, class Site> T (&shared(Site))[COUNT] {
     static const char key = 0;  // Its address is the array's name; `Site` makes one per declaration.
-    return *(T(*)[COUNT])shared_array(&key, sizeof(T) * COUNT);
+    return *(T(*)[COUNT])shared_array(&key, sizeof(T) * COUNT, alignof(T));
 }
 
 }  // namespace emu
@@ -165,8 +165,12 @@ DEV void pause() { emu::pause(); }
 template <class V> DEV V load_const(const V* p) { return *p; }
 template <class V> DEV V load_stream(const V* p) { return *p; }
 template <class V> DEV void store_stream(V* p, const V& v) { *p = v; }
-DEV void copy16(void* shared, const void* global) { memcpy(shared, global, 16); }
+DEV void copy16(void* shared, const void* global) {
+    if (((u64)shared | (u64)global) % 16 != 0) emu::broken("a 16-byte copy is not aligned to 16 bytes");
+    memcpy(shared, global, 16);
+}
 DEV void copy16_or_zero(void* shared, const void* global, bool present) {
+    if (((u64)shared | (u64)global) % 16 != 0) emu::broken("a 16-byte copy is not aligned to 16 bytes");
     if (present) memcpy(shared, global, 16); else memset(shared, 0, 16);
 }
 DEV void copy_commit() {}

@@ -65,8 +65,9 @@ void moved();
 void cluster_arrive(u32 size);
 void cluster_wait(u32 size);
 u8* peer_dynamic(u32 size, u32 rank);
-// The block's static shared array known by `key`, filled with NaN when the block began.
-void* shared_array(const void* key, size_t bytes);
+// The block's static shared array known by `key`, filled with NaN when the block began. Aligned to `alignment`, at most 32
+// bytes, and to no more: a compiler for a device promises no more either.
+void* shared_array(const void* key, size_t bytes, size_t alignment);
 // The thread broke a rule: ends the launch.
 [[noreturn]] void broken(const char* rule);
 // Runs the grid. Returns false if a thread broke a rule; last_failure() says which.

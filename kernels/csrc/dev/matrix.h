@@ -88,17 +88,27 @@ DEV FragB load_b_trans(const bf16* tile, u32 stride) {
     return bits_as<FragB>(ldmatrix_trans(tile + (lane() & 15) * stride + (lane() >> 4) * 8));
 }
 #else
+#if DEV_EMU
+DEV void check_rows(const bf16* tile, u32 stride) {
+    if ((u64)tile % 16 != 0 || stride % 8 != 0) emu::broken("rows of a tile are not aligned to 16 bytes");
+}
+#else
+DEV void check_rows(const bf16*, u32) {}
+#endif
 DEV FragA load_a(const bf16* tile, u32 stride) {
+    check_rows(tile, stride);
     FragA a;
     for (u32 i = 0; i < Frag::NA; ++i) a.x[i] = tile[Frag::a_row(i) * stride + Frag::a_k(i)];
     return a;
 }
 DEV FragB load_b(const bf16* tile, u32 stride) {
+    check_rows(tile, stride);
     FragB b;
     for (u32 i = 0; i < Frag::NB; ++i) b.x[i] = tile[Frag::b_col(i) * stride + Frag::b_k(i)];
     return b;
 }
 DEV FragB load_b_trans(const bf16* tile, u32 stride) {
+    check_rows(tile, stride);
     FragB b;
     for (u32 i = 0; i < Frag::NB; ++i) b.x[i] = tile[Frag::b_k(i) * stride + Frag::b_col(i)];
     return b;

@@ -70,7 +70,7 @@ DEV FragC score(const Queries& q, const bf16* step) {
 }
 
 // What waves tell each other of a step.
-DEV bf16* step_weights() { SHARED(bf16, weights, 16 * WEIGHTS); return weights; }
+DEV bf16* step_weights() { SHARED(bf16x8, weights, 16 * WEIGHTS / 8); return (bf16*)weights; }
 
 // The maxima of all waves, and by what sums of earlier steps shrink; whether any does.
 DEV bool grow(Running& r, const FragC& s, float* shrink) {

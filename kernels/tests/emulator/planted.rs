@@ -199,6 +199,26 @@ fn a_return_before_a_barrier_is_caught() {
 }
 
 #[test]
+#[ignore = "run by a_tile_that_is_not_aligned_is_caught"]
+fn tile_not_aligned() {
+    let gpu = Gpu::open();
+    let source = plant(
+        include_str!("kernels/matrix.hip"),
+        "SHARED(bf16x8, row_pieces, 16 * 3);",
+        "SHARED(bf16, row_pieces, 16 * 24);",
+    );
+    let [c, a, b] = [256 * 4, 256 * 2, 256 * 2].map(|bytes| Arg::At(gpu.alloc(bytes)));
+    let kernel = gpu.kernel(&source, &[], "tile_loads");
+    assert_eq!(gpu.try_launch(kernel, Shape(1, 64, 0), &[c, a, b]), 719);
+}
+
+#[test]
+fn a_tile_that_is_not_aligned_is_caught() {
+    let text = broken("tile_not_aligned");
+    assert!(text.contains("rows of a tile are not aligned to 16 bytes"), "{text}");
+}
+
+#[test]
 #[ignore = "run by a_wait_for_nothing_is_caught"]
 fn wait_for_nothing() {
     let gpu = Gpu::open();

@@ -1,5 +1,6 @@
-//! What a costly grammar costs its neighbours: the steps of 64 plain streams alone, and beside four clients whose
-//! requests, one after the other, follow it. All in turn, several times: what the machine does beside them falls on all.
+//! What a costly grammar costs its neighbours: the steps of 64 plain streams alone, beside four clients whose
+//! requests, one after the other, follow it, and beside four whose grammars are refused, each another one, since those
+//! seen before are refused from memory. All in turn, several times: what the machine does beside them falls on all.
 //!
 //! Time of a step is what the server itself keeps of it: scheduling, hand-over and the way to the answer.
 
@@ -20,13 +21,43 @@ const CONSTRAINED: usize = 4;
 const STEP: Duration = Duration::from_millis(5);
 const ROUNDS: usize = 5;
 
-fn grammars() -> [(&'static str, Value); 3] {
+/// What four clients ask for beside the plain streams.
+#[derive(Clone)]
+struct Beside {
+    name: &'static str,
+    /// The grammar of the client's n-th request.
+    grammar: Arc<dyn Fn(usize) -> Value + Send + Sync>,
+    /// The status of every answer.
+    status: &'static str,
+}
+
+fn besides() -> Vec<Beside> {
+    let followed = |name, grammar: Value| Beside {
+        name,
+        grammar: Arc::new(move |_| grammar.clone()),
+        status: "200",
+    };
+    let refused = |name, grammar: fn(usize) -> Value| Beside {
+        name,
+        grammar: Arc::new(grammar),
+        status: "400",
+    };
     let long = ["ab", "cd", "ef"].map(|letters| letters.repeat(10_000));
     let words: Vec<String> = (0..4_000).map(|i| format!("w{}", i * 7_919)).collect();
-    [
-        ("three texts of 20 KB", json!({ "choice": long })),
-        ("4,000 words", json!({ "choice": words })),
-        ("repeats in repeats", json!({"regex": "(([a-z]{1,20} ){1,30}!){1,40}"})),
+    vec![
+        followed("three texts of 20 KB", json!({ "choice": long })),
+        followed("4,000 words", json!({ "choice": words })),
+        followed("repeats in repeats", json!({"regex": "(([a-z]{1,20} ){1,30}!){1,40}"})),
+        refused(
+            "refused: powers of a repeat",
+            |n| json!({"regex": format!("{n}(((((a{{1,100}}){{1,100}}){{1,100}}){{1,100}}){{1,100}}){{1,100}}")}),
+        ),
+        refused("refused: a thousand patterns at once", |n| {
+            let words: Vec<Value> = (0..1_000)
+                .map(|i| json!({"pattern": format!("^x{n}y{i}(a|b)*c{{1,{i}}}$")}))
+                .collect();
+            json!({"json": {"anyOf": words}})
+        }),
     ]
 }
 
@@ -36,21 +67,21 @@ fn costly_grammars() {
     println!("{STREAMS} streams, steps of {} ms on the device, {ROUNDS} rounds", STEP.as_millis());
     println!("| round | beside | steps | p50 | p99 | p99 against nobody | masks late |");
     println!("|--:|---|--:|--:|--:|--:|--:|");
-    let grammars = grammars();
-    let mut ratios = vec![Vec::new(); grammars.len()];
+    let besides = besides();
+    let mut ratios = vec![Vec::new(); besides.len()];
     for round in 0..ROUNDS {
-        let quiet = measure(round, "nobody", None, None);
-        for ((name, grammar), ratios) in grammars.iter().zip(&mut ratios) {
-            ratios.push(measure(round, name, Some(grammar), Some(quiet)) / quiet);
+        let quiet = measure(round, None, None);
+        for (beside, ratios) in besides.iter().zip(&mut ratios) {
+            ratios.push(measure(round, Some(beside), Some(quiet)) / quiet);
         }
     }
-    for ((name, _), ratios) in grammars.iter().zip(ratios) {
+    for (Beside { name, .. }, ratios) in besides.iter().zip(ratios) {
         println!("{name}: median change of a round {:+.1} %", (median(ratios) - 1.0) * 100.0);
     }
 }
 
 /// The 99th percentile of the steps of the plain streams, in milliseconds.
-fn measure(round: usize, beside: &str, grammar: Option<&Value>, quiet: Option<f64>) -> f64 {
+fn measure(round: usize, beside: Option<&Beside>, quiet: Option<f64>) -> f64 {
     let wait = Duration::from_mins(5);
     let setup = Setup {
         alphabet: Alphabet::Ascii,
@@ -61,11 +92,8 @@ fn measure(round: usize, beside: &str, grammar: Option<&Value>, quiet: Option<f6
     };
     let server = Server::start(&setup);
     let (address, done) = (server.address, Arc::new(AtomicBool::new(false)));
-    let body = grammar.map(|grammar| {
-        json!({"prompt": "once", "max_tokens": 2_000, "structured_outputs": grammar}).to_string()
-    });
     let clients = {
-        let done = Arc::clone(&done);
+        let (done, beside) = (Arc::clone(&done), beside.cloned());
         std::thread::spawn(move || {
             let mut builder = tokio::runtime::Builder::new_current_thread();
             let runtime = builder.enable_all().build().unwrap();
@@ -73,8 +101,10 @@ fn measure(round: usize, beside: &str, grammar: Option<&Value>, quiet: Option<f6
                 for _ in 0..STREAMS {
                     tokio::spawn(read(address, false));
                 }
-                for body in std::iter::repeat_n(body, CONSTRAINED).flatten() {
-                    tokio::spawn(follow(address, body));
+                for (client, beside) in
+                    std::iter::repeat_n(beside, CONSTRAINED).flatten().enumerate()
+                {
+                    tokio::spawn(follow(address, beside, client, round));
                 }
                 while !done.load(Ordering::Relaxed) {
                     tokio::time::sleep(Duration::from_millis(20)).await;
@@ -91,25 +121,30 @@ fn measure(round: usize, beside: &str, grammar: Option<&Value>, quiet: Option<f6
     done.store(true, Ordering::Relaxed);
     clients.join().unwrap();
     let change = (p99 / quiet.unwrap_or(p99) - 1.0) * 100.0;
+    let beside = beside.map_or("nobody", |beside| beside.name);
     println!(
         "| {round} | {beside} | {steps} | {p50:.3} ms | {p99:.3} ms | {change:+.1} % | {late} |"
     );
     p99
 }
 
-/// One constrained request after the other.
-async fn follow(address: SocketAddr, body: String) {
-    let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
-        body.len()
-    );
-    loop {
+/// One constrained request after the other, each answered with the status that is expected.
+async fn follow(address: SocketAddr, beside: Beside, client: usize, round: usize) {
+    for n in 0.. {
+        let grammar = (beside.grammar)((round * CONSTRAINED + client) * 10_000 + n);
+        let body = json!({"prompt": "once", "max_tokens": 2_000, "structured_outputs": grammar})
+            .to_string();
+        let head = format!(
+            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
         let mut socket = TcpStream::connect(address).await.unwrap();
         socket.write_all(head.as_bytes()).await.unwrap();
         socket.write_all(body.as_bytes()).await.unwrap();
         let mut reply = Vec::new();
         let _ = socket.read_to_end(&mut reply).await; // A server that ends may cut it.
         let status = reply.get(9..12);
-        assert!(status.is_none_or(|s| s == b"200"), "{}", String::from_utf8_lossy(&reply));
+        let expected = status.is_none_or(|status| status == beside.status.as_bytes());
+        assert!(expected, "{}", String::from_utf8_lossy(&reply));
     }
 }

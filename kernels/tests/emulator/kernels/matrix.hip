@@ -21,9 +21,10 @@ EXPORT(tile_16x16x16)
 
 // The same with fragments from shared memory: A by rows of k, B by columns of k (load_b) or by rows (load_b_trans).
 KERNEL(64) tile_loads(float* c, const bf16* a, const bf16* b) {
-    SHARED(bf16, rows, 16 * 24);
-    SHARED(bf16, columns, 16 * 24);
-    SHARED(bf16, plain, 16 * 24);
+    SHARED(bf16x8, row_pieces, 16 * 3);
+    SHARED(bf16x8, column_pieces, 16 * 3);
+    SHARED(bf16x8, plain_pieces, 16 * 3);
+    bf16 *const rows = (bf16*)row_pieces, *const columns = (bf16*)column_pieces, *const plain = (bf16*)plain_pieces;
     for (u32 i = lane(); i < 256; i += WAVE) {
         rows[i / 16 * 24 + i % 16] = a[i];
         columns[i % 16 * 24 + i / 16] = b[i];
