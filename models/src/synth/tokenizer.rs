@@ -2,7 +2,8 @@
 //! stands for encodes back to it.
 //!
 //! Ids 0–255 are the bytes, then come the family's special tokens, then `<|t{id}|>` up to the size of
-//! the vocabulary. Text is plain `tokenizer.json`; nothing here links a tokenizer library.
+//! the vocabulary. These are words of the vocabulary, which a pattern splits off: libraries take seconds for as many
+//! added tokens. Text is plain `tokenizer.json`; nothing here links a tokenizer library.
 
 use crate::{Architecture, Config};
 use serde_json::{Map, Value, json};
@@ -89,26 +90,28 @@ impl Family {
 
     /// `tokenizer.json`: byte-level BPE without merges.
     pub(super) fn tokenizer(&self, config: &Config) -> Value {
-        let alphabet = byte_alphabet();
+        let bytes = byte_alphabet().into_iter().map(String::from).enumerate();
+        let words = (self.least_vocab()..config.vocab).map(|id| (id, format!("<|t{id}|>")));
         let vocab: Map<String, Value> =
-            alphabet.iter().enumerate().map(|(id, c)| (c.to_string(), json!(id))).collect();
-        let added: Vec<Value> = (BYTES..config.vocab)
-            .map(|id| {
-                let special = self.special.get(id - BYTES);
-                let content = special.map_or_else(|| format!("<|t{id}|>"), |s| (*s).to_owned());
-                json!({"id": id, "content": content, "special": special.is_some(),
-                    "single_word": false, "lstrip": false, "rstrip": false, "normalized": false})
-            })
-            .collect();
+            bytes.chain(words).map(|(id, text)| (text, json!(id))).collect();
+        let special = |(at, content): (usize, &&str)| {
+            json!({"id": BYTES + at, "content": content, "special": true,
+                "single_word": false, "lstrip": false, "rstrip": false, "normalized": false})
+        };
+        let added: Vec<Value> = self.special.iter().enumerate().map(special).collect();
         let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
             "use_regex": false});
+        let split = json!({"type": "Split", "pattern": {"Regex": r"<\|t[0-9]+\|>"},
+            "behavior": "Isolated", "invert": false});
         json!({
             "version": "1.0", "truncation": null, "padding": null, "added_tokens": added,
-            "normalizer": null, "pre_tokenizer": byte_level, "post_processor": null,
-            "decoder": byte_level,
+            "normalizer": null,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
+            "post_processor": null, "decoder": byte_level,
+            // A piece that is a word of the vocabulary is that word.
             "model": {"type": "BPE", "dropout": null, "unk_token": null,
                 "continuing_subword_prefix": null, "end_of_word_suffix": null,
-                "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+                "fuse_unk": false, "byte_fallback": false, "ignore_merges": true,
                 "vocab": vocab, "merges": []}
         })
     }
@@ -158,12 +161,14 @@ mod tests {
         let tokenizer = Family::of(config.architecture).tokenizer(&config);
         let vocab = tokenizer["model"]["vocab"].as_object().unwrap();
         let added = tokenizer["added_tokens"].as_array().unwrap();
-        assert_eq!((vocab.len(), added.len()), (256, 16));
+        assert_eq!((vocab.len(), added.len()), (269, 3));
         assert_eq!(vocab["A"], 65);
         assert_eq!(vocab["Ġ"], 32);
-        assert_eq!(added[15]["content"], "<|t271|>");
-        let ids: Vec<_> = added.iter().map(|t| t["id"].as_u64().unwrap()).collect();
-        assert_eq!(ids, (256..272).collect::<Vec<_>>());
+        assert_eq!(vocab["<|t271|>"], 271);
+        let listed = added.iter().map(|token| &token["id"]);
+        let mut ids: Vec<_> = vocab.values().chain(listed).map(|id| id.as_u64().unwrap()).collect();
+        ids.sort_unstable();
+        assert_eq!(ids, (0..272).collect::<Vec<_>>());
     }
 
     #[test]
