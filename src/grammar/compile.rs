@@ -4,8 +4,8 @@ use super::constraint::{Constraint, Form, Spaces};
 use super::copies::{Copies, Own};
 use super::guard;
 use super::limits::{
-    COMPILE_TIME, COMPILED_BYTES_MAX, MASK_SLOW_IN_TRIAL, NESTING_MAX, TEXT_BYTES_MAX, TRIAL_BYTES,
-    parser_limits,
+    CHOICES_APART, COMPILE_TIME, COMPILED_BYTES_MAX, MASK_SLOW_IN_TRIAL, NESTING_MAX,
+    TEXT_BYTES_MAX, TRIAL_BYTES, parser_limits,
 };
 use super::lock;
 use super::session::{Seed, Session};
@@ -313,10 +313,16 @@ fn grammar(constraint: &Constraint) -> Result<TopLevelGrammar, GrammarError> {
     Ok(TopLevelGrammar { grammars, max_tokens: None })
 }
 
-/// One of several texts, as a grammar.
+/// One of several texts, as a grammar. Each of a few is a word of its own, so that a long one is spelled without a look at
+/// the others; many are one word, since a parser follows only so many at a time.
 fn choice(texts: &[String]) -> String {
     let quoted = texts.iter().map(|text| Value::from(text.as_str()).to_string());
-    format!("start: {}\n", quoted.collect::<Vec<_>>().join(" | "))
+    let listed = quoted.collect::<Vec<_>>().join(" | ");
+    if texts.len() <= CHOICES_APART {
+        format!("start: {listed}\n")
+    } else {
+        format!("start: CHOICE\nCHOICE: {listed}\n")
+    }
 }
 
 /// The schema with the compiler's options. A request cannot bring options of its own: one of them widens

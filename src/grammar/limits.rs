@@ -7,6 +7,8 @@ use std::time::Duration;
 pub const TEXT_BYTES_MAX: usize = 64 << 10;
 /// Brackets within brackets: what is parsed by recursion is bounded before.
 pub const NESTING_MAX: usize = 128;
+/// Texts of a choice that are words of their own.
+pub(super) const CHOICES_APART: usize = 100;
 /// Time a grammar may take to compile: whoever sends a hostile one hears of it within a second.
 pub(super) const COMPILE_TIME: Duration = Duration::from_millis(900);
 /// Time it may wait for its turn.

@@ -125,6 +125,18 @@ fn the_end_comes_where_it_may_and_where_it_must() {
 }
 
 #[test]
+fn a_choice_may_have_thousands_of_texts() {
+    let texts: Vec<String> = (0..4_000).map(|i| format!("w{}", i * 7_919)).collect();
+    let compiled = compile(Form::Choice(texts)).unwrap();
+    for good in ["w0", "w7919", "w31668081"] {
+        assert!(accepts(&compiled, good), "{good} is refused");
+    }
+    for bad in ["w", "w1", "w79190000", "x"] {
+        assert!(!accepts(&compiled, bad), "{bad} is accepted");
+    }
+}
+
+#[test]
 fn sessions_of_one_grammar_share_nothing() {
     let compiled = compile(Form::Choice(vec!["ab".into(), "cd".into()])).unwrap();
     let (mut first, mut second) = (compiled.seed(false).session(), compiled.seed(false).session());
