@@ -16,6 +16,8 @@ pub enum Operation {
     AllGatherRows,
     /// [`Collective::reduce_scatter`](crate::Collective::reduce_scatter)
     ReduceScatter,
+    /// [`Collective::exchange_counts`](crate::Collective::exchange_counts)
+    ExchangeCounts,
     /// [`Collective::all_to_all`](crate::Collective::all_to_all)
     AllToAll,
     /// [`Collective::broadcast`](crate::Collective::broadcast) from this rank.
@@ -46,7 +48,7 @@ pub struct Call {
     pub operation: Operation,
     /// Elements; of a barrier nothing in particular.
     pub dtype: DType,
-    /// Rows that this rank brings; those of all ranks where they may bring different numbers.
+    /// Rows that this rank brings; those of all ranks where they may bring different numbers, of `all_to_all` those that go to other ranks.
     pub rows: u32,
     /// Columns that this rank brings.
     pub cols: u32,
@@ -69,6 +71,7 @@ impl Operation {
             Self::AllGather => "all_gather",
             Self::AllGatherRows => "all_gather_rows",
             Self::ReduceScatter => "reduce_scatter",
+            Self::ExchangeCounts => "exchange_counts",
             Self::AllToAll => "all_to_all",
             Self::Broadcast(_) => "broadcast",
             Self::Barrier => "barrier",
@@ -84,6 +87,7 @@ impl Operation {
             Self::AllGatherRows => 4,
             Self::ReduceScatter => 5,
             Self::AllToAll => 6,
+            Self::ExchangeCounts => 7,
             Self::Broadcast(from) => FIRST_BROADCAST + from as u32,
             Self::Unknown => 0,
         }
@@ -98,6 +102,7 @@ impl Operation {
             4 => Self::AllGatherRows,
             5 => Self::ReduceScatter,
             6 => Self::AllToAll,
+            7 => Self::ExchangeCounts,
             FIRST_BROADCAST.. => Self::Broadcast((word - FIRST_BROADCAST) as usize),
             _ => Self::Unknown,
         }
@@ -166,7 +171,6 @@ impl fmt::Display for Call {
         write!(f, "#{sequence} {}", operation.name())?;
         match operation {
             Operation::Barrier => Ok(()),
-            Operation::AllToAll => write!(f, " of {cols} {dtype:?} a row"),
             Operation::Broadcast(from) => write!(f, " from {from} of {rows} x {cols} {dtype:?}"),
             _ => write!(f, " of {rows} x {cols} {dtype:?}"),
         }

@@ -6,7 +6,7 @@
 
 use crate::shared_group::SharedGroup;
 use crate::watch::{Health, Launched, Watch};
-use crate::{Call, Collective, CollectiveError, Operation};
+use crate::{Call, Collective, CollectiveError, Operation, RowCounts};
 use kernels::hip::{Communication, Communicator, CommunicatorId, HipDevice, PeerMemory, PeerOffer};
 use kernels::{Buffer, DType, DeviceError, Driver, Mat, MatMut, Stream};
 use std::cell::RefCell;
@@ -227,30 +227,30 @@ impl Collective for DeviceGroup {
         self.run(Operation::ReduceScatter, what, |ranks| ranks.reduce_scatter(s, x, own))
     }
 
+    /// Where the ranks met: nothing of it goes through their devices.
+    fn exchange_counts(&self, to: &[usize]) -> Result<RowCounts, CollectiveError> {
+        if self.communicator.is_capturing() {
+            return Err(CollectiveError::Recorded { collective: "exchange_counts" });
+        }
+        self.watch.health.check()?;
+        self.shared.exchange_counts(to)
+    }
+
     fn all_to_all(
         &self,
         s: &Stream,
         x: Mat<'_>,
-        to: &[usize],
         y: MatMut<'_>,
-    ) -> Result<Vec<usize>, CollectiveError> {
+        counts: &RowCounts,
+    ) -> Result<(), CollectiveError> {
         if self.communicator.is_capturing() {
             return Err(CollectiveError::Recorded { collective: "all_to_all" });
         }
-        let size = self.size();
-        let own: Vec<i32> = to.iter().map(|&rows| rows as i32).collect();
-        let mut all = vec![0_i32; size * size];
-        let rows = MatMut::of(&mut all, 1, size * size)?;
-        self.shared.all_gather(s, Mat::of(&own, 1, size)?, rows)?;
-        let came: Vec<usize> =
-            (0..size).map(|from| all[from * size + self.rank()] as usize).collect();
-        if came.iter().sum::<usize>() > y.rows() {
-            let (collective, got) = ("all_to_all", y.rows());
-            return Err(CollectiveError::Shape { collective, what: "rows", got, size });
-        }
-        let what = (x.dtype(), 0, x.cols());
-        self.run(Operation::AllToAll, what, |ranks| ranks.all_to_all(s, (x, to), (y, &came)))?;
-        Ok(came)
+        let (size, rank) = (self.size(), self.rank());
+        let came: Vec<usize> = (0..size).map(|from| counts.of(from)[rank]).collect();
+        let what = (x.dtype(), counts.crossing(), x.cols());
+        let (from, to) = ((x, counts.of(rank)), (y, &came[..]));
+        self.run(Operation::AllToAll, what, |ranks| ranks.all_to_all(s, from, to))
     }
 
     fn broadcast(&self, s: &Stream, x: MatMut<'_>, from: usize) -> Result<(), CollectiveError> {

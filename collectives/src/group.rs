@@ -1,6 +1,6 @@
 //! A parallel axis as one rank sees it.
 
-use crate::{Call, CollectiveError, Launched, Operation};
+use crate::{Call, CollectiveError, Launched, Operation, RowCounts};
 use kernels::{DType, Mat, MatMut, Stream};
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -57,15 +57,19 @@ pub trait Collective: Send {
         own: MatMut<'_>,
     ) -> Result<(), CollectiveError>;
 
-    /// Sends the rows of `x` to the ranks, first `to[0]` to rank 0, then `to[1]` to rank 1. `y` begins with what has
-    /// come, in the order of ranks; returns how many rows came from each. Ranks may send different numbers.
+    /// Tells all ranks that this one has `to[r]` rows for rank `r`, and learns the same of all others. The host waits for them, so this is
+    /// never part of a recording.
+    fn exchange_counts(&self, to: &[usize]) -> Result<RowCounts, CollectiveError>;
+
+    /// Sends the rows of `x` to the ranks, as many to each as `counts` says, those for rank 0 first. `y` begins with what has come, in the
+    /// order of ranks. All ranks bring the same counts, so this is never part of a recording.
     fn all_to_all(
         &self,
         s: &Stream,
         x: Mat<'_>,
-        to: &[usize],
         y: MatMut<'_>,
-    ) -> Result<Vec<usize>, CollectiveError>;
+        counts: &RowCounts,
+    ) -> Result<(), CollectiveError>;
 
     /// `x` becomes what rank `from` brings.
     fn broadcast(&self, s: &Stream, x: MatMut<'_>, from: usize) -> Result<(), CollectiveError>;
@@ -266,28 +270,47 @@ impl Group {
         self.timed(peers, Operation::ReduceScatter, |peers| peers.reduce_scatter(s, x, own))
     }
 
+    /// What every rank has for every other one; see [`Collective::exchange_counts`].
+    ///
+    /// Errors: `CollectiveError::Shape` if `to` has not a number for each rank.
+    pub fn exchange_counts(&self, to: &[usize]) -> Result<RowCounts, CollectiveError> {
+        let size = self.size();
+        if to.len() != size {
+            let (collective, what, got) = ("exchange_counts", "numbers", to.len());
+            return Err(CollectiveError::Shape { collective, what, got, size });
+        }
+        let Some(peers) = self.peers.as_deref() else { return Ok(RowCounts::new(to.to_vec(), 1)) };
+        self.timed(peers, Operation::ExchangeCounts, |peers| peers.exchange_counts(to))
+    }
+
     /// Rows to ranks, and theirs to this one; see [`Collective::all_to_all`]. A rank without peers keeps its rows in
     /// `x`, and `y` is left alone.
     ///
-    /// Errors: `CollectiveError::Shape` if `to` does not add up to the rows of `x`, or `y` is too small.
+    /// Errors: `CollectiveError::Shape` if this rank's counts do not add up to the rows of `x`, or `y` is too small.
     pub fn all_to_all(
         &self,
         s: &Stream,
         x: Mat<'_>,
-        to: &[usize],
         y: MatMut<'_>,
-    ) -> Result<Vec<usize>, CollectiveError> {
-        let Some(peers) = self.peers.as_deref() else { return Ok(vec![x.rows()]) };
-        let size = peers.size();
+        counts: &RowCounts,
+    ) -> Result<(), CollectiveError> {
+        let Some(peers) = self.peers.as_deref() else { return Ok(()) };
+        let (size, rank) = (peers.size(), peers.rank());
         let refused =
             |what, got| Err(CollectiveError::Shape { collective: "all_to_all", what, got, size });
-        if to.len() != size || to.iter().sum::<usize>() != x.rows() {
+        if counts.size() != size {
+            return refused("ranks of the counts", counts.size());
+        }
+        if counts.sent_by(rank) != x.rows() {
             return refused("rows", x.rows());
+        }
+        if counts.sent_to(rank) > y.rows() {
+            return refused("rows of the result", y.rows());
         }
         if x.cols() != y.cols() || x.dtype() != y.dtype() {
             return refused("columns", y.cols());
         }
-        self.timed(peers, Operation::AllToAll, |peers| peers.all_to_all(s, x, to, y))
+        self.timed(peers, Operation::AllToAll, |peers| peers.all_to_all(s, x, y, counts))
     }
 
     /// `x` becomes what rank `from` brings.
@@ -377,15 +400,18 @@ mod tests {
             own.row_mut::<f32>(0)[0] = 5.0;
             Ok(())
         }
+        fn exchange_counts(&self, to: &[usize]) -> Result<RowCounts, CollectiveError> {
+            Ok(RowCounts::new([to, to].concat(), 2))
+        }
         fn all_to_all(
             &self,
             _: &Stream,
             _: Mat<'_>,
-            to: &[usize],
             mut y: MatMut<'_>,
-        ) -> Result<Vec<usize>, CollectiveError> {
+            _: &RowCounts,
+        ) -> Result<(), CollectiveError> {
             y.row_mut::<f32>(0)[0] = 6.0;
-            Ok(to.to_vec())
+            Ok(())
         }
         fn broadcast(
             &self,
@@ -414,8 +440,10 @@ mod tests {
         let below = MatMut::of::<f32>(d, 2, 2).unwrap();
         group.all_gather_rows(&s, two.rows_from(0, 1), below).unwrap();
         group.reduce_scatter(&s, two, MatMut::of::<f32>(&mut e[..2], 1, 2).unwrap()).unwrap();
-        let to = if group.size() == 1 { &[1][..] } else { &[0, 1] };
-        assert_eq!(group.all_to_all(&s, wide, to, view(g)).unwrap(), to);
+        let to = if group.size() == 1 { &[1][..] } else { &[1, 0] };
+        let counts = group.exchange_counts(to).unwrap();
+        assert_eq!(counts.of(0), to);
+        group.all_to_all(&s, wide, view(g), &counts).unwrap();
         (x.map(|x| x[0]), group.barrier(&s))
     }
 
@@ -463,7 +491,14 @@ mod tests {
         assert!(matches!(odd, Err(CollectiveError::Shape { what: "rows", got: 3, .. })));
         let few = group.reduce_scatter(&s, own, MatMut::of(&mut y[..2], 2, 1).unwrap());
         assert!(matches!(few, Err(CollectiveError::Shape { what: "rows", got: 2, .. })));
-        let lost = group.all_to_all(&s, own, &[1, 2], MatMut::of(&mut y, 3, 1).unwrap());
-        assert!(matches!(lost, Err(CollectiveError::Shape { what: "rows", got: 2, .. })));
+        let few = group.exchange_counts(&[1]);
+        assert!(matches!(few, Err(CollectiveError::Shape { what: "numbers", got: 1, .. })));
+        let counts = group.exchange_counts(&[0, 2]).unwrap();
+        let full = group.all_to_all(&s, own, MatMut::of(&mut y, 3, 1).unwrap(), &counts);
+        let what = "rows of the result";
+        assert_eq!(
+            full,
+            Err(CollectiveError::Shape { collective: "all_to_all", what, got: 3, size: 2 })
+        );
     }
 }

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod call;
+mod counts;
 mod device_group;
 mod error;
 mod group;
@@ -20,6 +21,7 @@ mod waiting;
 mod watch;
 
 pub use call::{Call, CallState, Operation};
+pub use counts::RowCounts;
 pub use device_group::DeviceGroup;
 pub use error::CollectiveError;
 pub use group::{Collective, Group, Spent};

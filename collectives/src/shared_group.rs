@@ -8,7 +8,7 @@ use crate::lane::{Lane, Piece, Summand, is_summed, part, pieces};
 use crate::layout::{Flag, Place, SLOT_WORDS};
 use crate::waiting::{Waiting, give_up};
 use crate::watch::Health;
-use crate::{Call, CallState, Collective, CollectiveError, Operation};
+use crate::{Call, CallState, Collective, CollectiveError, Operation, RowCounts};
 use kernels::{DType, Mat, MatMut, SharedMemory, Stream, bf16};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -301,24 +301,30 @@ impl Collective for SharedGroup {
         })
     }
 
+    fn exchange_counts(&self, to: &[usize]) -> Result<RowCounts, CollectiveError> {
+        let (size, mut counts) = (self.place.size, None);
+        self.call(Operation::ExchangeCounts, (DType::I32, 1, size), |call| {
+            counts = Some(self.tell_counts(call, to)?);
+            Ok(())
+        })?;
+        Ok(counts.expect("a call that succeeds has counted"))
+    }
+
+    /// The call says how many rows go to other ranks in all: who knows of other counts is found out.
     fn all_to_all(
         &self,
         _: &Stream,
         x: Mat<'_>,
-        to: &[usize],
         mut y: MatMut<'_>,
-    ) -> Result<Vec<usize>, CollectiveError> {
-        let (dtype, mut came) = (x.dtype(), Vec::new());
-        self.call(Operation::AllToAll, (dtype, 0, x.cols()), |call| {
-            came = match dtype {
-                DType::F32 => self.exchange::<f32>(call, x, to, &mut y),
-                DType::BF16 => self.exchange::<bf16>(call, x, to, &mut y),
-                DType::I32 => self.exchange::<i32>(call, x, to, &mut y),
-                dtype => Err(CollectiveError::Dtype { collective: "all_to_all", dtype }),
-            }?;
-            Ok(())
-        })?;
-        Ok(came)
+        counts: &RowCounts,
+    ) -> Result<(), CollectiveError> {
+        let dtype = x.dtype();
+        self.call(Operation::AllToAll, (dtype, counts.crossing(), x.cols()), |call| match dtype {
+            DType::F32 => self.exchange::<f32>(call, x, &mut y, counts),
+            DType::BF16 => self.exchange::<bf16>(call, x, &mut y, counts),
+            DType::I32 => self.exchange::<i32>(call, x, &mut y, counts),
+            dtype => Err(CollectiveError::Dtype { collective: "all_to_all", dtype }),
+        })
     }
 
     fn broadcast(&self, _: &Stream, x: MatMut<'_>, from: usize) -> Result<(), CollectiveError> {

@@ -156,9 +156,16 @@ fn exchange(group: &SharedGroup, most: usize, cols: usize) -> (Vec<usize>, Vec<f
     let room = 2 * most * group.size();
     let mut y = vec![f32::NAN; room * cols];
     let x = Mat::of(&x, rows, cols).unwrap();
-    let came = group.all_to_all(&S, x, &to, MatMut::of(&mut y, room, cols).unwrap()).unwrap();
-    y.truncate(came.iter().sum::<usize>() * cols);
-    (came, y)
+    let counts = group.exchange_counts(&to).unwrap();
+    group.all_to_all(&S, x, MatMut::of(&mut y, room, cols).unwrap(), &counts).unwrap();
+    y.truncate(counts.sent_to(group.rank()) * cols);
+    // And back.
+    let (came, mut back) = (counts.sent_to(group.rank()), vec![f32::NAN; rows * cols]);
+    let (y_mat, to) =
+        (Mat::of(&y, came, cols).unwrap(), MatMut::of(&mut back, rows, cols).unwrap());
+    group.all_to_all(&S, y_mat, to, &counts.reversed()).unwrap();
+    assert_eq!(back, values(group.rank(), rows * cols), "what was sent came back");
+    ((0..group.size()).map(|from| counts.of(from)[group.rank()]).collect(), y)
 }
 
 fn exchanged(size: usize, rank: usize, most: usize, cols: usize) -> (Vec<usize>, Vec<f32>) {
@@ -258,26 +265,58 @@ fn what_a_gathering_costs() {
     }
 }
 
+/// Rank 0 has rows for rank 1, and nobody has any for rank 0.
+fn one_way(group: &SharedGroup, dtype_cols: usize) -> Result<Vec<f32>, CollectiveError> {
+    let rows = 2 * (1 - group.rank());
+    let counts = group.exchange_counts(&[0, rows])?;
+    let x = values(group.rank(), rows * dtype_cols);
+    let mut y = vec![f32::NAN; 2 * dtype_cols];
+    let x = Mat::of(&x, rows, dtype_cols).unwrap();
+    group.all_to_all(&S, x, MatMut::of(&mut y, 2, dtype_cols).unwrap(), &counts)?;
+    Ok(y)
+}
+
 #[test]
-fn what_comes_in_vain_or_finds_no_room_is_an_error() {
+fn who_sends_nothing_takes_part_and_who_sends_other_rows_is_found_out() {
+    let found = ranks(2, |group| one_way(&group, 3).unwrap());
+    assert!(found[0].iter().all(|x| x.is_nan()), "nothing came");
+    assert_eq!(found[1], values(0, 6));
+    let found = ranks(2, |group| one_way(&group, 3 + group.rank()));
+    let error = found[0].as_ref().unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "rank 1 calls #2 all_to_all of 2 x 4 F32, this one #2 all_to_all of 2 x 3 F32"
+    );
+    // One goes on with the rows, the other still counts.
     let found = ranks(2, |group| {
-        let x = [0.0_f32; 3];
-        let mut y = [0.0_f32; 3];
-        let to = [1, 2].map(|rows| rows * (1 - group.rank()));
-        let x = Mat::of(&x[..to.iter().sum()], to.iter().sum(), 1).unwrap();
-        let room = group.rank() + 1;
-        group.all_to_all(&S, x, &to, MatMut::of(&mut y[..room], room, 1).unwrap())
+        if group.rank() == 0 {
+            return one_way(&group, 3);
+        }
+        group.exchange_counts(&[0, 0])?;
+        group.exchange_counts(&[0, 0]).map(|_| Vec::new())
     });
-    assert_eq!(found, [Ok(vec![1, 0]), Ok(vec![2, 0])]);
-    let found = ranks(2, |group| {
-        let x = [0.0_f32; 3];
-        let mut y = [0.0_f32; 1];
-        let x = Mat::of(&x, 3, 1).unwrap();
-        group.all_to_all(&S, x, &[0, 3], MatMut::of(&mut y, 1, 1).unwrap())
+    let error = found[0].as_ref().unwrap_err().to_string();
+    let ours = "this one #2 all_to_all of 2 x 3 F32";
+    assert_eq!(error, format!("rank 1 calls #2 exchange_counts of 1 x 2 I32, {ours}"));
+}
+
+/// A rank that has said what it will send, and is gone before it does: nobody waits for good.
+#[test]
+fn a_rank_that_leaves_between_counts_and_rows_ends_the_exchange() {
+    let found = ranks(3, |group| {
+        let counts = group.exchange_counts(&[1, 1, 1])?;
+        if group.rank() == 1 {
+            return Ok(()); // Dropped, and with it the place in the group.
+        }
+        let (x, mut y) = (values(group.rank(), 3), [0.0_f32; 3]);
+        group.all_to_all(&S, Mat::of(&x, 3, 1).unwrap(), MatMut::of(&mut y, 3, 1).unwrap(), &counts)
     });
-    let shape = CollectiveError::Shape { collective: "all_to_all", what: "rows", got: 1, size: 2 };
-    assert_eq!(found[1], Err(shape), "six rows for one place");
-    assert!(found[0].is_err(), "it waits for rank 1");
+    let lost = Err(CollectiveError::Lost { rank: 1 });
+    assert_eq!(found, [lost.clone(), Ok(()), lost]);
+}
+
+#[test]
+fn what_has_rows_of_other_numbers_is_an_error() {
     let found = ranks(2, |group| {
         let (own, mut all) = ([0.0_f32; 1], [0.0_f32; 4]);
         let room = 2 + 2 * group.rank();

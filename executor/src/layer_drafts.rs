@@ -10,7 +10,7 @@
 mod tests;
 
 use crate::{BatchError, ExecutorError, step::Engine};
-use models::Forward;
+use models::{Exchange, Forward};
 use ops::{BatchInputs, BatchView, KvPool, Tensor};
 use protocol::{Input, Row, Token};
 
@@ -226,8 +226,8 @@ impl LayerDrafts {
 /// A pass of the draft layer. Its experts are counted nowhere, and it is not watched.
 fn forward<'a>(engine: &'a Engine, kv: &'a KvPool, batch: &'a BatchView) -> Forward<'a> {
     let Engine { ops, tp, dp, .. } = engine;
-    let (dp_rows, asked, load, probe) = (0, None, None, None);
-    Forward { ops, tp, dp, dp_rows, kv, batch, asked, load, probe }
+    let (dp_rows, exchange, asked, load, probe) = (0, Exchange::Gather, None, None, None);
+    Forward { ops, tp, dp, dp_rows, exchange, kv, batch, asked, load, probe }
 }
 
 /// The lowest id with the largest logit.

@@ -13,7 +13,7 @@ use crate::sampler::{self, Question};
 use crate::seats::{self, Seats, TableChange};
 use crate::trace::{Laps, Scope, StepFacts, StepTrace, Tracer};
 use collectives::{Group, Launched, Operation, Spent};
-use models::{ExpertLoad, Forward, Model};
+use models::{Exchange, ExpertLoad, Forward, Model};
 use ops::{
     AnswerMemory, AnswersInFlight, DType, InFlight, KvPool, Mat, MatMut, Ops, Pinned, PoolLayout,
     RowBounds, Stage, StepBuffers, StepShape, StepSize, Tensor, VocabPart,
@@ -86,6 +86,8 @@ pub(crate) struct Launch {
     pub(crate) shape: StepShape,
     /// Rows that each replica has room for where they bring their tokens together; of no meaning to one alone.
     pub(crate) dp_rows: usize,
+    /// How tokens come to the experts of other replicas.
+    pub(crate) exchange: Exchange,
     /// Nobody asks for the hidden states of other tokens than the questions are about.
     pub(crate) asked_only: bool,
 }
@@ -94,7 +96,7 @@ impl Launch {
     /// A step that looks alike on all ranks.
     pub(crate) fn of_all(shape: StepShape, engine: &Engine) -> Self {
         let dp_rows = if engine.dp.size() > 1 { shape.tokens } else { 0 };
-        Self { shape, dp_rows, asked_only: asks_few(&shape) }
+        Self { shape, dp_rows, exchange: Exchange::Gather, asked_only: asks_few(&shape) }
     }
 }
 
@@ -371,7 +373,8 @@ impl State {
         let shape = StepShape { tokens, rows, questions, bounds };
         let mut laps = marked.as_ref().map(|trace| trace.laps(ops));
         let asked_only = questions == of_all && asks_few(&shape) && self.layer_drafts.is_none();
-        let launch = Launch { shape, dp_rows: batch.moe_tokens as usize, asked_only };
+        let (dp_rows, exchange) = (batch.moe_tokens as usize, exchange(batch.bucket));
+        let launch = Launch { shape, dp_rows, exchange, asked_only };
         let hidden = self.device.launch(engine, launch, &mut pending.timing, &mut laps)?;
         if let (Some(trace), Some(laps)) = (marked, laps) {
             trace.set_laps(laps.finish());
@@ -450,7 +453,7 @@ impl DeviceState {
     ) -> Result<Tensor, ExecutorError> {
         let started = Instant::now();
         let Engine { ops, model, tp, dp, .. } = engine;
-        let Launch { shape, dp_rows, asked_only } = launch;
+        let Launch { shape, dp_rows, exchange, asked_only } = launch;
         Laps::within(laps, Scope::Prepare, || {
             Ok(self.buffers.prepare(ops, &mut self.seats, shape)?)
         })?;
@@ -458,7 +461,9 @@ impl DeviceState {
         let (kv, load) = (&self.kv, engine.load.as_ref());
         let tokens = self.buffers.question_tokens(shape.questions)?;
         let asked = asked_only.then_some(&tokens);
-        let f = Forward { ops, tp, dp, dp_rows, kv, batch: &batch, asked, load, probe: None };
+        let (batch_view, probe) = (&batch, None);
+        let f =
+            Forward { ops, tp, dp, dp_rows, exchange, kv, batch: batch_view, asked, load, probe };
         let hidden = Laps::within(laps, Scope::Forward, || Ok(model.forward(&f, &ids)?))?; // [T or n, H]
         if shape.questions > 0 {
             let head = || match asked {
@@ -489,8 +494,10 @@ impl DeviceState {
         self.buffers.prepare(ops, &mut self.seats, shape)?;
         let (batch, _) = self.buffers.view(&self.seats, shape)?;
         let (kv, load) = (&self.kv, engine.load.as_ref());
+        let (dp_rows, exchange, batch_view) = (0, Exchange::Gather, &batch);
+        let (asked, probe) = (None, None);
         let f =
-            Forward { ops, tp, dp, dp_rows: 0, kv, batch: &batch, asked: None, load, probe: None };
+            Forward { ops, tp, dp, dp_rows, exchange, kv, batch: batch_view, asked, load, probe };
         let asked = self.buffers.question_tokens(n)?;
         let wanted = ops.gather_rows(hidden, &asked)?; // [n, H]
         let logits = model.own_logits(&f, &wanted)?; // [n, V of this rank]
@@ -566,6 +573,15 @@ fn asks_few(shape: &StepShape) -> bool {
     (1..shape.tokens).contains(&shape.questions)
 }
 
+/// How tokens come to the experts of other replicas: recordings have sizes that do not depend on what routers choose, and ranks that launch what others
+/// replay do as these.
+fn exchange(bucket: Bucket) -> Exchange {
+    match bucket {
+        Bucket::Graph { .. } => Exchange::Gather,
+        Bucket::Eager { .. } => Exchange::Cheapest,
+    }
+}
+
 /// What the calls of the step that is over took.
 fn collective_timing(engine: &Engine) -> CollectiveTiming {
     let mut timing = CollectiveTiming::default();
@@ -579,6 +595,8 @@ fn collective_timing(engine: &Engine) -> CollectiveTiming {
     for Spent { operation, time } in engine.dp.take_spent() {
         match operation {
             Operation::AllGatherRows => timing.dp_all_gather_rows_ns = ns(time),
+            Operation::ExchangeCounts => timing.dp_exchange_counts_ns = ns(time),
+            Operation::AllToAll => timing.dp_all_to_all_ns = ns(time),
             Operation::ReduceScatter => timing.dp_reduce_scatter_ns = ns(time),
             other => debug_assert!(false, "{} of replicas has no place in reports", other.name()),
         }

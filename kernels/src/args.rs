@@ -159,6 +159,30 @@ pub struct Routes<'a> {
     pub weights: Mat<'a>,
 }
 
+/// Which experts lie on each of `size` ranks that send each other tokens: rank `r` holds `each` of them, from `(r · stride + offset) · each` on. Those
+/// between belong to ranks that hold the same tokens as this one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spread {
+    /// Experts on each rank.
+    pub each: usize,
+    /// Ranks that send each other tokens.
+    pub size: usize,
+    /// Ranks that hold the same tokens.
+    pub stride: usize,
+    /// This rank among those.
+    pub offset: usize,
+}
+
+impl Spread {
+    /// The rank of `size` that holds an expert, if any of them does.
+    #[must_use]
+    pub fn rank_of(&self, expert: i32) -> Option<usize> {
+        let holder = usize::try_from(expert).ok()? / self.each.max(1);
+        let rank = holder / self.stride;
+        (holder % self.stride == self.offset && rank < self.size).then_some(rank)
+    }
+}
+
 /// What a router says of all experts, and how many a token goes to.
 #[derive(Debug, Clone, Copy)]
 pub struct Scores<'a> {

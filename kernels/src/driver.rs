@@ -5,7 +5,7 @@ use crate::step::{AnswerArrays, SeatArrays, StageView, StepArrays};
 use crate::{
     Around, Attention, BatchRows, Before, Buffer, DType, DeviceError, Experts, Gather, HostMat,
     InFlight, KvLayout, KvOrder, LatentAttention, LatentLayout, LatentWrite, Marks, Mat, MatMut,
-    Packed, PackedGroup, Pinned, QkRope, RouteRule, Routes, Scores, VocabPart,
+    Packed, PackedGroup, Pinned, QkRope, RouteRule, Routes, Scores, Spread, VocabPart,
 };
 use std::sync::Arc;
 
@@ -407,6 +407,44 @@ pub trait Kernels: Driver {
     ) -> Result<(), DeviceError> {
         let _ = (s, experts, positions, tokens, places);
         Err(DeviceError::NoPlaces { device: self.name() })
+    }
+
+    /// Whether `moe_dispatch` and `sum_rows` exist.
+    fn sends_rows(&self) -> bool {
+        false
+    }
+
+    /// The tokens that each rank of `spread` gets, once each: those with an expert there. `experts` i32 `[T, k]`. `tokens` i32
+    /// `[1, size · T]` begins with those for rank 0, ascending, then those for rank 1; `counts` i32 `[1, size]` says how many. `places` i32 `[T, size]` says
+    /// where among them a token is, -1 = nowhere.
+    ///
+    /// Errors: [`DeviceError::NoDispatch`] on devices that cannot.
+    fn moe_dispatch(
+        &self,
+        s: &Stream,
+        tokens: MatMut<'_>,
+        places: MatMut<'_>,
+        counts: MatMut<'_>,
+        experts: Mat<'_>,
+        spread: &Spread,
+    ) -> Result<(), DeviceError> {
+        let _ = (s, tokens, places, counts, experts, spread);
+        Err(DeviceError::NoDispatch { device: self.name() })
+    }
+
+    /// `y [T, H]`: the sum of those rows of `x [n, H]` that a row of `places` i32 `[T, m]` names, in its order, in f32 from zero on, rounded once;
+    /// -1 names none.
+    ///
+    /// Errors: [`DeviceError::NoDispatch`] on devices that cannot.
+    fn sum_rows(
+        &self,
+        s: &Stream,
+        y: MatMut<'_>,
+        x: Mat<'_>,
+        places: Mat<'_>,
+    ) -> Result<(), DeviceError> {
+        let _ = (s, y, x, places);
+        Err(DeviceError::NoDispatch { device: self.name() })
     }
 
     /// `y = Σ weight · down(silu(gate x) · up x)` over a token's experts in ascending order, in f32. A GPU may round

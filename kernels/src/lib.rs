@@ -37,6 +37,7 @@ mod vocab_part;
 
 pub use args::{
     Ahead, Around, Attention, BatchRows, Before, Experts, QkRope, Rope, Routes, RowBounds, Scores,
+    Spread,
 };
 pub use buffer::{Buffer, Release};
 pub use driver::{Driver, Graph, Kernels, MemInfo, Replay, Stream};

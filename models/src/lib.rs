@@ -28,6 +28,6 @@ pub use error::{FileFault, LoadError, TensorFault};
 pub use expert_load::ExpertLoad;
 pub use load::{LoadFormat, LoadOptions, load_model};
 pub use manifest::manifest;
-pub use model::{Forward, ForwardError, Model, Probe, kv_layout, kv_spec};
+pub use model::{Exchange, Forward, ForwardError, Model, Probe, kv_layout, kv_spec};
 pub use placement::{PlacementError, check_placement};
 pub use weights::{Progress, Weights, check_split};

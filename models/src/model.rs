@@ -23,6 +23,8 @@ pub struct Forward<'a> {
     pub dp: &'a Group,
     /// Rows that any rank of `dp` has room for where they bring their tokens together: those of none are more.
     pub dp_rows: usize,
+    /// How tokens come to experts of other ranks of `dp`.
+    pub exchange: Exchange,
     /// This rank's KV bytes.
     pub kv: &'a KvPool,
     /// Positions, slots, lengths and block tables of the step.
@@ -33,6 +35,18 @@ pub struct Forward<'a> {
     pub load: Option<&'a ExpertLoad>,
     /// Who watches, if anyone.
     pub probe: Option<&'a dyn Probe>,
+}
+
+/// How tokens come to experts of other ranks, and back what these make of them. All ranks say the same of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exchange {
+    /// Each rank gets the tokens of all, and the sums of its own are scattered to it. No size depends on what routers choose, so it can be
+    /// recorded.
+    Gather,
+    /// Each rank gets the tokens that go to its experts. The host learns their numbers on the way.
+    Send,
+    /// The one that moves fewer bytes if a router chooses all experts alike.
+    Cheapest,
 }
 
 impl fmt::Debug for Forward<'_> {

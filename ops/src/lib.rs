@@ -15,6 +15,7 @@ mod fused;
 mod kv_pool;
 mod latent;
 mod moe;
+mod moe_dispatch;
 mod seats;
 mod step;
 mod tensor;
@@ -30,12 +31,13 @@ pub use kernels::step::{
 };
 pub use kernels::{
     DType, E4m3, ExpertGroups, Gather, Graph, GroupScore, HostMat, InFlight, KvLayout, KvOrder,
-    LatentLayout, MappedFile, Mat, MatMut, Pinned, RouterScore, RowBounds, Stream, VocabPart, bf16,
-    f16,
+    LatentLayout, MappedFile, Mat, MatMut, Pinned, RouterScore, RowBounds, Spread, Stream,
+    VocabPart, bf16, f16,
 };
 pub use kv_pool::{KvPool, PoolLayout};
 pub use latent::{LatentWeights, PackedLatentHeads};
 pub use moe::{PackedExperts, RouteRule, Routing};
+pub use moe_dispatch::Dispatch;
 pub use seats::Seats;
 pub use step::{AnswerMemory, Answers, AnswersInFlight, StepBuffers, StepShape, StepSize};
 pub use tensor::Tensor;

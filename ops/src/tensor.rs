@@ -77,6 +77,16 @@ impl Tensor {
         Ok(Self { storage: self.storage.clone(), dtype: self.dtype, shape: shape.to_vec() })
     }
 
+    /// The same memory with fewer rows.
+    pub(crate) fn first_rows(mut self, rows: usize) -> Result<Self, OpError> {
+        if self.shape.len() != 2 || rows > self.rows() {
+            let (got, expected) = (vec![rows, self.cols()], self.shape);
+            return Err(OpError::Shape { op: "first_rows", what: "shape", got, expected });
+        }
+        self.shape[0] = rows;
+        Ok(self)
+    }
+
     /// View for kernels, `[rows, cols]`.
     pub fn mat(&self) -> Result<Mat<'_>, OpError> {
         Ok(self.storage.buffer().mat(self.dtype, self.rows(), self.cols())?)

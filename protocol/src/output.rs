@@ -99,4 +99,8 @@ pub struct CollectiveTiming {
     pub dp_all_gather_rows_ns: u64,
     /// Sums of what those experts made of them.
     pub dp_reduce_scatter_ns: u64,
+    /// Numbers of rows that replicas send to the experts of others.
+    pub dp_exchange_counts_ns: u64,
+    /// These rows, and what those experts made of them.
+    pub dp_all_to_all_ns: u64,
 }

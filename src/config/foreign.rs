@@ -68,7 +68,8 @@ pub(super) const REFUSED: &[Refused] = &[
         "quantization online-quant-config quantization-config allow-deprecated-quantization",
     ),
     refused(
-        "there is one way: ranks get the tokens of all, and give back their sums",
+        "tokens come to experts in the way that moves fewer bytes: to all ranks, or to those alone \
+         that hold their experts",
         "all2all-backend",
     ),
     refused(

@@ -16,9 +16,11 @@ const OF_RANKS: [Part; 2] = [
     (["all_reduce", "tp"], |timing| timing.tp_all_reduce_ns),
     (["all_gather", "tp"], |timing| timing.tp_all_gather_ns),
 ];
-const OF_REPLICAS: [Part; 2] = [
+const OF_REPLICAS: [Part; 4] = [
     (["all_gather_rows", "dp"], |timing| timing.dp_all_gather_rows_ns),
     (["reduce_scatter", "dp"], |timing| timing.dp_reduce_scatter_ns),
+    (["exchange_counts", "dp"], |timing| timing.dp_exchange_counts_ns),
+    (["all_to_all", "dp"], |timing| timing.dp_all_to_all_ns),
 ];
 
 /// Series of those groups that a server has; none where every executor is alone.

@@ -11,6 +11,7 @@
 mod drafts;
 mod fixture;
 mod replay;
+mod replicas;
 
 use fixture::{Fixture, Gate};
 use models::{Config, check_split};
@@ -270,19 +271,23 @@ const REFUSED: &[(&str, usize, Sharing)] = &[
     ("deepseek_v3-fp8-blocks", 4, Sharing::Experts),
 ];
 
-/// Two and four ranks: KV heads split or held twice, experts in parts or spread; and two replicas that share experts.
+/// Two and four ranks: KV heads split or held twice, experts in parts or spread; and replicas that share experts, to which tokens come in either way
+/// with the same bits.
 fn ranks_that_share_it_do_all_of_that(name: &str) {
     if replay::on_a_gpu() {
         return; // Ranks meet in memory that GPUs do not see.
     }
     let fixture = Fixture::read(name);
     let config = Config::from_json("config.json".as_ref(), &fixture.config).unwrap();
+    let mut gathered = None;
     for (size, sharing) in [
         (2, Sharing::Parts),
         (4, Sharing::Parts),
         (2, Sharing::Experts),
         (4, Sharing::Experts),
         (2, Sharing::Replicas),
+        (2, Sharing::Sending),
+        (4, Sharing::Sending),
     ] {
         if sharing != Sharing::Parts && config.moe.is_none() {
             continue;
@@ -293,12 +298,17 @@ fn ranks_that_share_it_do_all_of_that(name: &str) {
         if refused {
             continue;
         }
-        in_a_world(size, sharing, |place| {
+        let bits = in_a_world(size, sharing, |place| {
             matches_transformers(place, &fixture);
             chunks_and_hits_change_no_bit(place, &fixture);
             greedy_tokens_are_equal_in_a_batch(place, &fixture);
             bf16_is_close_and_as_invariant(place, &fixture);
         });
+        match (size, sharing) {
+            (2, Sharing::Replicas) => gathered = Some(bits),
+            (2, Sharing::Sending) => assert_eq!(Some(bits), gathered, "{name}: gathered or sent"),
+            _ => {}
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use kernels::cpu::{CpuConfig, CpuDevice};
 use kernels::hip::{HipConfig, HipDevice, Libraries};
 use models::sharding::{Part, Ranks};
 use models::synth::{self, SynthDType, SynthOptions};
-use models::{Config, Forward, LoadFormat, LoadOptions, Model, Probe, load_model};
+use models::{Config, Exchange, Forward, LoadFormat, LoadOptions, Model, Probe, load_model};
 use ops::{BatchInputs, BatchView, DType, KvPool, OpError, Ops, Routing, Tensor};
 use std::cell::{Cell, RefCell};
 use std::fs;
@@ -26,6 +26,9 @@ pub(crate) struct Place {
     ranks: Ranks,
     tp: Group,
     dp: Group,
+    exchange: Exchange,
+    /// Tokens that any of the others has in a step, where they may be more than this one's.
+    others: Cell<usize>,
     seen: Cell<u64>,
 }
 
@@ -36,8 +39,10 @@ pub(crate) enum Sharing {
     Parts,
     /// The same, but experts are whole.
     Experts,
-    /// Experts are whole, and of everything else each holds all, for tokens of its own.
+    /// Experts are whole, and of everything else each holds all, for tokens of its own. Experts get the tokens of all.
     Replicas,
+    /// The same, but tokens are sent to the ranks that hold their experts.
+    Sending,
 }
 
 /// A loaded model and its KV cache.
@@ -71,8 +76,11 @@ pub(crate) struct Seen {
 impl Place {
     /// A model on one device.
     pub(crate) fn alone() -> Self {
-        let (tp, dp) = (Group::single(), Group::single());
-        Self { ranks: Ranks::ALONE, tp, dp, seen: Cell::default() }
+        Self::new(Ranks::ALONE, [Group::single(), Group::single()], Exchange::Gather)
+    }
+
+    fn new(ranks: Ranks, [tp, dp]: [Group; 2], exchange: Exchange) -> Self {
+        Self { ranks, tp, dp, exchange, others: Cell::default(), seen: Cell::default() }
     }
 
     /// Where rank `rank` of `size` stands.
@@ -81,8 +89,18 @@ impl Place {
         match sharing {
             Sharing::Parts => Ranks { tp: part, ep: Part::ALONE },
             Sharing::Experts => Ranks { tp: part, ep: part },
-            Sharing::Replicas => Ranks { tp: Part::ALONE, ep: part },
+            Sharing::Replicas | Sharing::Sending => Ranks { tp: Part::ALONE, ep: part },
         }
+    }
+
+    /// This rank's number among those with tokens of their own.
+    pub(crate) fn replica(&self) -> usize {
+        self.dp.rank()
+    }
+
+    /// Some rank has so many tokens in the steps to come, and none more.
+    pub(crate) fn beside(&self, tokens: usize) {
+        self.others.set(tokens);
     }
 
     /// Whether there are others.
@@ -99,26 +117,37 @@ impl Place {
     }
 }
 
-/// Runs `work` as each of `size` ranks, side by side, and checks that all saw the same bits.
-pub(crate) fn in_a_world(size: usize, sharing: Sharing, work: impl Fn(&Place) + Sync) {
+/// Runs `work` as each of `size` ranks, side by side, and checks that all saw the same bits. Returns what stands for these.
+pub(crate) fn in_a_world(size: usize, sharing: Sharing, work: impl Fn(&Place) + Sync) -> u64 {
+    let seen = each_in_a_world(size, sharing, |place| {
+        work(place);
+        place.seen.get()
+    });
+    assert!(seen.iter().all(|&bits| bits == seen[0] && bits != 0), "ranks differ: {seen:x?}");
+    seen[0]
+}
+
+/// Runs `work` as each of `size` ranks, side by side, and returns what each found.
+pub(crate) fn each_in_a_world<T: Send>(
+    size: usize,
+    sharing: Sharing,
+    work: impl Fn(&Place) -> T + Sync,
+) -> Vec<T> {
     let meeting = Meeting::create(&[size]).unwrap();
     let run = |rank| {
         let group = Group::new(Box::new(meeting.join(0, rank).unwrap()));
-        let (tp, dp) = match sharing {
-            Sharing::Parts | Sharing::Experts => (group, Group::single()),
-            Sharing::Replicas => (Group::single(), group),
+        let (groups, exchange) = match sharing {
+            Sharing::Parts | Sharing::Experts => ([group, Group::single()], Exchange::Gather),
+            Sharing::Replicas => ([Group::single(), group], Exchange::Gather),
+            Sharing::Sending => ([Group::single(), group], Exchange::Send),
         };
-        let ranks = Place::ranks(rank, size, sharing);
-        let place = Place { ranks, tp, dp, seen: Cell::default() };
-        work(&place);
-        place.seen.get()
+        work(&Place::new(Place::ranks(rank, size, sharing), groups, exchange))
     };
     let run = &run;
-    let seen: Vec<u64> = thread::scope(|scope| {
+    thread::scope(|scope| {
         let ranks: Vec<_> = (0..size).map(|rank| scope.spawn(move || run(rank))).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    });
-    assert!(seen.iter().all(|&bits| bits == seen[0] && bits != 0), "ranks differ: {seen:x?}");
+    })
 }
 
 impl<'a> Replay<'a> {
@@ -237,10 +266,11 @@ impl<'a> Replay<'a> {
     ) -> Vec<Vec<f32>> {
         let (ids, inputs) = inputs(rows);
         let batch = BatchView::new(&self.ops, &inputs).unwrap();
-        let Place { tp, dp, .. } = self.place;
-        let (ops, kv, dp_rows, batch) = (&self.ops, &self.kv, batch.tokens(), &batch);
+        let Place { tp, dp, exchange, .. } = self.place;
+        let dp_rows = batch.tokens().max(self.place.others.get());
+        let (ops, kv, exchange, batch) = (&self.ops, &self.kv, *exchange, &batch);
         let (asked, load, probe) = (None, None, None);
-        let f = Forward { ops, tp, dp, dp_rows, kv, batch, asked, load, probe };
+        let f = Forward { ops, tp, dp, dp_rows, exchange, kv, batch, asked, load, probe };
         let made = run(&f, &self.ops.ids(&ids).unwrap());
         let made = matrix(&self.ops, &made).unwrap();
         self.place.see(&made);

@@ -283,8 +283,10 @@ fn rows_go_where_they_are_sent_and_are_not_recorded() {
         let mut y = rank.matrix::<f32>(4, cols, |_, _| 99);
         let sent: usize = to.iter().sum();
         let x = x.mat(DType::F32, 4, cols).unwrap().rows_from(0, sent);
-        let came = rank.group.all_to_all(&S, x, &to, y.mat_mut(DType::F32, 4, cols).unwrap());
-        let came = came.unwrap();
+        let counts = rank.group.exchange_counts(&to).unwrap();
+        let all = y.mat_mut(DType::F32, 4, cols).unwrap();
+        rank.group.all_to_all(&S, x, all, &counts).unwrap();
+        let came = [0, 1].map(|from| counts.of(from)[own]);
         assert_eq!(came, if own == 0 { [1, 2] } else { [3, 0] });
         let first = if own == 0 { [0, 0] } else { [1, 2] };
         let rows = (0..2).flat_map(|from| (0..came[from]).map(move |r| (from, first[from] + r)));
@@ -294,8 +296,11 @@ fn rows_go_where_they_are_sent_and_are_not_recorded() {
         assert_eq!(rank.read::<f32>(&y, expected.len()), expected);
 
         rank.device.begin_capture(&S).unwrap();
-        let refused = rank.group.all_to_all(&S, x, &to, y.mat_mut(DType::F32, 4, cols).unwrap());
-        assert_eq!(refused, Err(CollectiveError::Recorded { collective: "all_to_all" }));
+        let recorded = |collective| CollectiveError::Recorded { collective };
+        let all = y.mat_mut(DType::F32, 4, cols).unwrap();
+        let refused = rank.group.all_to_all(&S, x, all, &counts);
+        assert_eq!(refused, Err(recorded("all_to_all")));
+        assert_eq!(rank.group.exchange_counts(&to), Err(recorded("exchange_counts")));
         rank.device.end_capture(&S).unwrap();
         assert!(rank.group.all_reduce(&S, y.mat_mut(DType::I32, 1, 1).unwrap()).is_err());
     });

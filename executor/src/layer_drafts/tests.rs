@@ -3,7 +3,7 @@
 use super::likeliest;
 use crate::executor::Executor;
 use crate::{Dtype, ExecutorConfig, KvDtype, KvSize};
-use models::{Config, Forward};
+use models::{Config, Exchange, Forward};
 use ops::{BatchInputs, BatchView, DType, KvPool, LatentLayout, PoolLayout};
 use protocol::{
     Batch, BlockId, Bucket, Capture, Device, Drafter, Epoch, Input, Parallel, Rank, RequestId, Row,
@@ -227,8 +227,8 @@ fn by_the_formula(executor: &Executor, tokens: &[Token], at: usize, count: usize
         |ids: &[Token]| ops.ids(&ids.iter().map(|&id| id as i32).collect::<Vec<_>>()).unwrap();
     let forward = |batch: &BatchView, run: &dyn Fn(&Forward<'_>) -> ops::Tensor| {
         let (tp, dp) = (&engine.tp, &engine.dp);
-        let (dp_rows, asked, load, probe) = (0, None, None, None);
-        let f = Forward { ops, tp, dp, dp_rows, kv: &kv, batch, asked, load, probe };
+        let (dp_rows, exchange, asked, load, probe) = (0, Exchange::Gather, None, None, None);
+        let f = Forward { ops, tp, dp, dp_rows, exchange, kv: &kv, batch, asked, load, probe };
         let made = run(&f);
         let logits = engine.model.logits(&f, &made).unwrap();
         (ops.read_f32(&made).unwrap(), ops.read_f32(&logits).unwrap())

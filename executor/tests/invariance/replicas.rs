@@ -2,6 +2,7 @@
 
 use crate::player::{Job, Pact, Player, experts, placed};
 use crate::{close, rules};
+use collectives::{CallState, Operation};
 use executor::{Dtype, ExecutorConfig};
 use protocol::{Parallel, Token, TokenLogprobs};
 use std::sync::Arc;
@@ -54,13 +55,63 @@ fn play(player: &mut Player, replica: u16) -> Vec<Output> {
 
 /// What each replica of a group found.
 fn together(config: &ExecutorConfig) -> Vec<Vec<Output>> {
-    let pact = Arc::new(Pact::new(config));
+    together_by(config, &Arc::new(Pact::new(config)))
+}
+
+fn together_by(config: &ExecutorConfig, pact: &Arc<Pact>) -> Vec<Vec<Output>> {
     let replica = |replica| {
-        let (config, pact) = (config.clone(), Arc::clone(&pact));
+        let (config, pact) = (config.clone(), Arc::clone(pact));
         thread::spawn(move || play(&mut Player::of_replica(config, replica, pact), replica))
     };
     let replicas: Vec<_> = (0..config.settings.parallel.dp_size).map(replica).collect();
     replicas.into_iter().map(|replica| replica.join().unwrap()).collect()
+}
+
+/// By what operations ranks brought rows to experts and back, and how many bytes went from one rank to another for it.
+fn brought(config: &ExecutorConfig) -> (Vec<Operation>, u64) {
+    let pact = Arc::new(Pact::new(config));
+    together_by(config, &pact);
+    let (mut operations, mut bytes) = (Vec::new(), 0);
+    let size = u64::from(config.settings.parallel.dp_size);
+    let ranks = pact.meeting.calls();
+    for (rank, call) in ranks.iter().flat_map(|rank| rank.calls.iter().map(move |c| (rank, c))) {
+        assert!(rank.axis == "dp" && call.state == CallState::Done, "{call}");
+        assert!(rank.calls.len() < collectives::CALLS, "all calls are remembered");
+        let (rows, row) = (u64::from(call.rows), u64::from(call.cols) * call.dtype.bytes() as u64);
+        bytes += match call.operation {
+            Operation::AllToAll if rank.rank.0 == 0 => rows * row, // Of all ranks.
+            Operation::AllToAll => 0,
+            Operation::ExchangeCounts => row * (size - 1),
+            // Each rank's rows to all others, or as many sums from them.
+            _ => rows / size * row * (size - 1),
+        };
+        if !operations.contains(&call.operation) {
+            operations.push(call.operation);
+        }
+    }
+    (operations, bytes)
+}
+
+/// Whether tokens are sent or gathered depends on how many experts they have and on how many ranks, and those that are sent are fewer bytes.
+#[test]
+fn tokens_are_sent_where_their_experts_lie_on_few_ranks() {
+    use Operation::{AllGatherRows, AllToAll, ExchangeCounts, ReduceScatter};
+    for (dp_size, most) in [(2, 2), (4, 4)] {
+        let mut found = (1..8).map(|top_k| {
+            let mut config = model(Dtype::Float32, 1, dp_size);
+            config.model.moe.as_mut().unwrap().top_k = top_k;
+            let (operations, bytes) = brought(&config);
+            println!("{top_k} of 8 experts on {dp_size} ranks: {bytes} bytes, {operations:?}");
+            (top_k, operations, bytes)
+        });
+        let sent: Vec<_> = found.by_ref().take(most).collect();
+        let gathered: Vec<_> = found.collect();
+        assert!(sent.iter().all(|(_, operations, _)| *operations == [ExchangeCounts, AllToAll]));
+        let gathering = [AllGatherRows, ReduceScatter];
+        assert!(gathered.iter().all(|(_, operations, _)| *operations == gathering));
+        assert!(sent.iter().all(|(_, _, bytes)| *bytes < gathered[0].2), "{sent:?}, {gathered:?}");
+        assert!(sent.is_sorted_by_key(|(_, _, bytes)| *bytes), "{sent:?}");
+    }
 }
 
 #[test]

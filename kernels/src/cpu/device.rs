@@ -14,7 +14,7 @@ use crate::step::{AnswerArrays, SeatArrays, StageView, StepArrays};
 use crate::{
     Attention, Buffer, DType, DeviceError, Driver, Experts, Gather, HostMat, InFlight, Kernels,
     KvLayout, KvOrder, LatentAttention, LatentLayout, LatentWrite, Mat, MatMut, MemInfo, Packed,
-    Pinned, QkRope, RouteRule, Routes, Stream, VocabPart,
+    Pinned, QkRope, RouteRule, Routes, Spread, Stream, VocabPart,
 };
 
 /// How a CPU device computes.
@@ -317,6 +317,32 @@ impl Kernels for CpuDevice {
         places: Mat<'_>,
     ) -> Result<(), DeviceError> {
         Self::place_chosen(experts, (positions, tokens), places)
+    }
+
+    fn sends_rows(&self) -> bool {
+        true
+    }
+
+    fn moe_dispatch(
+        &self,
+        _: &Stream,
+        tokens: MatMut<'_>,
+        places: MatMut<'_>,
+        counts: MatMut<'_>,
+        experts: Mat<'_>,
+        spread: &Spread,
+    ) -> Result<(), DeviceError> {
+        Self::dispatch(tokens, places, counts, experts, spread)
+    }
+
+    fn sum_rows(
+        &self,
+        _: &Stream,
+        y: MatMut<'_>,
+        x: Mat<'_>,
+        places: Mat<'_>,
+    ) -> Result<(), DeviceError> {
+        self.sum_named_rows(y, x, places)
     }
 
     fn moe_mlp(

@@ -113,6 +113,10 @@ impl CpuDevice {
             let (what, index) = ("row", i64::from(bad));
             return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
         }
+        if x.dtype() == DType::I32 {
+            copy_rows::<i32>(&mut y, x, rows.row(0));
+            return Ok(());
+        }
         for_float!(KERNEL, x.dtype(), T => copy_rows::<T>(&mut y, x, rows.row(0)));
         Ok(())
     }

@@ -13,6 +13,7 @@ mod linear;
 mod maths;
 mod memory;
 mod moe;
+mod moe_dispatch;
 mod norm;
 mod pack;
 mod pool;

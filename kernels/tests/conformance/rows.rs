@@ -2,7 +2,7 @@
 
 use kernels::{
     DType, ExpertGroups, Experts, GroupScore, Kernels, Mat, MatMut, RouteRule, RouterScore, Routes,
-    Stream, bf16,
+    Spread, Stream, bf16,
 };
 
 use crate::support::{Numbers, Real, bytes_of, cast, devices, error, host, tolerance};
@@ -256,6 +256,69 @@ fn tokens_take_a_copy_of_their_expert_by_their_position() {
             );
         }
     }
+}
+
+#[test]
+fn tokens_go_once_to_each_rank_that_holds_an_expert_of_theirs() {
+    // Two experts a rank; ranks 1, 3 and 5 of six send each other tokens, the others hold the same tokens as these.
+    let spread = Spread { each: 2, size: 3, stride: 2, offset: 1 };
+    // Ranks of the experts: 0 and 1, 3 and 3, 5 and 1, none, none and 5, beyond all.
+    let experts = [1, 2, 6, 7, 11, 3, -1, 4, -1, 10, 12, 99];
+    for device in devices(2) {
+        let mut tokens = [-7; 18];
+        let (mut places, mut counts) = ([-7; 18], [-7; 3]);
+        let mut dispatch = |experts: &[i32], t: usize, room: usize| {
+            let tokens = MatMut::of(&mut tokens[..room], 1, room).unwrap();
+            let places = MatMut::of(&mut places[..3 * t], t, 3).unwrap();
+            let counts = MatMut::of(&mut counts, 1, 3).unwrap();
+            let experts = Mat::of(experts, t, 2).unwrap();
+            device.moe_dispatch(&S, tokens, places, counts, experts, &spread)
+        };
+        dispatch(&experts, 6, 18).unwrap();
+        let few = dispatch(&experts, 6, 17).unwrap_err().to_string();
+        assert!(few.contains("tokens") && few.contains("17"), "{few}");
+        assert_eq!(counts, [2, 1, 2]);
+        assert_eq!(tokens[..5], [0, 2, 1, 2, 4]);
+        let expected = [0, -1, -1, -1, 2, -1, 1, -1, 3, -1, -1, -1, -1, -1, 4, -1, -1, -1];
+        assert_eq!(places, expected);
+        let (mut tokens, mut places, mut counts) = ([-7; 0], [-7; 0], [-7; 3]);
+        let none = MatMut::of(&mut tokens, 1, 0).unwrap();
+        let (nowhere, zero) = (MatMut::of(&mut places, 0, 3), MatMut::of(&mut counts, 1, 3));
+        let nobody = Mat::of(&[0_i32; 0], 0, 2).unwrap();
+        device.moe_dispatch(&S, none, nowhere.unwrap(), zero.unwrap(), nobody, &spread).unwrap();
+        assert_eq!(counts, [0; 3], "no tokens");
+    }
+}
+
+fn named_sums<T: Real>() {
+    let (rows, cols, sums) = (7, 45, 5);
+    let x = cast::<T>(&Numbers::new(3).floats(rows * cols));
+    let places = [0, -1, 6, -1, -1, -1, 3, 3, -1, -1, 5, 4, 2, 1, 0];
+    let expected: Vec<T> = (0..sums * cols)
+        .map(|i| {
+            let named = places[i / cols * 3..][..3].iter().filter(|&&row| row >= 0);
+            T::of(named.fold(0.0, |sum, &row| sum + x[row as usize * cols + i % cols].value()))
+        })
+        .collect();
+    for device in devices(2) {
+        let mut y = vec![T::of(9.0); sums * cols];
+        let mut sum = |places: &[i32]| {
+            let (x, places) = (Mat::of(&x, rows, cols), Mat::of(places, sums, 3));
+            let y = MatMut::of(&mut y, sums, cols).unwrap();
+            device.sum_rows(&S, y, x.unwrap(), places.unwrap())
+        };
+        sum(&places).unwrap();
+        let beyond = places.map(|row| if row == 6 { 7 } else { row });
+        let refused = sum(&beyond).unwrap_err().to_string();
+        assert!(refused.contains("sum_rows") && refused.contains('7'), "{refused}");
+        assert_eq!(y, expected);
+    }
+}
+
+#[test]
+fn rows_are_summed_in_the_order_they_are_named() {
+    named_sums::<f32>();
+    named_sums::<bf16>();
 }
 
 /// Experts against the formula, and a token's result against the same token alone.

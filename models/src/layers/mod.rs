@@ -8,6 +8,7 @@ mod attention;
 mod decoder;
 mod draft;
 mod embedding;
+mod exchange;
 mod feed_forward;
 mod latent_attention;
 mod linear;

@@ -1,5 +1,6 @@
 //! A mixture of experts behind a router.
 
+use super::exchange::experts_of_all;
 use super::{Residual, RmsNorm};
 use crate::config::MoeConfig;
 use crate::{Forward, ForwardError, LoadError, Weights};
@@ -62,7 +63,7 @@ impl MoeMlp {
             }
             match f.dp.size() {
                 1 => f.ops.moe_mlp(&h, &routing, &self.experts)?,
-                _ => self.of_all(f, &h, &routing)?,
+                _ => experts_of_all(f, &h, &routing, &self.experts)?,
             }
         }; // [T, H]
         if let Some(shared) = &self.shared {
@@ -77,22 +78,6 @@ impl MoeMlp {
         } else {
             f.ops.moe_route(logits, self.top_k, &self.rule)?
         })
-    }
-
-    /// The experts of all ranks of `f.dp` on this one's `h [T, H]`: each computes its own on everybody's rows, and
-    /// every row's sum goes back to where it came from. Rows that nobody brings choose no expert, which costs nothing.
-    fn of_all(&self, f: &Forward<'_>, h: &Tensor, own: &Routing) -> Result<Tensor, ForwardError> {
-        let s = f.ops.stream();
-        let all = |x: &Tensor| -> Result<Tensor, ForwardError> {
-            let mut all = f.ops.scratch(x.dtype(), &[f.dp.size() * f.dp_rows, x.cols()])?;
-            f.dp.all_gather_rows(s, x.mat()?, all.mat_mut()?)?;
-            Ok(all)
-        };
-        let routing = Routing { experts: all(&own.experts)?, weights: all(&own.weights)? };
-        let sums = f.ops.moe_mlp(&all(h)?, &routing, &self.experts)?; // [ranks · dp_rows, H]
-        let mut y = f.ops.scratch(h.dtype(), h.shape())?;
-        f.dp.reduce_scatter(s, sums.mat()?, y.mat_mut()?)?;
-        Ok(y)
     }
 
     /// Tells those who want to know what the router chose.

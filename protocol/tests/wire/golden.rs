@@ -65,7 +65,7 @@ fn a_batch() {
     check(
         &ToExecutor::Batch(batch),
         &expect![[r#"
-            4844524e0900030002000000000000009c000000afaf9d8f
+            4844524e0a00030002000000000000009c00000009c0bbc5
             95070281a54561676572910200929ccd012c0104100100c3c281a6546f6b656e
             73c4045b50020091930001c4080900000070110100c0949eca0000000000ca3f
             800000ca00000000ca3f800000ca00000000ca000000000090c4080500000000
@@ -86,7 +86,7 @@ fn masks() {
     check(
         &ToExecutor::Mask(mask),
         &expect![[r#"
-            4844524e09000600020000000000000015000000313e6f64
+            4844524e0a00060002000000000000001500000026da2c60
             9207929300c4080100008002000000c29303c400c3"#]],
     );
 }
@@ -96,16 +96,16 @@ fn short_orders() {
     check(
         &ToExecutor::SizeKv { blocks: 65_536 },
         &expect![[r#"
-            4844524e090002000200000000000000060000008ebbd46c
+            4844524e0a0002000200000000000000060000005288ea88
             91ce00010000"#]],
     );
     check(
         &ToExecutor::Profile { on: true },
         &expect![[r#"
-            4844524e0900050002000000000000000200000017e25ead
+            4844524e0a0005000200000000000000020000006ae4e5bc
             91c3"#]],
     );
-    check(&ToExecutor::Shutdown, &expect!["4844524e09000400020000000000000000000000a1c6673e"]);
+    check(&ToExecutor::Shutdown, &expect!["4844524e0a00040002000000000000000000000052a69f2d"]);
 }
 
 #[test]
@@ -129,6 +129,8 @@ fn a_step_output() {
                 tp_all_gather_ns: 256,
                 dp_all_gather_rows_ns: 65_536,
                 dp_reduce_scatter_ns: 0,
+                dp_exchange_counts_ns: 2,
+                dp_all_to_all_ns: 512,
             },
         },
         experts: vec![ExpertTokens { layer: 1, expert: 2, tokens: 3 }],
@@ -136,10 +138,10 @@ fn a_step_output() {
     check(
         &FromExecutor::StepOutput(output),
         &expect![[r#"
-            4844524e0900150002000000000000005b000000b4246c35
+            4844524e0a00150002000000000000005f000000b9bdd2e7
             9507029296c404030000000200c0919403cabf00000001c41003000000000000
             bf040000000000c0bf9096c4000000a9416c6c4d61736b656490909501ce000f
-            4240cd01f4c39401cd0100ce0001000000c4080200010003000000"#]],
+            4240cd01f4c39601cd0100ce000100000002cd0200c4080200010003000000"#]],
     );
 }
 
@@ -156,14 +158,14 @@ fn the_start() {
     check(
         &FromExecutor::Hello(hello),
         &expect![[r#"
-            4844524e090011000200000000000000170000003ef3572a
+            4844524e0a001100020000000000000017000000bcf0554b
             96010002a3637075a5302e312e30cfffffffffffffffff"#]],
     );
     let progress = FromExecutor::Progress { phase: Phase::Load, done: 1, total: 1 << 33 };
     check(
         &progress,
         &expect![[r#"
-            4844524e0900120002000000000000001000000040273ad7
+            4844524e0a0012000200000000000000100000001d56d191
             93a44c6f616401cf0000000200000000"#]],
     );
     let group = KvGroup { layers: vec![0, 1], kind: KvKind::Full, bytes_per_block: 8_192 };
@@ -172,31 +174,31 @@ fn the_start() {
     check(
         &FromExecutor::Memory(memory),
         &expect![[r#"
-            4844524e09001300020000000000000018000000457e1f48
+            4844524e0a001300020000000000000018000000c937b32b
             9392109193920001a446756c6ccd2000cd01f492cd012c0c"#]],
     );
     let fault = FromExecutor::Fault { step: Some(StepId(7)), text: "gone".to_owned() };
     check(
         &fault,
         &expect![[r#"
-            4844524e0900160002000000000000000700000045a1264d
+            4844524e0a0016000200000000000000070000000db152d3
             9207a4676f6e65"#]],
     );
     let profiled = Profiled::Started("/t/rank0-1.json".to_owned());
     check(
         &FromExecutor::Profiled(profiled),
         &expect![[r#"
-            4844524e09001800020000000000000019000000d77d1ecf
+            4844524e0a0018000200000000000000190000003625c800
             81a753746172746564af2f742f72616e6b302d312e6a736f6e"#]],
     );
     let done = FromExecutor::StepDone { step: StepId(7), ns: 1_000_000 };
     check(
         &done,
         &expect![[r#"
-            4844524e0900190002000000000000000700000051670565
+            4844524e0a001900020000000000000007000000197771fb
             9207ce000f4240"#]],
     );
-    check(&FromExecutor::Beat, &expect!["4844524e090017000200000000000000000000003ec04690"]);
+    check(&FromExecutor::Beat, &expect!["4844524e0a001700020000000000000000000000cda0be83"]);
 }
 
 #[test]
@@ -234,7 +236,7 @@ fn the_settings() {
     check(
         &settings,
         &expect![[r#"
-            4844524e090001000200000000000000610000003dcbf612
+            4844524e0a000100020000000000000061000000ca7aac43
             dc001ca22f6dc001a343707590c0c0a7466c6f61743332a44175746f0210cd01
             00cd0100044081a6426c6f636b7340cb3feccccccccccccda74e6f7468696e67
             920381a54e6772616d92020514c00201930201c30291929092cd012c00a22f78
@@ -248,14 +250,14 @@ fn the_nodes() {
     check(
         &Handshake::Challenge { nonce },
         &expect![[r#"
-            4844524e09002100020000000000000024000000f3ba6c90
+            4844524e0a002100020000000000000024000000fcd13379
             91dc002001010101010101010101010101010101010101010101010101010101
             01010101"#]],
     );
     check(
         &Handshake::Answer { nonce, proof },
         &expect![[r#"
-            4844524e09002200020000000000000067000000cd7c1091
+            4844524e0a0022000200000000000000670000000ae5f39b
             92dc002001010101010101010101010101010101010101010101010101010101
             01010101dc0020ccffccffccffccffccffccffccffccffccffccffccffccffcc
             ffccffccffccffccffccffccffccffccffccffccffccffccffccffccffccffcc
@@ -264,19 +266,19 @@ fn the_nodes() {
     check(
         &Handshake::Welcome { proof },
         &expect![[r#"
-            4844524e0900230002000000000000004400000016d3b90b
+            4844524e0a002300020000000000000044000000d3bd7e2f
             91dc0020ccffccffccffccffccffccffccffccffccffccffccffccffccffccff
             ccffccffccffccffccffccffccffccffccffccffccffccffccffccffccffccff
             ccffccff"#]],
     );
-    check(&Handshake::Denied, &expect!["4844524e09002e0002000000000000000000000055d9da99"]);
+    check(&Handshake::Denied, &expect!["4844524e0a002e00020000000000000000000000a6b9228a"]);
     let parallel = Parallel { tp_size: 1, dp_size: 2, experts: false };
     let build = "0.1.0".to_owned();
     let member = Member { node: 1, nodes: 2, parallel, build, manifest: 7 };
     check(
         &FromNode::Join(member),
         &expect![[r#"
-            4844524e0900290002000000000000000e0000001501d85b
+            4844524e0a00290002000000000000000e0000000ec21565
             950102930102c2a5302e312e3007"#]],
     );
     let host = HostSettings {
@@ -289,37 +291,37 @@ fn the_nodes() {
     check(
         &FromNode::Link(LinkOffer { ticket: 9, rank: Rank(1), host }),
         &expect![[r#"
-            4844524e09002a0002000000000000000b00000087e1e644
+            4844524e0a002a0002000000000000000b0000006756a5a6
             93090195a22f6dc0c001c0"#]],
     );
     let text = || "gone".to_owned();
     check(
         &FromNode::NotStarted { ticket: 9, text: text() },
         &expect![[r#"
-            4844524e09002b000200000000000000070000005e5e2d61
+            4844524e0a002b00020000000000000007000000164e59ff
             9209a4676f6e65"#]],
     );
     check(
         &FromNode::Ended { rank: Rank(1), epoch: Epoch(2), text: text() },
         &expect![[r#"
-            4844524e09002c00020000000000000008000000bdbb666e
+            4844524e0a002c00020000000000000008000000de8a5aa5
             930102a4676f6e65"#]],
     );
-    check(&FromNode::Beat, &expect!["4844524e09002d000200000000000000000000009f26d365"]);
-    check(&ToNode::Accepted, &expect!["4844524e090024000200000000000000000000000b34369a"]);
+    check(&FromNode::Beat, &expect!["4844524e0a002d000200000000000000000000006c462b76"]);
+    check(&ToNode::Accepted, &expect!["4844524e0a002400020000000000000000000000f854ce89"]);
     check(
         &ToNode::Refused { text: text() },
         &expect![[r#"
-            4844524e0900250002000000000000000600000040c7860f
+            4844524e0a0025000200000000000000060000009cf4b8eb
             91a4676f6e65"#]],
     );
     let start = ToNode::Start { replica: Replica(1), epoch: Epoch(2), ticket: 9 };
     check(
         &start,
         &expect![[r#"
-            4844524e090026000200000000000000040000005e1a6d1f
+            4844524e0a0026000200000000000000040000009902a946
             93010209"#]],
     );
-    check(&ToNode::Leave, &expect!["4844524e09002700020000000000000000000000c1cb3f66"]);
-    check(&ToNode::Beat, &expect!["4844524e0900280002000000000000000000000030502564"]);
+    check(&ToNode::Leave, &expect!["4844524e0a00270002000000000000000000000032abc775"]);
+    check(&ToNode::Beat, &expect!["4844524e0a002800020000000000000000000000c330dd77"]);
 }

@@ -134,6 +134,8 @@ fn output() -> impl Strategy<Value = StepOutput> {
                 tp_all_gather_ns: ns >> 20,
                 dp_all_gather_rows_ns: 0,
                 dp_reduce_scatter_ns: ns,
+                dp_exchange_counts_ns: ns >> 30,
+                dp_all_to_all_ns: ns >> 3,
             },
         },
         experts,

@@ -332,8 +332,8 @@ fn every_series_of_groups_and_experts_moves() {
     for replica in [0, 1] {
         assert_eq!(ask(process.address, &json!({"data_parallel_rank": replica})), 200);
     }
-    let pairs = [("all_gather", "tp"), ("all_gather_rows", "dp"), ("all_reduce", "tp")];
-    for (op, group) in pairs.into_iter().chain([("reduce_scatter", "dp")]) {
+    let pairs = [("all_gather", "tp"), ("all_reduce", "tp"), ("exchange_counts", "dp")];
+    for (op, group) in pairs.into_iter().chain([("all_to_all", "dp")]) {
         let series =
             |part| format!("hadron:collective_seconds_{part}{{group=\"{group}\",op=\"{op}\"}}");
         assert_eq!(idle.get(&series("count")), Some(&0.0), "{idle:?}");
@@ -348,7 +348,12 @@ fn every_series_of_groups_and_experts_moves() {
     let moved = of_groups();
     let still: Vec<&String> =
         idle.keys().filter(|series| idle[*series] == moved[*series]).collect();
-    assert!(still.is_empty() && idle.len() == 16, "{still:?} of {idle:?}");
+    // With 2 of 8 experts on each of four ranks, tokens are sent instead.
+    let gathered = |series: &&String| {
+        ["op=\"all_gather_rows\"", "op=\"reduce_scatter\""].iter().any(|op| series.contains(op))
+    };
+    assert!(still.iter().all(gathered), "{still:?} of {idle:?}");
+    assert_eq!((still.len(), idle.len()), (4, 20), "{idle:?}");
 }
 
 /// With the series that are there only where they are asked for.

@@ -1,0 +1,104 @@
+//! Mixture of experts over ranks: which tokens each rank gets, and the sum of what comes back.
+
+use super::device::{CpuDevice, for_float};
+use super::elementwise::min_rows;
+use super::share::Rows;
+use crate::check::{check_dtype, check_least, check_size};
+use crate::dtype::Float;
+use crate::{DType, DeviceError, Mat, MatMut, Spread};
+
+impl CpuDevice {
+    pub(super) fn dispatch(
+        mut tokens: MatMut<'_>,
+        mut places: MatMut<'_>,
+        mut counts: MatMut<'_>,
+        experts: Mat<'_>,
+        spread: &Spread,
+    ) -> Result<(), DeviceError> {
+        check(&tokens, &places, &counts, experts, spread)?;
+        for t in 0..experts.rows() {
+            let places = places.row_mut::<i32>(t);
+            places.fill(-1);
+            for rank in experts.row::<i32>(t).iter().filter_map(|&expert| spread.rank_of(expert)) {
+                places[rank] = 0;
+            }
+        }
+        let mut next = 0;
+        for rank in 0..spread.size {
+            let first = next;
+            for t in 0..experts.rows() {
+                let place = &mut places.row_mut::<i32>(t)[rank];
+                if *place == 0 {
+                    *place = next as i32;
+                    tokens.row_mut::<i32>(0)[next] = t as i32;
+                    next += 1;
+                }
+            }
+            counts.row_mut::<i32>(0)[rank] = (next - first) as i32;
+        }
+        Ok(())
+    }
+
+    pub(super) fn sum_named_rows(
+        &self,
+        mut y: MatMut<'_>,
+        x: Mat<'_>,
+        places: Mat<'_>,
+    ) -> Result<(), DeviceError> {
+        const KERNEL: &str = "sum_rows";
+        check_dtype(KERNEL, "places", places.dtype(), DType::I32)?;
+        check_dtype(KERNEL, "output", y.dtype(), x.dtype())?;
+        check_size(KERNEL, "columns", y.cols(), x.cols())?;
+        check_size(KERNEL, "places", places.rows(), y.rows())?;
+        let limit = x.rows() as i32;
+        let named = (0..places.rows()).flat_map(|t| places.row::<i32>(t));
+        if let Some(&bad) = named.into_iter().find(|&&row| !(-1..limit).contains(&row)) {
+            let (what, index, limit) = ("row", i64::from(bad), x.rows());
+            return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
+        }
+        for_float!(KERNEL, x.dtype(), T => self.sum_named::<T>(&mut y, x, places));
+        Ok(())
+    }
+
+    fn sum_named<T: Float>(&self, y: &mut MatMut<'_>, x: Mat<'_>, places: Mat<'_>) {
+        let (rows, cols) = (y.rows(), y.cols());
+        let out = Rows::<T>::new(y);
+        self.threads().split(rows, 1, min_rows(cols), &|range| {
+            let mut sum = vec![0.0_f32; cols];
+            for t in range {
+                sum.fill(0.0);
+                for row in places.row::<i32>(t).iter().filter_map(|&row| usize::try_from(row).ok())
+                {
+                    sum.iter_mut().zip(x.row::<T>(row)).for_each(|(sum, x)| *sum += x.load());
+                }
+                // SAFETY: each row belongs to one thread.
+                let y = unsafe { out.row(t) };
+                y.iter_mut().zip(&sum).for_each(|(y, sum)| *y = T::store(*sum));
+            }
+        });
+    }
+}
+
+fn check(
+    tokens: &MatMut<'_>,
+    places: &MatMut<'_>,
+    counts: &MatMut<'_>,
+    experts: Mat<'_>,
+    spread: &Spread,
+) -> Result<(), DeviceError> {
+    const KERNEL: &str = "moe_dispatch";
+    for (what, dtype) in [
+        ("tokens", tokens.dtype()),
+        ("places", places.dtype()),
+        ("counts", counts.dtype()),
+        ("experts", experts.dtype()),
+    ] {
+        check_dtype(KERNEL, what, dtype, DType::I32)?;
+    }
+    check_least(KERNEL, "experts of a rank", spread.each, 1)?;
+    check_least(KERNEL, "ranks with the same tokens", spread.stride, 1)?;
+    check_least(KERNEL, "tokens", tokens.cols(), spread.size * experts.rows())?;
+    check_size(KERNEL, "rows of places", places.rows(), experts.rows())?;
+    check_size(KERNEL, "columns of places", places.cols(), spread.size)?;
+    check_size(KERNEL, "counts", counts.cols(), spread.size)
+}

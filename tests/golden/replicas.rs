@@ -1,0 +1,112 @@
+//! Replicas that share experts, each with tokens of its own: whichever way these come to the experts, the same bits, and the tokens of one device.
+
+use crate::LOGIT_TOLERANCE;
+use crate::fixture::Fixture;
+use crate::replay::{self, Place, Replay, Row, Sharing, difference, each_in_a_world, top};
+use models::Config;
+use ops::DType;
+
+type Logits = Vec<Vec<f32>>;
+
+/// Tokens `[from, to)` of the fixture that a replica has in a step, if any.
+type Turn = Option<(usize, usize)>;
+
+/// Of four replicas in three steps: a long prompt beside little and nothing, then the other way around.
+const TURNS: [[Turn; 4]; 3] = [
+    [Some((0, 80)), Some((0, 1)), None, Some((0, 13))],
+    [Some((80, 81)), Some((1, 50)), Some((0, 3)), None],
+    [None, None, Some((3, 5)), None],
+];
+
+/// What each replica finds in each step; of the first step's tokens every third is asked for, and these of the last layer alone.
+fn replicas(fixture: &Fixture, size: usize, sharing: Sharing, dtype: DType) -> Vec<Vec<Logits>> {
+    each_in_a_world(size, sharing, |place| {
+        let mut replay = Replay::load(place, fixture, dtype);
+        let row = Row::new(&mut replay, &fixture.tokens);
+        let turn = |turn: &[Turn; 4]| {
+            let most = turn[..size].iter().flatten().map(|(from, to)| to - from).max();
+            place.beside(most.unwrap_or(0));
+            let own = turn[place.replica()].map(|(from, to)| row.part(from, to - from));
+            let rows: Vec<&Row> = own.iter().collect();
+            let asked: Vec<i32> =
+                (0..rows.iter().map(|row| row.len as i32).sum()).step_by(3).collect();
+            [replay.run(&rows), replay.run_asked(&rows, &asked)]
+        };
+        TURNS.iter().filter(|all| all[..size].iter().any(Option::is_some)).flat_map(turn).collect()
+    })
+}
+
+#[test]
+fn uneven_and_idle_replicas_find_the_tokens_of_one() {
+    if replay::on_a_gpu() {
+        return; // Ranks meet in memory that GPUs do not see.
+    }
+    for name in ["qwen3_moe-plain-tied", "deepseek_v3-groups-yarn"] {
+        let fixture = Fixture::read(name);
+        let alone = Place::alone();
+        let mut replay = Replay::load(&alone, &fixture, DType::F32);
+        let row = Row::new(&mut replay, &fixture.tokens);
+        let expected = replay.run(&[&row]);
+        for size in [2, 4] {
+            let sent = replicas(&fixture, size, Sharing::Sending, DType::F32);
+            let gathered = replicas(&fixture, size, Sharing::Replicas, DType::F32);
+            assert!(sent == gathered, "{name}, {size} replicas: gathered or sent");
+            for (replica, found) in sent.iter().enumerate() {
+                for (turn, found) in TURNS.iter().zip(found.chunks(2)) {
+                    let (from, to) = turn[replica].unwrap_or_default();
+                    check(&found[0], &expected[from..to]);
+                    let asked: Logits = expected[from..to].iter().step_by(3).cloned().collect();
+                    check(&found[1], &asked);
+                }
+            }
+            let sent = replicas(&fixture, size, Sharing::Sending, DType::BF16);
+            let gathered = replicas(&fixture, size, Sharing::Replicas, DType::BF16);
+            assert!(sent == gathered, "{name}, {size} replicas in bf16: gathered or sent");
+        }
+    }
+}
+
+fn check(found: &[Vec<f32>], expected: &[Vec<f32>]) {
+    assert_eq!(found.len(), expected.len());
+    let worst = difference(found, expected);
+    assert!(worst <= LOGIT_TOLERANCE, "logits differ by {worst}");
+    assert!(found.iter().zip(expected).all(|(a, b)| top(a) == top(b)), "another token");
+}
+
+/// Every token of a step goes to one of four ranks in some layer: it has the work of all, and the others none.
+#[test]
+fn all_tokens_may_go_to_one_rank() {
+    const TOKENS: usize = 7;
+    if replay::on_a_gpu() {
+        return;
+    }
+    let fixture = Fixture::read("qwen3_moe-plain-tied");
+    let config = Config::from_json("config.json".as_ref(), &fixture.config).unwrap();
+    let experts = config.moe.as_ref().unwrap().experts;
+    for size in [2, 4] {
+        let holder = |expert: &i32| *expert as usize / (experts / size);
+        let alone = Place::alone();
+        let mut replay = Replay::load(&alone, &fixture, DType::F32);
+        let crowds = |replay: &mut Replay<'_>, token: i32| {
+            let row = Row::new(replay, &[token]);
+            let seen = replay.watched(&row);
+            let one = |chosen: &[i32]| chosen.iter().all(|e| holder(e) == holder(&chosen[0]));
+            seen.routes.iter().any(|layer| one(&layer[0])).then_some(seen.logits)
+        };
+        let found = (0..20).find_map(|token| Some((token, crowds(&mut replay, token)?)));
+        let (token, expected) = found.expect("a token whose experts lie together");
+        let run = |sharing| {
+            each_in_a_world(size, sharing, |place| {
+                let mut replay = Replay::load(place, &fixture, DType::F32);
+                let rows: Vec<Row> = (0..TOKENS).map(|_| Row::new(&mut replay, &[token])).collect();
+                replay.run(&rows.iter().collect::<Vec<_>>())
+            })
+        };
+        let sent = run(Sharing::Sending);
+        assert!(sent == run(Sharing::Replicas), "{size} replicas: gathered or sent");
+        let all = vec![expected[0].clone(); TOKENS];
+        for found in &sent {
+            check(found, &all);
+        }
+    }
+}
