@@ -90,10 +90,12 @@ impl Family {
 
     /// `tokenizer.json`: byte-level BPE without merges.
     pub(super) fn tokenizer(&self, config: &Config) -> Value {
-        let bytes = byte_alphabet().into_iter().map(String::from).enumerate();
-        let words = (self.least_vocab()..config.vocab).map(|id| (id, format!("<|t{id}|>")));
+        // Added tokens that are in no vocabulary would be numbered anew behind it.
+        let special = self.special.iter().map(|text| (*text).to_owned());
+        let words = (self.least_vocab()..config.vocab).map(|id| format!("<|t{id}|>"));
+        let texts = byte_alphabet().into_iter().map(String::from).chain(special).chain(words);
         let vocab: Map<String, Value> =
-            bytes.chain(words).map(|(id, text)| (text, json!(id))).collect();
+            texts.enumerate().map(|(id, text)| (text, json!(id))).collect();
         let special = |(at, content): (usize, &&str)| {
             json!({"id": BYTES + at, "content": content, "special": true,
                 "single_word": false, "lstrip": false, "rstrip": false, "normalized": false})
@@ -161,12 +163,14 @@ mod tests {
         let tokenizer = Family::of(config.architecture).tokenizer(&config);
         let vocab = tokenizer["model"]["vocab"].as_object().unwrap();
         let added = tokenizer["added_tokens"].as_array().unwrap();
-        assert_eq!((vocab.len(), added.len()), (269, 3));
+        assert_eq!((vocab.len(), added.len()), (272, 3));
         assert_eq!(vocab["A"], 65);
         assert_eq!(vocab["Ġ"], 32);
         assert_eq!(vocab["<|t271|>"], 271);
-        let listed = added.iter().map(|token| &token["id"]);
-        let mut ids: Vec<_> = vocab.values().chain(listed).map(|id| id.as_u64().unwrap()).collect();
+        for token in added {
+            assert_eq!(vocab[token["content"].as_str().unwrap()], token["id"]);
+        }
+        let mut ids: Vec<_> = vocab.values().map(|id| id.as_u64().unwrap()).collect();
         ids.sort_unstable();
         assert_eq!(ids, (0..272).collect::<Vec<_>>());
     }

@@ -1,5 +1,6 @@
 //! Encoding, decoding and streaming agree with the library.
 
+use models::synth::SynthOptions;
 use std::sync::{Arc, LazyLock};
 
 use proptest::prelude::*;
@@ -237,5 +238,30 @@ proptest! {
             let least = pair.ours.tokens_at_least(&text);
             prop_assert!(least <= tokens, "{} > {}: {:?}", least, tokens, text);
         }
+    }
+}
+
+#[test]
+fn words_of_synthetic_models_encode_back_to_their_ids() {
+    for (architecture, model_type) in [
+        ("LlamaForCausalLM", "llama"),
+        ("MistralForCausalLM", "mistral"),
+        ("Qwen3ForCausalLM", "qwen3"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let (config, out) = (folder.path().join("config.json"), folder.path().join("model"));
+        let tiny = json!({
+            "architectures": [architecture], "model_type": model_type, "vocab_size": 300,
+            "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+            "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 64
+        });
+        std::fs::write(&config, tiny.to_string()).unwrap();
+        models::synth::write(&config, &out, &SynthOptions::default(), &mut |_, _| {}).unwrap();
+        let tokenizer = Tokenizer::load(&out).unwrap();
+        let ids: Vec<Token> = (32..127).chain(256..300).rev().collect();
+        let text = tokenizer.decode(&ids, false);
+        assert_eq!(tokenizer.encode(&text, false).unwrap(), ids, "{architecture}: {text}");
+        assert_eq!(tokenizer.vocab_size(), 300);
     }
 }
