@@ -40,8 +40,8 @@ DEV void copy_strips(const Blend& b, u8* to, u32 block, Barrier* full) {
     bulk_copy_once(to + lane() * STRIP_BYTES, from, STRIP_BYTES, full, b.policy);
 }
 
-// What the expert of a place says, for the outputs of the strip.
-struct Said { float v[MOST_CHOICES][STRIP_LINES]; };
+// What the expert of a place says, for the outputs of the strip. Written two outputs at a time.
+struct alignas(f32x2) Said { float v[MOST_CHOICES][STRIP_LINES]; };
 
 // Of the sums of all places with a strip of one expert, those that are its own.
 DEV void keep_said(Said& said, const float (&c)[ROWS / 2], const Blend& b) {
