@@ -41,7 +41,7 @@ clients *TOOLS:
 
 # Ten thousand cases of schemathesis; commit what it prints last in tests/conformance/clients/results/.
 schemathesis:
-    CASES=10000 tests/conformance/clients/run.sh target/debug/hadron target/clients schemathesis
+    tests/conformance/clients/run.sh target/debug/hadron target/clients schemathesis
 
 # guidellm and `hadron bench serve` in turns, five rounds, within 5 %: tests/bench/results/cpu/load_generators.md.
 load-generators:

@@ -11,7 +11,7 @@ use hadron::server::connection::Deadlines;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -25,39 +25,63 @@ const ROUNDS: usize = 5;
 #[derive(Clone)]
 struct Beside {
     name: &'static str,
-    /// The grammar of the client's n-th request.
-    grammar: Arc<dyn Fn(usize) -> Value + Send + Sync>,
+    /// The body of a request up to where its number stands, and from there on: writing it costs a client nothing.
+    body: Arc<[String; 2]>,
+    /// Whether each request has another grammar.
+    numbered: bool,
     /// The status of every answer.
     status: &'static str,
 }
 
+impl Beside {
+    /// Requests whose grammar is followed.
+    fn followed(name: &'static str, grammar: &Value) -> Self {
+        let body = Arc::new([body(grammar), String::new()]);
+        Self { name, body, numbered: false, status: "200" }
+    }
+
+    /// Requests whose grammar, with a number in it where `NUMBER` stands, is refused.
+    fn refused(name: &'static str, grammar: &Value) -> Self {
+        let body = body(grammar);
+        let (before, behind) = body.split_once(NUMBER).unwrap();
+        let body = Arc::new([before.to_owned(), behind.to_owned()]);
+        Self { name, body, numbered: true, status: "400" }
+    }
+
+    fn body(&self, n: usize) -> String {
+        let [before, behind] = &*self.body;
+        if self.numbered { format!("{before}{n}{behind}") } else { before.clone() }
+    }
+}
+
+const NUMBER: &str = "NUMBER";
+
+fn body(grammar: &Value) -> String {
+    json!({"prompt": "once", "max_tokens": 2_000, "structured_outputs": grammar}).to_string()
+}
+
 fn besides() -> Vec<Beside> {
-    let followed = |name, grammar: Value| Beside {
-        name,
-        grammar: Arc::new(move |_| grammar.clone()),
-        status: "200",
-    };
-    let refused = |name, grammar: fn(usize) -> Value| Beside {
-        name,
-        grammar: Arc::new(grammar),
-        status: "400",
-    };
     let long = ["ab", "cd", "ef"].map(|letters| letters.repeat(10_000));
     let words: Vec<String> = (0..4_000).map(|i| format!("w{}", i * 7_919)).collect();
+    let patterns: Vec<Value> = (0..1_000)
+        .map(|i| {
+            let number = if i == 0 { NUMBER } else { "" };
+            json!({"pattern": format!("^x{number}y{i}(a|b)*c{{1,{i}}}$")})
+        })
+        .collect();
+    let powers = "(((((a{1,100}){1,100}){1,100}){1,100}){1,100}){1,100}";
     vec![
-        followed("three texts of 20 KB", json!({ "choice": long })),
-        followed("4,000 words", json!({ "choice": words })),
-        followed("repeats in repeats", json!({"regex": "(([a-z]{1,20} ){1,30}!){1,40}"})),
-        refused(
+        Beside::followed("three texts of 20 KB", &json!({ "choice": long })),
+        Beside::followed("4,000 words", &json!({ "choice": words })),
+        Beside::followed("repeats in repeats", &json!({"regex": "(([a-z]{1,20} ){1,30}!){1,40}"})),
+        Beside::refused(
             "refused: powers of a repeat",
-            |n| json!({"regex": format!("{n}(((((a{{1,100}}){{1,100}}){{1,100}}){{1,100}}){{1,100}}){{1,100}}")}),
+            &json!({"regex": format!("{NUMBER}{powers}")}),
         ),
-        refused("refused: a thousand patterns at once", |n| {
-            let words: Vec<Value> = (0..1_000)
-                .map(|i| json!({"pattern": format!("^x{n}y{i}(a|b)*c{{1,{i}}}$")}))
-                .collect();
-            json!({"json": {"anyOf": words}})
-        }),
+        Beside::refused(
+            "refused: a thousand patterns at once",
+            &json!({"json": {"anyOf": patterns}}),
+        ),
     ]
 }
 
@@ -65,8 +89,8 @@ fn besides() -> Vec<Beside> {
 #[ignore = "a measurement; run it alone"]
 fn costly_grammars() {
     println!("{STREAMS} streams, steps of {} ms on the device, {ROUNDS} rounds", STEP.as_millis());
-    println!("| round | beside | steps | p50 | p99 | p99 against nobody | masks late |");
-    println!("|--:|---|--:|--:|--:|--:|--:|");
+    println!("| round | beside | steps | p50 | p99 | p99 against nobody | masks late | answers |");
+    println!("|--:|---|--:|--:|--:|--:|--:|--:|");
     let besides = besides();
     let mut ratios = vec![Vec::new(); besides.len()];
     for round in 0..ROUNDS {
@@ -92,8 +116,10 @@ fn measure(round: usize, beside: Option<&Beside>, quiet: Option<f64>) -> f64 {
     };
     let server = Server::start(&setup);
     let (address, done) = (server.address, Arc::new(AtomicBool::new(false)));
+    let answered = Arc::new(AtomicUsize::new(0));
     let clients = {
         let (done, beside) = (Arc::clone(&done), beside.cloned());
+        let answered = Arc::clone(&answered);
         std::thread::spawn(move || {
             let mut builder = tokio::runtime::Builder::new_current_thread();
             let runtime = builder.enable_all().build().unwrap();
@@ -104,7 +130,7 @@ fn measure(round: usize, beside: Option<&Beside>, quiet: Option<f64>) -> f64 {
                 for (client, beside) in
                     std::iter::repeat_n(beside, CONSTRAINED).flatten().enumerate()
                 {
-                    tokio::spawn(follow(address, beside, client, round));
+                    tokio::spawn(follow(address, beside, client, round, Arc::clone(&answered)));
                 }
                 while !done.load(Ordering::Relaxed) {
                     tokio::time::sleep(Duration::from_millis(20)).await;
@@ -117,23 +143,28 @@ fn measure(round: usize, beside: Option<&Beside>, quiet: Option<f64>) -> f64 {
     }
     std::thread::sleep(Duration::from_secs(1)); // Everybody decodes.
     let (steps, p50, p99) = spread(steps(&server));
+    let answered = answered.load(Ordering::Relaxed);
     let late = server.app.serving().unwrap().metrics.grammar.masks_late.load(Ordering::Relaxed);
     done.store(true, Ordering::Relaxed);
     clients.join().unwrap();
     let change = (p99 / quiet.unwrap_or(p99) - 1.0) * 100.0;
     let beside = beside.map_or("nobody", |beside| beside.name);
     println!(
-        "| {round} | {beside} | {steps} | {p50:.3} ms | {p99:.3} ms | {change:+.1} % | {late} |"
+        "| {round} | {beside} | {steps} | {p50:.3} ms | {p99:.3} ms | {change:+.1} % | {late} | {answered} |"
     );
     p99
 }
 
 /// One constrained request after the other, each answered with the status that is expected.
-async fn follow(address: SocketAddr, beside: Beside, client: usize, round: usize) {
+async fn follow(
+    address: SocketAddr,
+    beside: Beside,
+    client: usize,
+    round: usize,
+    answered: Arc<AtomicUsize>,
+) {
     for n in 0.. {
-        let grammar = (beside.grammar)((round * CONSTRAINED + client) * 10_000 + n);
-        let body = json!({"prompt": "once", "max_tokens": 2_000, "structured_outputs": grammar})
-            .to_string();
+        let body = beside.body((round * CONSTRAINED + client) * 10_000 + n);
         let head = format!(
             "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
             body.len()
@@ -146,5 +177,6 @@ async fn follow(address: SocketAddr, beside: Beside, client: usize, round: usize
         let status = reply.get(9..12);
         let expected = status.is_none_or(|status| status == beside.status.as_bytes());
         assert!(expected, "{}", String::from_utf8_lossy(&reply));
+        answered.fetch_add(1, Ordering::Relaxed);
     }
 }
