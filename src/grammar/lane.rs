@@ -1,6 +1,6 @@
 //! One of the threads on which grammars are compiled, with the process that it tries them in.
 
-use super::compile::{Compiled, Compiler, Findings, GrammarError, check};
+use super::compile::{Compiled, Findings, GrammarError, check};
 use super::constraint::Constraint;
 use super::limits::COMPILE_STACK_BYTES;
 use super::pool::{Desk, Job, Tools};
@@ -34,8 +34,7 @@ impl Lane {
     }
 
     fn serve(&mut self, job: Job) {
-        let Job { constraint, reply, .. } = job;
-        let key = constraint.key();
+        let Job { constraint, key, reply, .. } = job;
         // Another request may have brought the same text meanwhile.
         if let Some(known) = self.desk.known(&key) {
             return reply(Ok(known));
@@ -50,9 +49,9 @@ impl Lane {
     fn compile(&mut self, constraint: &Constraint) -> Result<Compiled, GrammarError> {
         let desk = Arc::clone(&self.desk);
         let tools = desk.tools()?;
-        check(constraint)?;
+        aside(|| check(constraint))?;
         let findings = self.try_out(tools, constraint)?;
-        compile_aside(&tools.compiler, constraint, findings)
+        aside(|| tools.compiler.compile(constraint, findings))
     }
 
     /// Tries a grammar in the lane's process, and in another one if that ends: the system ends these processes first
@@ -78,7 +77,7 @@ impl Lane {
             Some(process) => process,
             none => none.insert(start(&self.program, tools, false)?),
         };
-        process.ask(constraint)?
+        aside(|| process.ask(constraint))?
     }
 
     /// Puts another process in the place of one that was killed: the next grammar need not wait for it, and whoever
@@ -94,15 +93,14 @@ impl Lane {
     }
 }
 
-/// Compiles on a thread of little priority. The lane itself has none to spare: what it starts inherits it.
-fn compile_aside(
-    compiler: &Compiler,
-    constraint: &Constraint,
-    findings: Findings,
-) -> Result<Compiled, GrammarError> {
+/// Does what a grammar makes costly on a thread of little priority. The lane itself has none to spare: what it starts
+/// inherits it.
+fn aside<T: Send>(
+    work: impl FnOnce() -> Result<T, GrammarError> + Send,
+) -> Result<T, GrammarError> {
     let work = || {
         yield_to_others();
-        compiler.compile(constraint, findings)
+        work()
     };
     thread::scope(|scope| {
         let named = thread::Builder::new().name("grammar-compile".to_owned());

@@ -27,6 +27,8 @@ pub struct Grammars {
 /// A grammar that somebody waits for.
 pub(super) struct Job {
     pub(super) constraint: Constraint,
+    /// What it is kept under.
+    pub(super) key: String,
     pub(super) reply: Reply,
     arrived: Instant,
 }
@@ -87,10 +89,11 @@ impl Grammars {
         constraint: Constraint,
         reply: impl FnOnce(Result<Compiled, GrammarError>) + Send + 'static,
     ) {
-        if let Some(known) = self.desk.known(&constraint.key()) {
+        let key = constraint.key();
+        if let Some(known) = self.desk.known(&key) {
             return reply(Ok(known));
         }
-        self.desk.add(Job { constraint, reply: Box::new(reply), arrived: Instant::now() });
+        self.desk.add(Job { constraint, key, reply: Box::new(reply), arrived: Instant::now() });
     }
 
     /// What grammars took.

@@ -25,6 +25,8 @@ pub(super) enum ToTrial {
     Vocabulary(Words),
     /// A grammar to try.
     Constraint(Constraint),
+    /// Others leave too little of the processor to the last grammar: take a share of it.
+    Hurry,
 }
 
 /// A vocabulary without its tokenizer.

@@ -98,18 +98,18 @@ impl TrialProcess {
     fn hear(&mut self) -> Result<Option<FromTrial>, LinkError> {
         const SLICE: Duration = Duration::from_millis(50);
         let (since, spent) = (Instant::now(), self.processor_time());
-        let mut wait = COMPILE_TIME;
-        loop {
-            let heard = self.from.recv(wait)?;
-            let had_its_chance = || {
-                let spent = self.processor_time().saturating_sub(spent);
-                spent >= TRIAL_CPU_LEAST || since.elapsed() >= TRIAL_TIME_MAX
-            };
-            if heard.is_some() || had_its_chance() {
-                return Ok(heard);
-            }
-            wait = SLICE;
+        let mut heard = self.from.recv(COMPILE_TIME)?;
+        let had_its_chance = |process: &Self| {
+            let spent = process.processor_time().saturating_sub(spent);
+            spent >= TRIAL_CPU_LEAST || since.elapsed() >= TRIAL_TIME_MAX
+        };
+        if heard.is_none() && !had_its_chance(self) {
+            self.to.send(ToTrial::Hurry)?;
         }
+        while heard.is_none() && !had_its_chance(self) {
+            heard = self.from.recv(SLICE)?;
+        }
+        Ok(heard)
     }
 
     /// Processor time of all its threads, to ten milliseconds; nothing if it has ended.
