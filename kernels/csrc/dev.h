@@ -7,10 +7,10 @@
 //   dev/amd.h         ids, barriers, shuffles, maths, atomics, loads on AMD
 //   dev/nvidia.h      the same on NVIDIA
 //   emu.h             the same on the emulator (kernels/emu/emu.h; the emulator's hiprtc supplies it)
-//   dev/vector.h      bf16 and its vectors, ACT, conversion, 8-wide loads and stores
+//   dev/vector.h      half_t and its vectors, ACT, conversion, 8-wide loads and stores
 //   dev/fp8.h         fp8 e4m3, both dialects
 //   dev/collective.h  shuffles of any type, sums and maxima over groups of lanes, waves and blocks
-//   dev/matrix.h      16x16x16 bf16 tiles, their layouts, fragment loads from shared memory
+//   dev/matrix.h      16x16x16 half_t tiles, their layouts, fragment loads from shared memory
 //   dev/mfma.h        the other AMD matrix builtins, also on the emulator
 // Beside it, for kernels that include them: dev/strip.h (products of rows as they lie in memory), dev/bulk.h and
 // dev/tensor_map.h (NVIDIA's copy engine), dev/wgmma.h (its products by warpgroups), dev/peer.h (memory of several GPUs).

@@ -135,7 +135,7 @@ DEV float fma_(float a, float b, float c) { return fmaf(a, b, c); }
 DEV float fmax_(float a, float b) { return fmaxf(a, b); }
 DEV float fmin_(float a, float b) { return fminf(a, b); }
 DEV float fabs_(float a) { return fabsf(a); }
-DEV u16 bf16_bits(float f) {
+DEV u16 half_bits(float f) {
     const u32 u = as_u32(f);
     if ((u & 0x7fffffffu) > 0x7f800000u) return (u16)(u >> 16 | 64);
     return (u16)((u + 0x7fffu + ((u >> 16) & 1)) >> 16);

@@ -5,7 +5,7 @@
 //   wave 32: scores = Q Kᵀ,   a lane has queries lane / 4 and lane / 4 + 8; out = P V, P being scores as they lie.
 //   wave 64: scores = K Qᵀ,   a lane has query lane % 16;                   out = Vᵀ Pᵀ, likewise.
 //
-// Probabilities are rounded to bf16 before they meet the values; their sum is taken before. Scores, maxima, sums and
+// Probabilities are rounded to half_t before they meet the values; their sum is taken before. Scores, maxima, sums and
 // outputs are f32. Maxima are in units of log2(e).
 //
 // -DHEAD_DIM=64|128; -DKV_FP8=1: the pool holds fp8 e4m3.
@@ -18,18 +18,18 @@
 #if KV_FP8
 typedef fp8 KV;
 #else
-typedef bf16 KV;
+typedef half_t KV;
 #endif
 
 enum : u32 { TILE_KEYS = 16, QUERIES = 16, D = HEAD_DIM };
 // Below every score, and a difference of two of them is still a number.
 #define NO_SCORE (-1e30f)
 
-// Eight values of the pool as bf16.
+// Eight values of the pool as half_t.
 #if KV_FP8
-DEV bf16x8 load_kv8(const KV* p) { return narrow(load8(p)); }
+DEV half_x8 load_kv8(const KV* p) { return narrow(load8(p)); }
 #else
-DEV bf16x8 load_kv8(const KV* p) { return *(const bf16x8*)p; }
+DEV half_x8 load_kv8(const KV* p) { return *(const half_x8*)p; }
 #endif
 
 #if WAVE == 64
@@ -57,7 +57,7 @@ DEV float over_keys_sum(float v) {
     v += shfl_xor(v, 16);
     return v + shfl_xor(v, 32);
 }
-struct Values { bf16 v[KEYS][PART]; };
+struct Values { half_t v[KEYS][PART]; };
 #else
 enum : u32 { SLOTS = 2, KEYS = 4, KEY_ROWS = 2, PART = 8, PARTS = D / 16, SUMS = D / 8 };
 DEV u32 query_of(u32 slot) { return (lane() >> 2) + slot * 8; }
@@ -69,11 +69,11 @@ DEV u32 part_channel(u32 p) { return (p >> 2) * 64 + ((lane() & 3) * 2 + (p & 1)
 #  define SLOT_OF_SUM(e) ((e) >> 1)
 DEV float over_keys_max(float v) { return group_max<4>(v); }
 DEV float over_keys_sum(float v) { return group_sum<4>(v); }
-struct Values { bf16x8 v[KEYS][D / 64]; };
+struct Values { half_x8 v[KEYS][D / 64]; };
 #endif
 
 struct Queries { StripX v[D / 32]; };
-struct Keys { bf16x8 v[KEY_ROWS][D / 32]; };
+struct Keys { half_x8 v[KEY_ROWS][D / 32]; };
 struct Scores { float v[SLOTS][KEYS]; };
 struct Running {
     float max[SLOTS], sum[SLOTS];  // sum: of this lane's keys only, until the end
@@ -92,9 +92,9 @@ DEV void start(Running& r) {
 template <class At> DEV Queries load_queries(const At& at) {
     Queries q;
     UNROLL for (u32 j = 0; j < STRIP_X; ++j) {
-        const bf16* row = at(strip_x_row(j));
+        const half_t* row = at(strip_x_row(j));
         UNROLL for (u32 i = 0; i < D / 32; ++i)
-            q.v[i].v[j] = row ? *(const bf16x8*)(row + i * 32 + strip_k()) : zero8();
+            q.v[i].v[j] = row ? *(const half_x8*)(row + i * 32 + strip_k()) : zero8();
     }
     return q;
 }
@@ -130,12 +130,12 @@ DEV Values load_values(const KV* values, u32 stride, u32 present) {
         const u32 key = key_of(i);
 #if WAVE == 64
         const KV* from = values + key * stride + (lane() & 15) * PART;
-        struct Part { bf16 v[PART]; };
+        struct Part { half_t v[PART]; };
 #  if HEAD_DIM == 128
         const Part p = key < present ? bits_as<Part>(load_kv8(from)) : bits_as<Part>(zero8());
 #  else
         Part p;
-        for (u32 j = 0; j < PART; ++j) p.v[j] = key < present ? to_bf16(f32(from[j])) : to_bf16(0.f);
+        for (u32 j = 0; j < PART; ++j) p.v[j] = key < present ? to_half(f32(from[j])) : to_half(0.f);
 #  endif
         UNROLL for (u32 j = 0; j < PART; ++j) v.v[i][j] = p.v[j];
 #else
@@ -175,7 +175,7 @@ DEV void weigh(Running& r, Scores& s, const u32* seen, float factor) {
 DEV void add_values(Running& r, const Scores& p, const Values& v) {
 #if WAVE == 64
     FragB b;
-    UNROLL for (u32 i = 0; i < KEYS; ++i) b.x[i] = to_bf16(p.v[0][i]);
+    UNROLL for (u32 i = 0; i < KEYS; ++i) b.x[i] = to_half(p.v[0][i]);
     UNROLL for (u32 j = 0; j < SUMS; ++j) {
         FragA a;
         UNROLL for (u32 i = 0; i < KEYS; ++i) a.x[i] = v.v[i][j];
@@ -185,7 +185,7 @@ DEV void add_values(Running& r, const Scores& p, const Values& v) {
     }
 #else
     u32 a[4];
-    UNROLL for (u32 i = 0; i < 4; ++i) a[i] = pack_bf16(p.v[i & 1][i >> 1 << 1], p.v[i & 1][(i >> 1 << 1) + 1]);
+    UNROLL for (u32 i = 0; i < 4; ++i) a[i] = pack_half(p.v[i & 1][i >> 1 << 1], p.v[i & 1][(i >> 1 << 1) + 1]);
     UNROLL for (u32 h = 0; h < D / 64; ++h)
         UNROLL for (u32 j = 0; j < 8; ++j) {
             const u32 b0 = (u32)v.v[0][h].v[j].bits | (u32)v.v[1][h].v[j].bits << 16;

@@ -15,11 +15,11 @@ DEV fp8x8 load_kv8(const KV* p) { return *(const fp8x8*)p; }
 
 // Rows `at(query)` of q as an operand; null for queries that do not exist. Every lane must come.
 template <class At> DEV Queries load_queries(const At& at) {
-    const bf16* row = at(strip_w_row());
-    bf16x8 values[D / 32];
+    const half_t* row = at(strip_w_row());
+    half_x8 values[D / 32];
     float peak = 0.f;
     UNROLL for (u32 i = 0; i < D / 32; ++i) {
-        values[i] = row ? *(const bf16x8*)(row + i * 32 + strip_k()) : zero8();
+        values[i] = row ? *(const half_x8*)(row + i * 32 + strip_k()) : zero8();
         peak = peak_of(values[i], peak);
     }
     const RowFactor factor = row_factor(group_max<4>(peak));

@@ -21,11 +21,11 @@
 //   -DSTAGES=n tiles in a wave's ring; waves of 64 lanes have none
 //   -DFEW=1 finer splits, for few rows
 //   -DFROM_QKV=1 queries come as the projections leave them, and so do keys and values of the rows' own tokens, which
-//   are stored as well (projected.h); narrow waves, groups of at most 8, bf16
+//   are stored as well (projected.h); narrow waves, groups of at most 8, half_t
 // Grid: any number of blocks, best as many as run at once. Block: WAVES waves.
 // Dynamic shared memory: RING_BYTES + SETS * SET * 4 bytes.
 //
-// Rounding: probabilities to bf16, the output once. Roofline: 2 context D bytes a row and KV head, twice with bf16.
+// Rounding: probabilities to half_t, the output once. Roofline: 2 context D bytes a row and KV head, twice with half_t.
 #include "dev.h"
 
 #ifndef KV_FP8
@@ -95,14 +95,14 @@ DEV u32 even_split(u32 context, u32 splits) {
 // Strides are in elements.
 #if FROM_QKV
 KERNEL(TEAM)
-attention_decode(bf16* o, KV* pool, float* partial, u32* arrived, const bf16* qkv, const bf16* q_norm,
-                 const bf16* k_norm, const float* cos, const float* sin, const i32* positions, const i64* slots,
+attention_decode(half_t* o, KV* pool, float* partial, u32* arrived, const half_t* qkv, const half_t* q_norm,
+                 const half_t* k_norm, const float* cos, const float* sin, const i32* positions, const i64* slots,
                  const i32* cu_q, const i32* context_lens, const i32* tables, const i32* table_rows, u32 row_count,
                  u32 kv_heads, u32 table_width, u32 max_splits, u32 qkv_stride, u32 o_stride, float factor, float eps) {
     const Source source{qkv, q_norm, k_norm, cos, sin, slots, pool, kv_heads, qkv_stride, eps};
 #else
 KERNEL(TEAM)
-attention_decode(bf16* o, float* partial, u32* arrived, const bf16* q, const KV* pool, const i32* cu_q,
+attention_decode(half_t* o, float* partial, u32* arrived, const half_t* q, const KV* pool, const i32* cu_q,
                  const i32* context_lens, const i32* tables, const i32* table_rows, u32 row_count, u32 kv_heads,
                  u32 table_width, u32 max_splits, u32 q_stride, u32 o_stride, float factor) {
     const i32* positions = nullptr;

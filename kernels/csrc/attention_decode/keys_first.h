@@ -4,7 +4,7 @@
 //   scores = K Qᵀ,     a lane has keys lane / 4 and + 8 of queries lane % 4 * 2 and + 1
 //   out = Vᵀ Pᵀ,       a lane has channels channel_of(0) and (1) of every 16, of the same queries
 //
-// as_bf16.h and as_fp8.h say what is multiplied.
+// as_half.h and as_fp8.h say what is multiplied.
 //
 // `max` follows the scores only once one of them is SLACK above it: probabilities may grow to 2^SLACK, which costs no
 // digit of a float, and the waves that would exchange a maximum at every tile hardly ever do.
@@ -37,7 +37,7 @@ DEV void start(Running& r) {
 #if KV_FP8
 #  include "attention_decode/as_fp8.h"
 #else
-#  include "attention_decode/as_bf16.h"
+#  include "attention_decode/as_half.h"
 #endif
 
 DEV Scores score(const Queries& q, const Keys& k) {

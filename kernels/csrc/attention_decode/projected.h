@@ -19,7 +19,7 @@ enum : u32 {
 };
 
 struct Source {
-    const bf16 *qkv, *q_norm, *k_norm;  // [T, (N + 2 K) D]; [D] or both null: no norm
+    const half_t *qkv, *q_norm, *k_norm;  // [T, (N + 2 K) D]; [D] or both null: no norm
     const float *cos, *sin;             // [positions, D / 2]
     const i64* slots;                   // [T]; below 0: not stored
     KV* pool;
@@ -30,7 +30,7 @@ struct Source {
 struct Angles { f32x8 cos[HALF_PIECES], sin[HALF_PIECES]; };
 
 // In shared memory: the own key, then the own value.
-DEV KV* own_token() { SHARED(bf16x8, own, OWN_PIECES); return (KV*)own; }
+DEV KV* own_token() { SHARED(half_x8, own, OWN_PIECES); return (KV*)own; }
 
 DEV bool is_fresh(u32, u32) { return false; }
 
@@ -61,7 +61,7 @@ DEV float squares_of(const f32x8* x) {
 }
 
 // rope(norm(head)) of the head each group of 4 lanes holds. `norm` is null or not on all lanes. Every lane must come.
-DEV void norm_and_turn(Queries& head, const bf16* norm, const Angles& angles, float eps) {
+DEV void norm_and_turn(Queries& head, const half_t* norm, const Angles& angles, float eps) {
     f32x8 x[2 * HALF_PIECES];
     UNROLL for (u32 i = 0; i < 2 * HALF_PIECES; ++i) x[i] = widen(head.v[i]);
     if (norm != nullptr) {
@@ -69,7 +69,7 @@ DEV void norm_and_turn(Queries& head, const bf16* norm, const Angles& angles, fl
         UNROLL for (u32 i = 0; i < 2 * HALF_PIECES; ++i) w[i] = load8(norm + i * 32 + strip_k());
         const float scale = inverse_rms(squares_of(x), D, eps);
         UNROLL for (u32 i = 0; i < 2 * HALF_PIECES; ++i)
-            UNROLL for (u32 j = 0; j < 8; ++j) x[i].v[j] = f32(to_bf16(normed(x[i].v[j], scale, w[i].v[j])));
+            UNROLL for (u32 j = 0; j < 8; ++j) x[i].v[j] = f32(to_half(normed(x[i].v[j], scale, w[i].v[j])));
     }
     UNROLL for (u32 i = 0; i < HALF_PIECES; ++i)
         UNROLL for (u32 j = 0; j < 8; ++j) {
@@ -87,38 +87,38 @@ DEV bool meets_own(const Place& p) {
 }
 
 // The own key, which lanes of KEY_ROW hold, and the value: for complete_tile() to read, and into the pool.
-DEV void keep_own(const Source& source, const Place& p, const Queries& key, const bf16x8& value, i64 slot) {
+DEV void keep_own(const Source& source, const Place& p, const Queries& key, const half_x8& value, i64 slot) {
     KV* own = own_token();
     const u64 block = (u64)slot / BLOCK_TOKENS, row = (u64)slot % BLOCK_TOKENS;
     KV* to = source.pool + ((block * source.kv_heads + p.head) * 2 * BLOCK_TOKENS + row) * D;
     if (strip_w_row() == KEY_ROW)
         UNROLL for (u32 i = 0; i < 2 * HALF_PIECES; ++i) {
-            *(bf16x8*)(own + i * 32 + strip_k()) = key.v[i];
-            if (slot >= 0) *(bf16x8*)(to + i * 32 + strip_k()) = key.v[i];
+            *(half_x8*)(own + i * 32 + strip_k()) = key.v[i];
+            if (slot >= 0) *(half_x8*)(to + i * 32 + strip_k()) = key.v[i];
         }
     if (lane() < D / 8) {
-        *(bf16x8*)(own + D + lane() * 8) = value;
-        if (slot >= 0) *(bf16x8*)(to + BLOCK_TOKENS * D + lane() * 8) = value;
+        *(half_x8*)(own + D + lane() * 8) = value;
+        if (slot >= 0) *(half_x8*)(to + BLOCK_TOKENS * D + lane() * 8) = value;
     }
 }
 
 DEV void begin_split(const Source& source, Queries& mine, const Place& p, bool new_head) {
     const bool own = meets_own(p);
     if (!new_head && !own) return;
-    const bf16* row = source.qkv + (u64)p.token * source.stride;
-    const bf16 *queries = row + p.head * HEAD_GROUP * D, *key_head = row + (source.kv_heads * HEAD_GROUP + p.head) * D;
+    const half_t* row = source.qkv + (u64)p.token * source.stride;
+    const half_t *queries = row + p.head * HEAD_GROUP * D, *key_head = row + (source.kv_heads * HEAD_GROUP + p.head) * D;
     // Everything is on its way before anything is waited for.
     const Angles angles = load_angles(source, p.position);
     mine = load_queries([&](u32 query) {
         if (RIDES && own && query == KEY_ROW) return key_head;
-        return query < HEAD_GROUP ? queries + query * D : (const bf16*)nullptr;
+        return query < HEAD_GROUP ? queries + query * D : (const half_t*)nullptr;
     });
     Queries key{};
-    bf16x8 value{};
+    half_x8 value{};
     i64 slot = -1;
     if (own) {
         if (!RIDES) key = load_queries([&](u32) { return key_head; });
-        if (lane() < D / 8) value = *(const bf16x8*)(key_head + source.kv_heads * D + lane() * 8);
+        if (lane() < D / 8) value = *(const half_x8*)(key_head + source.kv_heads * D + lane() * 8);
         slot = source.slots[p.token];
     }
     norm_and_turn(mine, RIDES && strip_w_row() == KEY_ROW ? source.k_norm : source.q_norm, angles, source.eps);
@@ -136,6 +136,6 @@ DEV void complete_tile(const Source&, const Ring& ring, const Place& p, u32 at) 
     if (at + TILE_KEYS < p.context) return;
     KV* tile = ring.tiles + ring.stage * 2 * TILE_VALUES + lane() / (D / 8) * TILE_VALUES;
     if (lane() < OWN_PIECES)
-        *(bf16x8*)(tile + place_of(p.context - 1 - at, lane() % (D / 8) * 8)) = *(const bf16x8*)(own_token() + lane() * 8);
+        *(half_x8*)(tile + place_of(p.context - 1 - at, lane() % (D / 8) * 8)) = *(const half_x8*)(own_token() + lane() * 8);
     wave_sync();
 }

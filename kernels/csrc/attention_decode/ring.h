@@ -61,7 +61,7 @@ DEV Values stored_values(const KV* tile) {
         u32x4 words;
 #    if DEV_NV
         const KV* row = tile + place_of((lane() & 7) + (lane() >> 4) * 8, j * 16 + (lane() & 8) * 2);
-        words = bits_as<u32x4>(ldmatrix_trans((const bf16*)row));
+        words = bits_as<u32x4>(ldmatrix_trans((const half_t*)row));
 #    else
         for (u32 i = 0; i < 4; ++i) {
             const u32 key = (lane() & 3) * 2 + i / 2 * 8, channel = (j + i % 2) * 16 + channel_of(0);

@@ -4,7 +4,7 @@
 
 // Where results go.
 struct Outputs {
-    bf16* o;
+    half_t* o;
     float* partial;  // [rows, KV heads, max_splits, HEAD_GROUP, RECORD]
     u32* arrived;    // [rows, KV heads]
     u32 max_splits, stride;
@@ -59,14 +59,14 @@ DEV Run begin_run(const Place& place, const Rows& rows, KV* rings, const KV* poo
     return run;
 }
 
-DEV void store_output(bf16* o, const Merged& m) {
-    bf16x4 y;
-    UNROLL for (u32 i = 0; i < 4; ++i) y.v[i] = to_bf16(m.value.v[i] / m.sum);
-    *(bf16x4*)o = y;
+DEV void store_output(half_t* o, const Merged& m) {
+    half_x4 y;
+    UNROLL for (u32 i = 0; i < 4; ++i) y.v[i] = to_half(m.value.v[i] / m.sum);
+    *(half_x4*)o = y;
 }
 
 // The records of the team's waves as one per query: the output itself if the context has no other split.
-DEV void merge_waves(bf16* out, float* part, const float* records, bool only) {
+DEV void merge_waves(half_t* out, float* part, const float* records, bool only) {
     for (u32 i = tid(); i < HEAD_GROUP * QUADS; i += (u32)TEAM) {
         const u32 query = i / QUADS, d = i % QUADS * 4;
         const Merged m = merge<WAVES>(records + query * RECORD, d, HEAD_GROUP * RECORD);
@@ -80,7 +80,7 @@ DEV void merge_waves(bf16* out, float* part, const float* records, bool only) {
 }
 
 // All splits of a head. Nobody uses `records`.
-DEV void merge_splits(bf16* out, float* records, const float* parts, u32 splits) {
+DEV void merge_splits(half_t* out, float* records, const float* parts, u32 splits) {
     for (u32 query = wave() / SPREAD; query < HEAD_GROUP; query += WAVES / SPREAD) {
         const u32 share = wave() % SPREAD;
         fold(records + (share * HEAD_GROUP + query) * RECORD, parts + query * RECORD, share, splits, HEAD_GROUP * RECORD);
@@ -93,7 +93,7 @@ DEV void merge_splits(bf16* out, float* records, const float* parts, u32 splits)
 
 // A head of which this team has brought some splits and others bring the rest.
 struct Shared {
-    bf16* out;
+    half_t* out;
     const float* parts;
     u32 splits;  // of the head; 0: there is no such head
 };
@@ -126,7 +126,7 @@ DEV void finish_run(Run run, const Source& source, const Rows& rows, const KV* p
     float* const first_records = records;
     for (; run.fetched < TILES_AHEAD; ++run.fetched) fetch_next(run.ring, run.ahead, rows, pool);
     Queries mine{};
-    bf16* out = to.o;
+    half_t* out = to.o;
     Shared shared{};
     u32 done = 0;  // splits of this head
     while (p.left != 0) {
@@ -151,7 +151,7 @@ DEV void finish_run(Run run, const Source& source, const Rows& rows, const KV* p
         const u64 unit = (u64)p.row * rows.kv_heads + p.head;
         float* parts = to.partial + unit * to.max_splits * HEAD_GROUP * RECORD;
         if (p.context == 0) {
-            for (u32 i = tid(); i < HEAD_GROUP * D; i += TEAM) out[i] = to_bf16(0.f);
+            for (u32 i = tid(); i < HEAD_GROUP * D; i += TEAM) out[i] = to_half(0.f);
         } else {
             merge_waves(out, parts + p.split * HEAD_GROUP * RECORD, records, p.splits == 1);
         }

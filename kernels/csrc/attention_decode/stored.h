@@ -3,7 +3,7 @@
 #pragma once
 
 struct Source {
-    const bf16* q;  // [T, N D]
+    const half_t* q;  // [T, N D]
     u32 stride;     // elements
 };
 
@@ -13,7 +13,7 @@ DEV bool is_fresh(u32 at, u32 context) { return at + TILE_KEYS >= context; }
 // The queries, where the split is the team's first of its head.
 DEV void begin_split(const Source& source, Queries& mine, const Place& p, bool new_head) {
     if (!new_head) return;
-    const bf16* queries = source.q + (u64)p.token * source.stride + p.head * HEAD_GROUP * D;
+    const half_t* queries = source.q + (u64)p.token * source.stride + p.head * HEAD_GROUP * D;
     mine = load_queries([&](u32 query) { return query < HEAD_GROUP ? queries + query * D : nullptr; });
 }
 

@@ -1,5 +1,5 @@
 // attention_lone: o [T, N D] = softmax(scale q Kᵀ) V for a row of one query and a short context, out of what the projections
-// leave, its own key and value included, which are stored as well. NVIDIA from sm_90 on, bf16.
+// leave, its own key and value included, which are stored as well. NVIDIA from sm_90 on, half_t.
 // CPU twin: `qk_norm_rope_kv_write`, then `paged_attention`. Rows with context 0 write zeros.
 //
 // A lone row's time is trips to memory, not bytes. So a KV head's keys are divided among the blocks of a cluster, which meet in
@@ -20,7 +20,7 @@
 // Grid: a cluster of BLOCKS blocks for every row and KV head. Block: TEAM_WAVES waves of 32 lanes.
 // Dynamic shared memory: BARRIER_BYTES + (BLOCKS + TEAM_WAVES) HEAD_GROUP RECORD 4 + RING_BYTES.
 //
-// Rounding: probabilities to bf16, the output once. Roofline: 4 context D bytes a row and KV head.
+// Rounding: probabilities to half_t, the output once. Roofline: 4 context D bytes a row and KV head.
 #include "dev.h"
 
 #define KV_FP8 0
@@ -68,16 +68,16 @@ DEV void attend(const Source& source, const Place& p, Ring& ring, Tiles& tiles, 
 
 // Strides are in elements.
 KERNEL(TEAM)
-attention_lone(bf16* o, KV* pool, const bf16* qkv, const bf16* q_norm, const bf16* k_norm, const float* cos,
+attention_lone(half_t* o, KV* pool, const half_t* qkv, const half_t* q_norm, const half_t* k_norm, const float* cos,
                const float* sin, const i32* positions, const i64* slots, const i32* cu_q, const i32* context_lens,
                const i32* tables, const i32* table_rows, u32 kv_heads, u32 table_width, u32 qkv_stride, u32 o_stride,
                float factor, float eps) {
     const Place p = place_of_block(Rows{context_lens, cu_q, tables, table_rows, positions, kv_heads, table_width});
-    bf16* const out = o + (u64)p.token * o_stride + p.head * HEAD_GROUP * D;
+    half_t* const out = o + (u64)p.token * o_stride + p.head * HEAD_GROUP * D;
     if (p.context == 0) {
         grid_wait();
         if (p.rank == 0)
-            for (u32 i = tid(); i < HEAD_GROUP * D; i += TEAM) out[i] = to_bf16(0.f);
+            for (u32 i = tid(); i < HEAD_GROUP * D; i += TEAM) out[i] = to_half(0.f);
         return;
     }
     const Memory s = divide();

@@ -35,12 +35,12 @@ DEV Merged merge_blocks(const float* records, u32 d, u32 count) {
 }
 
 // By a cluster's first block, once all have brought theirs.
-DEV void conclude(const Memory& s, const Place& p, bf16* out) {
+DEV void conclude(const Memory& s, const Place& p, half_t* out) {
     barrier_wait_peers(s.brought, 0);
     for (u32 i = tid(); i < HEAD_GROUP * QUADS; i += (u32)TEAM) {
         const Merged m = merge_blocks(s.received + i / QUADS * RECORD, i % QUADS * 4, p.splits);
-        bf16x4 y;
-        UNROLL for (u32 c = 0; c < 4; ++c) y.v[c] = to_bf16(m.value.v[c] / m.sum);
-        *(bf16x4*)(out + i * 4) = y;
+        half_x4 y;
+        UNROLL for (u32 c = 0; c < 4; ++c) y.v[c] = to_half(m.value.v[c] / m.sum);
+        *(half_x4*)(out + i * 4) = y;
     }
 }

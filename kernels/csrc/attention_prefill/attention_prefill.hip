@@ -6,7 +6,7 @@
 // depends on the keys it sees and on nothing else. Tiles with the most keys come first.
 //
 //   pool, tables, table_rows   as in attention_decode
-//   pool_map                   with GROUPS and a pool in bf16: the layer's pool as a matrix of D columns, in boxes of 16 rows
+//   pool_map                   with GROUPS and a pool in half_t: the layer's pool as a matrix of D columns, in boxes of 16 rows
 //   first_row, rows            rows before it are somebody else's; how many there are from there on
 //   taken                      one counter that is zero, and is left so
 //
@@ -20,15 +20,15 @@
 //   -DHEAD_DIM=64|128  -DBLOCK_TOKENS=n (a multiple of 16)  -DHEAD_GROUP=n query heads per KV head
 //   -DKV_FP8=0|1
 //
-// Rounding: probabilities to bf16, the output once. Roofline: 4 D operations a pair and key it sees.
+// Rounding: probabilities to half_t, the output once. Roofline: 4 D operations a pair and key it sees.
 #include "dev.h"
 #include "dev/tensor_map.h"
 #include "attention/wave.h"
 
 struct Job {
-    bf16* o;
+    half_t* o;
     u32* taken;
-    const bf16* q;
+    const half_t* q;
     const KV* pool;
     const TensorMap* pool_map;
     const i32 *cu_q, *context_lens, *tables, *table_rows;
@@ -48,7 +48,7 @@ DEV const i32* table_of(const Job& job, u32 row) {
 #  define PREFILL KERNEL(256)
 #endif
 
-PREFILL attention_prefill(bf16* o, u32* taken, const bf16* q, const KV* pool, TENSOR_MAP pool_map, const i32* cu_q,
+PREFILL attention_prefill(half_t* o, u32* taken, const half_t* q, const KV* pool, TENSOR_MAP pool_map, const i32* cu_q,
                           const i32* context_lens, const i32* tables, const i32* table_rows, u32 first_row, u32 rows,
                           u32 kv_heads, u32 table_width, u32 q_stride, u32 o_stride, float factor) {
     prefill(Job{o, taken, q, pool, &pool_map, cu_q, context_lens, tables, table_rows, first_row, rows, kv_heads, table_width,

@@ -8,7 +8,7 @@
 #if KV_FP8
 #  include "attention_prefill/load_fp8.h"
 #else
-#  include "attention_prefill/load_bf16.h"
+#  include "attention_prefill/load_half.h"
 #endif
 
 enum : u32 {
@@ -48,7 +48,7 @@ DEV void weigh(float (&s)[SCORES], Softmax& r, float (&shrink)[2], const u32 (&s
 struct Probabilities { u32 v[TILE / 16][4]; };
 
 DEV void pack(Probabilities& p, const float (&s)[SCORES]) {
-    UNROLL for (u32 i = 0; i < SCORES / 2; ++i) p.v[i / 4][i % 4] = pack_bf16(s[2 * i], s[2 * i + 1]);
+    UNROLL for (u32 i = 0; i < SCORES / 2; ++i) p.v[i / 4][i % 4] = pack_half(s[2 * i], s[2 * i + 1]);
 }
 
 DEV void start_scores(float (&s)[SCORES], const u8* queries, const u8* keys) {
@@ -133,10 +133,10 @@ DEV void store(const Job& job, const Item& item, u32 group, u8* panels, const fl
     UNROLL for (u32 i = 0; i < OUTPUTS; i += 2) {
         const u32 row = wgmma_row(i) % 16, column = wgmma_col(i), pair = i >> 1 & 1;
         u8* to = panels + column / 64 * PANEL + panel_offset(row, column % 64 / 8) + column % 8 * 2;
-        *(u32*)to = pack_bf16(o[i] * scale[pair], o[i + 1] * scale[pair]);
+        *(u32*)to = pack_half(o[i] * scale[pair], o[i + 1] * scale[pair]);
     }
     wave_sync();
-    bf16* out = job.o + (u64)item.token * job.o_stride + item.head * HEAD_GROUP * D;
+    half_t* out = job.o + (u64)item.token * job.o_stride + item.head * HEAD_GROUP * D;
     UNROLL for (u32 i = 0; i < 16; i += AT_ONCE) {
         const u32 row = i + lane() / PIECES, piece = lane() % PIECES;
         const u32 pair = item.first + group * GROUP_PAIRS + (wave() & 3) * 16 + row;

@@ -1,5 +1,5 @@
 // attention_prefill/load.h - the warpgroup that fetches queries, keys and values, for item after item, into panels that the
-// other warpgroups multiply from, as far ahead as it has room. How keys and values come: load_bf16.h, load_fp8.h.
+// other warpgroups multiply from, as far ahead as it has room. How keys and values come: load_half.h, load_fp8.h.
 #pragma once
 
 enum : u32 {
@@ -53,7 +53,7 @@ template <u32 COUNT = STAGES> DEV void advance(Turn& t) {
 DEV void fetch_queries(u8* operand, const Job& job, const Item& item) {
     constexpr u32 PIECES = D / 8, AT_ONCE = QUERY_WAVES * WAVE / PIECES;
     const u32 thread = tid() - (FETCHING - QUERY_WAVES) * WAVE, piece = thread % PIECES;
-    const bf16* q = job.q + (u64)item.token * job.q_stride + item.head * HEAD_GROUP * D + piece * 8;
+    const half_t* q = job.q + (u64)item.token * job.q_stride + item.head * HEAD_GROUP * D + piece * 8;
     _Pragma("unroll 4") for (u32 i = 0; i < TILE_PAIRS; i += AT_ONCE) {
         const u32 row = i + thread / PIECES, pair = item.first + row < item.pairs ? item.first + row : 0;
         u8* to = operand + piece / 8 * PANEL_BYTES + panel_offset(row, piece % 8);

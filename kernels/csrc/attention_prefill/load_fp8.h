@@ -1,4 +1,4 @@
-// attention_prefill/load_fp8.h - keys and values of an fp8 pool, widened to bf16 on their way, which is exact. All four waves
+// attention_prefill/load_fp8.h - keys and values of an fp8 pool, widened to half_t on their way, which is exact. All four waves
 // bring both, and queries: a thread copies pieces of 16 channels to places of its own, and stores them in the panels once
 // the step's turn has come, while those of the next step are on their way.
 #pragma once
@@ -43,7 +43,7 @@ DEV void widen_pieces(u8* operand, const u8* staged) {
     _Pragma("unroll 2") for (u32 pass = 0; pass < PASSES; ++pass) {
         const Halves piece = bits_as<Halves>(*(const fp8x16*)(staged + (pass * FETCHERS + tid()) * 16));
         UNROLL for (u32 half = 0; half < 2; ++half)
-            *(bf16x8*)(panel + panel_offset(own_row(pass), own_piece() * 2 + half)) = narrow(widen(piece.v[half]));
+            *(half_x8*)(panel + panel_offset(own_row(pass), own_piece() * 2 + half)) = narrow(widen(piece.v[half]));
     }
 }
 

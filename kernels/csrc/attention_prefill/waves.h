@@ -47,15 +47,15 @@ DEV void multiply_step(Running& r, const Queries& q, const KV* stage, u32 at, co
     }
 }
 
-DEV void store_outputs(bf16* o, u32 o_stride, Running& r, u32 first, u32 pairs) {
+DEV void store_outputs(half_t* o, u32 o_stride, Running& r, u32 first, u32 pairs) {
     finish(r);
     float scale[SLOTS];
     UNROLL for (u32 i = 0; i < SLOTS; ++i) scale[i] = 1.f / r.sum[i];
     UNROLL for (u32 p = 0; p < PARTS; ++p) {
         const u32 slot = part_slot(p), pair = first + query_of(slot);
         if (pair < pairs) {
-            struct alignas(PART * 2) Part { bf16 v[PART]; } part;
-            UNROLL for (u32 j = 0; j < PART; ++j) part.v[j] = to_bf16(PART_VALUE(r.out, p, j) * scale[slot]);
+            struct alignas(PART * 2) Part { half_t v[PART]; } part;
+            UNROLL for (u32 j = 0; j < PART; ++j) part.v[j] = to_half(PART_VALUE(r.out, p, j) * scale[slot]);
             *(Part*)(o + (u64)(pair / HEAD_GROUP) * o_stride + pair % HEAD_GROUP * D + part_channel(p)) = part;
         }
     }
@@ -70,18 +70,18 @@ DEV void prefill(const Job& job) {
     if (bid_x() >= tiles) return;
     const u32 begin = (tiles - 1 - bid_x()) * per_block, first = begin + wave() * QUERIES;
     const u32 context = (u32)job.context_lens[row];
-    bf16* out = job.o + (u64)token * job.o_stride + head * HEAD_GROUP * D;
+    half_t* out = job.o + (u64)token * job.o_stride + head * HEAD_GROUP * D;
     if (context < tokens) {  // A padded row: no keys.
         for (u32 i = tid(); i < per_block * D; i += bdim()) {
             const u32 pair = begin + i / D;
-            if (pair < pairs) out[(u64)(pair / HEAD_GROUP) * job.o_stride + pair % HEAD_GROUP * D + i % D] = to_bf16(0.f);
+            if (pair < pairs) out[(u64)(pair / HEAD_GROUP) * job.o_stride + pair % HEAD_GROUP * D + i % D] = to_half(0.f);
         }
         return;
     }
 
     const u32 before = context - tokens;
     const Row keys{table_of(job, row), job.kv_heads, head, context};
-    const bf16* queries = job.q + (u64)token * job.q_stride + head * HEAD_GROUP * D;
+    const half_t* queries = job.q + (u64)token * job.q_stride + head * HEAD_GROUP * D;
     const Queries mine = load_queries([&](u32 query) {
         const u32 pair = first + query;
         return pair < pairs ? queries + (u64)(pair / HEAD_GROUP) * job.q_stride + pair % HEAD_GROUP * D : nullptr;

@@ -10,12 +10,12 @@
 #if FROM_F32
 typedef float FROM;
 #else
-typedef bf16 FROM;
+typedef half_t FROM;
 #endif
 #if TO_F32
 typedef float TO;
 #else
-typedef bf16 TO;
+typedef half_t TO;
 #endif
 
 enum : u32 { COLUMNS = 1024 };

@@ -1,5 +1,5 @@
 // dev/half.h - IEEE binary16 as fp8 meets it on NVIDIA's matrix units: an fp8 number is exact in it, and one instruction
-// turns two. So is a bf16 number times a power of two that keeps it in range. Waves of 32 lanes.
+// turns two. So is a half_t number times a power of two that keeps it in range. Waves of 32 lanes.
 //
 //   widen_fp8(pair)       two fp8 in the lower half as a pair of f16
 //   pack_f16(low, high)   two f32 as a pair of f16, to nearest even
@@ -66,18 +66,18 @@ DEV RowFactor row_factor(float peak) {
     return RowFactor{as_f32((268 - exponent) << 23), as_f32((exponent - 14) << 23)};
 }
 
-// Eight bf16 times `up` as f16.
-DEV u32x4 scaled_f16(const bf16x8& x, float up) {
+// Eight half_t times `up` as f16.
+DEV u32x4 scaled_f16(const half_x8& x, float up) {
     const u32x4 w = bits_as<u32x4>(x);
     u32x4 r;
 #if (DEV_NV && DEV_SM >= 890) || (DEV_EMU && WAVE == 32)
-    UNROLL for (u32 i = 0; i < 4; ++i) r.v[i] = pack_f16(low_bf16(w.v[i]) * up, high_bf16(w.v[i]) * up);
+    UNROLL for (u32 i = 0; i < 4; ++i) r.v[i] = pack_f16(low_half(w.v[i]) * up, high_half(w.v[i]) * up);
 #else
     UNROLL for (u32 i = 0; i < 4; ++i) r.v[i] = w.v[i];
 #endif
     return r;
 }
-DEV float peak_of(const bf16x8& x, float peak) {
+DEV float peak_of(const half_x8& x, float peak) {
     UNROLL for (u32 i = 0; i < 8; ++i) peak = fmax_(peak, fabs_(f32(x.v[i])));
     return peak;
 }

@@ -1,4 +1,4 @@
-// dev/matrix.h - the 16x16x16 bf16 tile product every target has: C (f32) += A * B.
+// dev/matrix.h - the 16x16x16 half_t tile product every target has: C (f32) += A * B.
 // A lane holds a few elements of each matrix. Frag says which: element i of this lane is A[a_row(i)][a_k(i)],
 // B[b_k(i)][b_col(i)], C[c_row(i)][c_col(i)]. Code that asks Frag runs anywhere.
 #pragma once
@@ -26,8 +26,8 @@ struct Frag {
     DEV u32 c_col(u32 i) { return (lane() & 3) * 2 + (i & 1) + (i >> 2) * 8; }
 };
 #endif
-struct alignas(8) FragA { bf16 x[Frag::NA]; };
-struct alignas(8) FragB { bf16 x[Frag::NB]; };
+struct alignas(8) FragA { half_t x[Frag::NA]; };
+struct alignas(8) FragB { half_t x[Frag::NB]; };
 struct FragC { float x[Frag::NC]; };
 
 DEV FragC zero_c() {
@@ -62,52 +62,52 @@ DEV void mma16(FragC& c, const FragA& a, const FragB& b DEV_SITE) {
 // Fragments from shared memory. `tile` points at the tile's first element, `stride` is in elements; rows are
 // aligned to 16 bytes. Every lane of the wave must come.
 #if DEV_NV
-DEV FragWords ldmatrix(const bf16* row) {
+DEV FragWords ldmatrix(const half_t* row) {
     FragWords w;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(w.v[0]), "=r"(w.v[1]), "=r"(w.v[2]), "=r"(w.v[3]) : "r"(shared_address(row)) : "memory");
     return w;
 }
-DEV FragWords ldmatrix_trans(const bf16* row) {
+DEV FragWords ldmatrix_trans(const half_t* row) {
     FragWords w;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(w.v[0]), "=r"(w.v[1]), "=r"(w.v[2]), "=r"(w.v[3]) : "r"(shared_address(row)) : "memory");
     return w;
 }
 // A from [row][k].
-DEV FragA load_a(const bf16* tile, u32 stride) {
+DEV FragA load_a(const half_t* tile, u32 stride) {
     return bits_as<FragA>(ldmatrix(tile + (lane() & 15) * stride + (lane() >> 4) * 8));
 }
 // B from [column][k]: weights as they are stored, keys.
-DEV FragB load_b(const bf16* tile, u32 stride) {
+DEV FragB load_b(const half_t* tile, u32 stride) {
     const u32 column = (lane() & 7) + (lane() >> 4) * 8, k = (lane() >> 3 & 1) * 8;
     return bits_as<FragB>(ldmatrix(tile + column * stride + k));
 }
 // B from [k][column]: values.
-DEV FragB load_b_trans(const bf16* tile, u32 stride) {
+DEV FragB load_b_trans(const half_t* tile, u32 stride) {
     return bits_as<FragB>(ldmatrix_trans(tile + (lane() & 15) * stride + (lane() >> 4) * 8));
 }
 #else
 #if DEV_EMU
-DEV void check_rows(const bf16* tile, u32 stride) {
+DEV void check_rows(const half_t* tile, u32 stride) {
     if ((u64)tile % 16 != 0 || stride % 8 != 0) emu::broken("rows of a tile are not aligned to 16 bytes");
 }
 #else
-DEV void check_rows(const bf16*, u32) {}
+DEV void check_rows(const half_t*, u32) {}
 #endif
-DEV FragA load_a(const bf16* tile, u32 stride) {
+DEV FragA load_a(const half_t* tile, u32 stride) {
     check_rows(tile, stride);
     FragA a;
     for (u32 i = 0; i < Frag::NA; ++i) a.x[i] = tile[Frag::a_row(i) * stride + Frag::a_k(i)];
     return a;
 }
-DEV FragB load_b(const bf16* tile, u32 stride) {
+DEV FragB load_b(const half_t* tile, u32 stride) {
     check_rows(tile, stride);
     FragB b;
     for (u32 i = 0; i < Frag::NB; ++i) b.x[i] = tile[Frag::b_col(i) * stride + Frag::b_k(i)];
     return b;
 }
-DEV FragB load_b_trans(const bf16* tile, u32 stride) {
+DEV FragB load_b_trans(const half_t* tile, u32 stride) {
     check_rows(tile, stride);
     FragB b;
     for (u32 i = 0; i < Frag::NB; ++i) b.x[i] = tile[Frag::b_k(i) * stride + Frag::b_col(i)];

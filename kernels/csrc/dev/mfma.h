@@ -17,8 +17,8 @@ template <u32 SIDE, u32 PER_LANE> struct MfmaLayout {
     DEV u32 c_col(u32) { return lane() % SIDE; }
 };
 typedef MfmaLayout<32, 4> Mfma32x32x8;
-typedef MfmaLayout<16, 8> Mfma16x16x32;   // bf16 on gfx950; fp8 on gfx942 and gfx950
-typedef MfmaLayout<32, 8> Mfma32x32x16;   // bf16 on gfx950; fp8 on gfx942 and gfx950
+typedef MfmaLayout<16, 8> Mfma16x16x32;   // half_t on gfx950; fp8 on gfx942 and gfx950
+typedef MfmaLayout<32, 8> Mfma32x32x16;   // half_t on gfx950; fp8 on gfx942 and gfx950
 
 struct f32x16 { float v[16]; };
 
@@ -27,7 +27,7 @@ typedef short MfmaBf16x4 __attribute__((ext_vector_type(4)));
 typedef float MfmaF32x4 __attribute__((ext_vector_type(4)));
 typedef float MfmaF32x16 __attribute__((ext_vector_type(16)));
 // c += a * b, 32x32x8.
-DEV void mfma_32x32x8(f32x16& c, const bf16x4& a, const bf16x4& b) {
+DEV void mfma_32x32x8(f32x16& c, const half_x4& a, const half_x4& b) {
     c = bits_as<f32x16>(__builtin_amdgcn_mfma_f32_32x32x8bf16_1k(
         bits_as<MfmaBf16x4>(a), bits_as<MfmaBf16x4>(b), bits_as<MfmaF32x16>(c), 0, 0, 0));
 }
@@ -43,17 +43,17 @@ DEV void mfma_32x32x16(f32x16& c, const fp8x8& a, const fp8x8& b) {
 #  endif
 #  if DEV_GFX >= 0x950
 typedef __bf16 MfmaBf16x8 __attribute__((ext_vector_type(8)));
-DEV void mfma_16x16x32(f32x4& c, const bf16x8& a, const bf16x8& b) {
+DEV void mfma_16x16x32(f32x4& c, const half_x8& a, const half_x8& b) {
     c = bits_as<f32x4>(__builtin_amdgcn_mfma_f32_16x16x32_bf16(
         bits_as<MfmaBf16x8>(a), bits_as<MfmaBf16x8>(b), bits_as<MfmaF32x4>(c), 0, 0, 0));
 }
-DEV void mfma_32x32x16(f32x16& c, const bf16x8& a, const bf16x8& b) {
+DEV void mfma_32x32x16(f32x16& c, const half_x8& a, const half_x8& b) {
     c = bits_as<f32x16>(__builtin_amdgcn_mfma_f32_32x32x16_bf16(
         bits_as<MfmaBf16x8>(a), bits_as<MfmaBf16x8>(b), bits_as<MfmaF32x16>(c), 0, 0, 0));
 }
 #  endif
 #else
-DEV void mfma_32x32x8(f32x16& c, const bf16x4& a, const bf16x4& b DEV_SITE) {
+DEV void mfma_32x32x8(f32x16& c, const half_x4& a, const half_x4& b DEV_SITE) {
     emu::tile_product<Mfma32x32x8, 32, 32, 8>(c.v, a.v, b.v DEV_AT);
 }
 #  if DEV_GFX >= 0x942
@@ -65,10 +65,10 @@ DEV void mfma_32x32x16(f32x16& c, const fp8x8& a, const fp8x8& b DEV_SITE) {
 }
 #  endif
 #  if DEV_GFX >= 0x950
-DEV void mfma_16x16x32(f32x4& c, const bf16x8& a, const bf16x8& b DEV_SITE) {
+DEV void mfma_16x16x32(f32x4& c, const half_x8& a, const half_x8& b DEV_SITE) {
     emu::tile_product<Mfma16x16x32, 16, 16, 32>(c.v, a.v, b.v DEV_AT);
 }
-DEV void mfma_32x32x16(f32x16& c, const bf16x8& a, const bf16x8& b DEV_SITE) {
+DEV void mfma_32x32x16(f32x16& c, const half_x8& a, const half_x8& b DEV_SITE) {
     emu::tile_product<Mfma32x32x16, 32, 32, 16>(c.v, a.v, b.v DEV_AT);
 }
 #  endif

@@ -51,7 +51,7 @@ DEV void box_store(const TensorMap*, const Matrix& m, u32 columns, u32 row, u32 
     for (u32 i = 0; i < BOX_ROWS * 64; ++i) {
         const u32 r = i / 64, c = i % 64;
         if (row + r >= m.rows || column + c >= columns) continue;
-        memcpy((bf16*)m.at + (u64)(row + r) * m.stride + column + c, (const u8*)from + panel_offset(r, c / 8) + c % 8 * 2, 2);
+        memcpy((half_t*)m.at + (u64)(row + r) * m.stride + column + c, (const u8*)from + panel_offset(r, c / 8) + c % 8 * 2, 2);
     }
 }
 DEV void boxes_commit() {}

@@ -26,14 +26,14 @@ DEV u32 strip_c_x(u32 i) { return (lane() >> 2) + (i >> 1) * 8; }
 DEV u32 strip_c_w(u32 i) { return (lane() & 3) * 2 + (i & 1); }
 #endif
 
-struct StripX { bf16x8 v[STRIP_X]; };
+struct StripX { half_x8 v[STRIP_X]; };
 
-DEV bf16x8 zero8() { return bits_as<bf16x8>(u32x4{{0, 0, 0, 0}}); }
+DEV half_x8 zero8() { return bits_as<half_x8>(u32x4{{0, 0, 0, 0}}); }
 
 // silu(gate) * up of sums, each rounded as if it had been stored.
 DEV float gated(float gate, float up) {
-    const float g = f32(to_bf16(gate));
-    return g * rcp_(1.f + exp2_(-1.44269504f * g)) * f32(to_bf16(up));
+    const float g = f32(to_half(gate));
+    return g * rcp_(1.f + exp2_(-1.44269504f * g)) * f32(to_half(up));
 }
 
 #if DEV_NV
@@ -43,17 +43,17 @@ DEV void mma_half(f32x4& c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
         : "+f"(c.v[0]), "+f"(c.v[1]), "+f"(c.v[2]), "+f"(c.v[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-DEV void strip_mma(f32x4& c, const StripX& x, const bf16x8& w) {
+DEV void strip_mma(f32x4& c, const StripX& x, const half_x8& w) {
     const u32x4 a = bits_as<u32x4>(x.v[0]), b = bits_as<u32x4>(x.v[1]), v = bits_as<u32x4>(w);
     mma_half(c, a.v[0], b.v[0], a.v[1], b.v[1], v.v[0], v.v[1]);
     mma_half(c, a.v[2], b.v[2], a.v[3], b.v[3], v.v[2], v.v[3]);
 }
 #elif DEV_AMD
-DEV void strip_mma(f32x4& c, const StripX& x, const bf16x8& w) {
+DEV void strip_mma(f32x4& c, const StripX& x, const half_x8& w) {
 #  if DEV_GFX >= 0x950
     mfma_16x16x32(c, x.v[0], w);
 #  else
-    struct Halves { bf16x4 v[2]; };
+    struct Halves { half_x4 v[2]; };
     const Halves a = bits_as<Halves>(x.v[0]), b = bits_as<Halves>(w);
     FragC sum = bits_as<FragC>(c);
     mma16(sum, bits_as<FragA>(a.v[0]), bits_as<FragB>(b.v[0]));
@@ -83,13 +83,13 @@ struct HalfLayout {
 };
 DEV void mma_half(f32x4& c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1 DEV_SITE) {
     const u32 a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
-    bf16 as[8], bs[4];
+    half_t as[8], bs[4];
     for (u32 i = 0; i < 8; ++i) as[i].bits = (u16)(a[i / 2] >> (i % 2 * 16));
     for (u32 i = 0; i < 4; ++i) bs[i].bits = (u16)(b[i / 2] >> (i % 2 * 16));
     emu::tile_product<HalfLayout, 16, 8, 16>(c.v, as, bs DEV_AT);
 }
 #  endif
-DEV void strip_mma(f32x4& c, const StripX& x, const bf16x8& w DEV_SITE) {
-    emu::tile_product<StripLayout, 16, STRIP_ROWS, 32>(c.v, (const bf16*)&x, w.v DEV_AT);
+DEV void strip_mma(f32x4& c, const StripX& x, const half_x8& w DEV_SITE) {
+    emu::tile_product<StripLayout, 16, STRIP_ROWS, 32>(c.v, (const half_t*)&x, w.v DEV_AT);
 }
 #endif

@@ -1,12 +1,12 @@
 // dev/strip8.h - products of strips (dev/strip.h) of fp8, 32 values of k at a time: operands are 8-byte pieces of 8
-// consecutive k of one row, in the same places. On gfx942, gfx950 and NVIDIA's matrix units in fp8; elsewhere in bf16,
+// consecutive k of one row, in the same places. On gfx942, gfx950 and NVIDIA's matrix units in fp8; elsewhere in half_t,
 // which holds every fp8 number.
 #pragma once
 #include "dev/strip.h"
 
 struct Strip8X { fp8x8 v[STRIP_X]; };
 
-DEV bf16x8 widen_bf16(const fp8x8& x) { return narrow(widen(x)); }
+DEV half_x8 widen_half(const fp8x8& x) { return narrow(widen(x)); }
 
 DEV void strip8_mma(f32x4& c, const Strip8X& x, const fp8x8& w) {
 #if (DEV_GFX == 0x942 || DEV_GFX == 0x950) && WAVE == 64
@@ -19,7 +19,7 @@ DEV void strip8_mma(f32x4& c, const Strip8X& x, const fp8x8& w) {
         : "r"(a.v[0]), "r"(b.v[0]), "r"(a.v[1]), "r"(b.v[1]), "r"(v.v[0]), "r"(v.v[1]));
 #else
     StripX wide;
-    UNROLL for (u32 j = 0; j < STRIP_X; ++j) wide.v[j] = widen_bf16(x.v[j]);
-    strip_mma(c, wide, widen_bf16(w));
+    UNROLL for (u32 j = 0; j < STRIP_X; ++j) wide.v[j] = widen_half(x.v[j]);
+    strip_mma(c, wide, widen_half(w));
 #endif
 }

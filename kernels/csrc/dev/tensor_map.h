@@ -1,4 +1,4 @@
-// dev/tensor_map.h - boxes of a bf16 matrix in global memory, copied by the copy engine into panels that wgmma multiplies
+// dev/tensor_map.h - boxes of a half_t matrix in global memory, copied by the copy engine into panels that wgmma multiplies
 // (dev/wgmma.h). NVIDIA from sm_90 on, and the emulator, where a copy is there at once.
 //
 //   TENSOR_MAP              type of a kernel argument that names the matrix, its row length and the box; made by the host,
@@ -14,12 +14,12 @@
 #endif
 
 enum : u32 { BOX_ROWS = 16, BOX_BYTES = BOX_ROWS * 128 };
-struct Matrix { const bf16* at; u32 rows, stride; };
+struct Matrix { const half_t* at; u32 rows, stride; };
 
 #if DEV_NV
 struct alignas(64) TensorMap { u64 bits[16]; };
 #  define TENSOR_MAP const __grid_constant__ TensorMap
-DEV void box_copy(void* to, const TensorMap* map, const bf16*, u32, u32 row, u32 column, Barrier* b) {
+DEV void box_copy(void* to, const TensorMap* map, const half_t*, u32, u32 row, u32 column, Barrier* b) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
         : : "r"(shared_address(to)), "l"(map), "r"(column), "r"(row), "r"(shared_address(b)) : "memory");
@@ -37,7 +37,7 @@ DEV void panel_copy_once(void* to, const TensorMap* map, const Matrix&, u32, u32
 struct TensorMap { u64 bits[16]; };
 #  define TENSOR_MAP TensorMap
 #  if DEV_EMU
-DEV void box_copy(void* to, const TensorMap*, const bf16* matrix, u32 width, u32 row, u32 column, Barrier* b) {
+DEV void box_copy(void* to, const TensorMap*, const half_t* matrix, u32 width, u32 row, u32 column, Barrier* b) {
     for (u32 i = 0; i < BOX_ROWS; ++i)
         for (u32 piece = 0; piece < 8; ++piece)
             memcpy((u8*)to + i * 128 + (piece ^ (i & 7)) * 16, matrix + (u64)(row + i) * width + column + piece * 8, 16);

@@ -1,22 +1,22 @@
-// dev/vector.h - bf16, the activation type, small vectors, and 8-wide loads and stores in f32.
+// dev/vector.h - half_t, the activation type, small vectors, and 8-wide loads and stores in f32.
 #pragma once
 
-struct bf16 { u16 bits; };
-struct alignas(4) bf16x2 { bf16 v[2]; };
-struct alignas(8) bf16x4 { bf16 v[4]; };
-struct alignas(16) bf16x8 { bf16 v[8]; };
+struct half_t { u16 bits; };
+struct alignas(4) half_x2 { half_t v[2]; };
+struct alignas(8) half_x4 { half_t v[4]; };
+struct alignas(16) half_x8 { half_t v[8]; };
 struct alignas(8) f32x2 { float v[2]; };
 struct alignas(16) f32x4 { float v[4]; };
 struct alignas(16) u32x4 { u32 v[4]; };
 struct f32x8 { float v[8]; };  // in registers only
 
-// The type of activations. -DACT_F32=1: float, otherwise bf16.
+// The type of activations. -DACT_F32=1: float, otherwise half_t.
 #if ACT_F32
 typedef float ACT;
 typedef f32x4 ACTV;
 #else
-typedef bf16 ACT;
-typedef bf16x8 ACTV;
+typedef half_t ACT;
+typedef half_x8 ACTV;
 #endif
 // Activations in one 16-byte load.
 enum : u32 { ACT_WIDTH = 16 / sizeof(ACT) };
@@ -28,56 +28,56 @@ template <class To, class From> DEV To bits_as(const From& from) {
 }
 
 DEV float f32(float x) { return x; }
-DEV float f32(bf16 x) { return as_f32((u32)x.bits << 16); }
-DEV bf16 to_bf16(float x) { return bf16{bf16_bits(x)}; }
+DEV float f32(half_t x) { return as_f32((u32)x.bits << 16); }
+DEV half_t to_half(float x) { return half_t{half_bits(x)}; }
 
-// Rounds to nearest even: to<bf16>(x), to<float>(x), to<fp8>(x), to<ACT>(x).
+// Rounds to nearest even: to<half_t>(x), to<float>(x), to<fp8>(x), to<ACT>(x).
 template <class T> struct Round;
 template <> struct Round<float> { DEV float of(float x) { return x; } };
-template <> struct Round<bf16> { DEV bf16 of(float x) { return to_bf16(x); } };
+template <> struct Round<half_t> { DEV half_t of(float x) { return to_half(x); } };
 template <class T> DEV T to(float x) { return Round<T>::of(x); }
 
-// Two f32 as a pair of bf16, x0 in the lower half.
-DEV u32 pack_bf16(float x0, float x1) {
+// Two f32 as a pair of half_t, x0 in the lower half.
+DEV u32 pack_half(float x0, float x1) {
 #if DEV_NV
     u32 r;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(x1), "f"(x0));
     return r;
 #else
-    return (u32)bf16_bits(x0) | (u32)bf16_bits(x1) << 16;
+    return (u32)half_bits(x0) | (u32)half_bits(x1) << 16;
 #endif
 }
-DEV float low_bf16(u32 pair) { return as_f32(pair << 16); }
-DEV float high_bf16(u32 pair) { return as_f32(pair & 0xffff0000u); }
+DEV float low_half(u32 pair) { return as_f32(pair << 16); }
+DEV float high_half(u32 pair) { return as_f32(pair & 0xffff0000u); }
 
-DEV f32x8 widen(const bf16x8& x) {
+DEV f32x8 widen(const half_x8& x) {
     const u32x4 w = bits_as<u32x4>(x);
     f32x8 r;
     for (u32 i = 0; i < 4; ++i) {
-        r.v[2 * i] = low_bf16(w.v[i]);
-        r.v[2 * i + 1] = high_bf16(w.v[i]);
+        r.v[2 * i] = low_half(w.v[i]);
+        r.v[2 * i + 1] = high_half(w.v[i]);
     }
     return r;
 }
-DEV bf16x8 narrow(const f32x8& x) {
+DEV half_x8 narrow(const f32x8& x) {
     u32x4 w;
-    for (u32 i = 0; i < 4; ++i) w.v[i] = pack_bf16(x.v[2 * i], x.v[2 * i + 1]);
-    return bits_as<bf16x8>(w);
+    for (u32 i = 0; i < 4; ++i) w.v[i] = pack_half(x.v[2 * i], x.v[2 * i + 1]);
+    return bits_as<half_x8>(w);
 }
 
 // Eight values from p in f32. p is aligned to 16 bytes (8 for fp8).
-DEV f32x8 load8(const bf16* p) { return widen(*(const bf16x8*)p); }
+DEV f32x8 load8(const half_t* p) { return widen(*(const half_x8*)p); }
 DEV f32x8 load8(const float* p) {
     const f32x4 a = ((const f32x4*)p)[0], b = ((const f32x4*)p)[1];
     return f32x8{{a.v[0], a.v[1], a.v[2], a.v[3], b.v[0], b.v[1], b.v[2], b.v[3]}};
 }
 // The same of data that is read once and written by no kernel in flight: see load_stream.
-DEV f32x8 load8_stream(const bf16* p) { return widen(load_stream((const bf16x8*)p)); }
+DEV f32x8 load8_stream(const half_t* p) { return widen(load_stream((const half_x8*)p)); }
 DEV f32x8 load8_stream(const float* p) {
     const f32x4 a = load_stream((const f32x4*)p), b = load_stream((const f32x4*)p + 1);
     return f32x8{{a.v[0], a.v[1], a.v[2], a.v[3], b.v[0], b.v[1], b.v[2], b.v[3]}};
 }
-DEV void store8(bf16* p, const f32x8& x) { *(bf16x8*)p = narrow(x); }
+DEV void store8(half_t* p, const f32x8& x) { *(half_x8*)p = narrow(x); }
 DEV void store8(float* p, const f32x8& x) {
     ((f32x4*)p)[0] = f32x4{{x.v[0], x.v[1], x.v[2], x.v[3]}};
     ((f32x4*)p)[1] = f32x4{{x.v[4], x.v[5], x.v[6], x.v[7]}};

@@ -1,7 +1,7 @@
 // dev/wgmma.h - products of a warpgroup: four consecutive waves, the first a multiple of four, multiply 64 rows at once by
 // a matrix in shared memory, while they go on. NVIDIA sm_90a, and the emulator at wave 32, where a product is there at once.
 //
-// Operands lie in shared memory as panels: rows of 128 bytes (64 bf16) one behind the other, the first on a multiple of
+// Operands lie in shared memory as panels: rows of 128 bytes (64 half_t) one behind the other, the first on a multiple of
 // 1024 bytes, the eight 16-byte pieces of a row in the order panel_offset() tells. Wider matrices are several panels.
 //
 //   on_1024(p)              the first address from p on where a panel may begin
@@ -13,7 +13,7 @@
 //   wgmma<N>(c, a, b, add)  c [64][N] = a [64][16] b [16][N] (+ c if add); N: see WGMMA_WIDTH; c: float[N / 2].
 //                           a: KMajor or u32[4]; b: KMajor or NMajor
 //     element i of c is row wgmma_row(i), column wgmma_col(i). Registers a hold columns of c as the next product's k:
-//     a[i] = pack_bf16(c[2 i], c[2 i + 1]), i < 4, are its first 16, and so on
+//     a[i] = pack_half(c[2 i], c[2 i + 1]), i < 4, are its first 16, and so on
 //   wgmma_fence()           before the first product, and after other instructions wrote its registers
 //   wgmma_commit() wgmma_wait<N>()  closes a group of products; waits until at most N groups run
 //   wgmma_hold(c)           behind the wait: nothing reads c before. Registers of a running product are nobody else's
@@ -40,7 +40,7 @@ DEV u8* on_1024(u8* p) { return p + (0 - (u64)p) % 1024; }
 // The hardware swaps pieces by the address: bits 4 to 6 are xored with bits 7 to 9.
 DEV float panel_value(const u8* at, u32 offset) {
     const u64 address = (u64)at + offset;
-    return f32(*(const bf16*)(address ^ (address >> 7 & 7) << 4));
+    return f32(*(const half_t*)(address ^ (address >> 7 & 7) << 4));
 }
 DEV float panel_element(KMajor x, u32 k, u32 n) { return panel_value(x.at, n * 128 + k * 2); }
 DEV float panel_element(NMajor x, u32 k, u32 n) { return panel_value(x.at, n / 64 * x.next + k * 128 + n % 64 * 2); }
@@ -67,7 +67,7 @@ template <u32 N, class B> DEV void wgmma(float (&c)[N / 2], const u32 (&a)[4], B
     emu::Exchange& mine = emu::exchange();
     for (u32 i = 0; i < 8; ++i) {
         const u32 row = (lane() >> 2) + (i >> 1 & 1) * 8, k = (lane() & 3) * 2 + (i & 1) + (i >> 2) * 8;
-        mine.a[row * 16 + k] = i & 1 ? high_bf16(a[i / 2]) : low_bf16(a[i / 2]);
+        mine.a[row * 16 + k] = i & 1 ? high_half(a[i / 2]) : low_half(a[i / 2]);
     }
     const emu::Exchange& all = emu::meet(site, nullptr);
     own_products<N>(c, [&](u32 row, u32 k) { return all.a[row * 16 + k]; }, b, add);

@@ -2,7 +2,7 @@
 //
 // silu_mul_rows  y = silu(gate) * up     y [rows, cols], x [rows, 2 cols]: gate columns, then up columns; all of ACT
 // -DFP8=1        silu_mul_fp8 alone: y in fp8 and its scales, as fp8_rows makes them of what y would be. Rows from `rows`
-//                on are zero. cols whole blocks, rows on 16 bytes, ACT bf16; blocks of 128 threads, a run each.
+//                on are zero. cols whole blocks, rows on 16 bytes, ACT half_t; blocks of 128 threads, a run each.
 // add_rows       y = a + b               all [rows, cols] of ACT
 // Grid: rows * parts, part fastest; each block takes every `parts`-th run of bdim() eights of its row. Block: a
 // multiple of WAVE up to 256.
@@ -25,7 +25,7 @@ silu_mul_fp8(fp8* y, float* scales, const ACT* x, u32 rows, u32 cols, u32 parts,
     if (row < rows && c < cols) {
         const ACT *gate = x + row * x_stride + c, *up = gate + cols;
         v = silu_mul(load8(gate), load8(up));
-        for (u32 i = 0; i < 8; ++i) v.v[i] = f32(to_bf16(v.v[i]));
+        for (u32 i = 0; i < 8; ++i) v.v[i] = f32(to_half(v.v[i]));
     }
     store_quantised(Quantised{y, scales, scale_stride}, row, cols, c, v);
 }

@@ -1,12 +1,12 @@
 // fp8_few: y [M, N] = x [M, K] W [N, K]^T for M <= 16 and W in fp8 with scales: reading W once is all the time there is.
 // CPU twin: `linear` with W multiplied out, preceded by `rms_norm` (NORM), followed by `silu_mul` (GATED) or `add`
-// (RESIDUAL). x is not quantised: products are those of its bf16 values.
+// (RESIDUAL). x is not quantised: products are those of its half_t values.
 //
-// STREAM (NVIDIA from sm_90 on, waves of 32): stream.h; x comes as bf16, or PREPARED: as f16 [M, K] with `factors` [M]
+// STREAM (NVIDIA from sm_90 on, waves of 32): stream.h; x comes as half_t, or PREPARED: as f16 [M, K] with `factors` [M]
 // (fp8_rows, half_rows). Otherwise strips.h.
 // A row gives the same bits whatever M is and wherever it lies.
 //
-// Rounding: as skinny: x after the norm, x / rms and its product with the weight, each once to bf16; sums in f32, the
+// Rounding: as skinny: x after the norm, x / rms and its product with the weight, each once to half_t; sums in f32, the
 // sum once to the type of y; GATED and RESIDUAL round what the separate kernels store.
 //
 //   ahead     STREAM: the weights of the next product, of which a little is brought near (stream.h)
@@ -53,7 +53,7 @@
 #if OUT_F32
 typedef float OUT;
 #else
-typedef bf16 OUT;
+typedef half_t OUT;
 #endif
 
 // What follows a sum. The bits of fp8 in gfx942's dialect mean half of what was stored.
@@ -72,7 +72,7 @@ DEV float finished(const Finish& f, u32 out, float sum, float up) {
 
 #if STREAM
 KERNEL_ALONE(MULTIPLIERS + COPIERS * WAVE)
-fp8_few(OUT* y, const bf16* x, const float* factors, const fp8* w, const float* scales, const float* bias, const bf16* norm,
+fp8_few(OUT* y, const half_t* x, const float* factors, const fp8* w, const float* scales, const float* bias, const half_t* norm,
         u32 m, u32 n, u32 k, u32 y_stride, u32 x_stride, u32 unit, u32 scale_stride, float eps, const fp8* ahead,
         u32 ahead_outputs, u32 ahead_halves, u32 ahead_k, u32 ahead_strips, u32 ahead_blocks, u32 ahead_bytes) {
     DYN_SHARED(u8, shared);
@@ -119,12 +119,12 @@ fp8_few(OUT* y, const bf16* x, const float* factors, const fp8* w, const float* 
     });
 }
 #else
-KERNEL(256) fp8_few(OUT* y, const bf16* x, const float* factors, const fp8* w, const float* scales, const float* bias,
-                    const bf16* norm, u32 m, u32 n, u32 k, u32 y_stride, u32 x_stride, u32 unit, u32 scale_stride,
+KERNEL(256) fp8_few(OUT* y, const half_t* x, const float* factors, const fp8* w, const float* scales, const float* bias,
+                    const half_t* norm, u32 m, u32 n, u32 k, u32 y_stride, u32 x_stride, u32 unit, u32 scale_stride,
                     float eps) {
     const Weights weights{w, scales, bid_x() * TILES * WIDTH, n, k, unit, scale_stride};
     const auto row = [&](u32 r) { return x + (u64)r * x_stride; };
-    const float* sums = strip_sums(weights, m, [&](bf16* xs) { stage_rows(xs, row, norm, m, k, eps); });
+    const float* sums = strip_sums(weights, m, [&](half_t* xs) { stage_rows(xs, row, norm, m, k, eps); });
     const Finish finish{scales, bias, n / HALVES};
     each_sum(weights, sums, m, [&](u32 row, u32 out, float sum, float up) {
         sum = finished(finish, out, sum, up);

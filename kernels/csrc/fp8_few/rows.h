@@ -30,22 +30,22 @@ template <class Again> DEV void settle_factors(const Work& work, const Memory& s
 
 #if NORM
 // Pieces of a row of 8 values each: at most two a lane.
-struct Pieces { bf16x8 v[2]; };
+struct Pieces { half_x8 v[2]; };
 DEV u32 piece_of(u32 k, u32 i) { return (wave() % waves_of_row(k) + i * waves_of_row(k)) * WAVE + lane(); }
-DEV Pieces load_pieces(const bf16* row, u32 k) {
+DEV Pieces load_pieces(const half_t* row, u32 k) {
     Pieces p;
     UNROLL for (u32 i = 0; i < 2; ++i)
-        p.v[i] = piece_of(k, i) < k / 8 ? *((const bf16x8*)row + piece_of(k, i)) : zero8();
+        p.v[i] = piece_of(k, i) < k / 8 ? *((const half_x8*)row + piece_of(k, i)) : zero8();
     return p;
 }
-DEV bf16x8 normed(const bf16x8& x, const bf16x8& w, float scale) {
-    bf16x8 r;
-    UNROLL for (u32 i = 0; i < 8; ++i) r.v[i] = to_bf16(f32(w.v[i]) * f32(to_bf16(f32(x.v[i]) * scale)));
+DEV half_x8 normed(const half_x8& x, const half_x8& w, float scale) {
+    half_x8 r;
+    UNROLL for (u32 i = 0; i < 8; ++i) r.v[i] = to_half(f32(w.v[i]) * f32(to_half(f32(x.v[i]) * scale)));
     return r;
 }
 
 // `norm`: this lane's pieces of the weights, loaded before the kernel in front had ended.
-DEV void keep_rows(const Work& work, const Memory& s, const bf16* x, const Pieces& norm, u32 x_stride, float eps) {
+DEV void keep_rows(const Work& work, const Memory& s, const half_t* x, const Pieces& norm, u32 x_stride, float eps) {
     const u32 waves = waves_of_row(work.k), groups = COMPUTE / waves, member = wave() % waves, line = x_line(work.k);
     const u32 from = wave() / waves < groups ? wave() / waves : work.m;  // Waves left over have no rows.
     Pieces rows[OWN_ROWS];
@@ -68,7 +68,7 @@ DEV void keep_rows(const Work& work, const Memory& s, const bf16* x, const Piece
         const float scale = rsqrt_(sum / (float)work.k + eps);
         UNROLL for (u32 p = 0; p < 2; ++p) {
             if (piece_of(work.k, p) >= work.k / 8) break;
-            const bf16x8 v = normed(pieces.v[p], norm.v[p], scale);
+            const half_x8 v = normed(pieces.v[p], norm.v[p], scale);
             peak = peak_of(v, peak);
             *(u32x4*)(s.x + row * line + piece_of(work.k, p) * 16) = scaled_f16(v, up);
         }
@@ -86,16 +86,16 @@ DEV void keep_rows(const Work& work, const Memory& s, const bf16* x, const Piece
 }
 #else
 // A lone row four pieces at a time, several rows a piece each.
-DEV void keep_rows(const Work& work, const Memory& s, const bf16* x, u32 x_stride) {
+DEV void keep_rows(const Work& work, const Memory& s, const half_t* x, u32 x_stride) {
     const u32 pieces = work.k / 8, line = x_line(work.k), spread = work.m == 1 ? (u32)OWN_ROWS : 1u;
     float peaks[OWN_ROWS];
     UNROLL for (u32 i = 0; i < OWN_ROWS; ++i) peaks[i] = 0.f;
 #pragma unroll 1
     for (u32 first = tid(); first < pieces; first += spread * MULTIPLIERS) {
-        bf16x8 v[OWN_ROWS];
+        half_x8 v[OWN_ROWS];
         UNROLL for (u32 i = 0; i < OWN_ROWS; ++i) {
             const u32 row = work.m == 1 ? 0 : i, piece = work.m == 1 ? first + i * MULTIPLIERS : first;
-            v[i] = row < work.m && piece < pieces ? *(const bf16x8*)(x + (u64)row * x_stride + piece * 8) : zero8();
+            v[i] = row < work.m && piece < pieces ? *(const half_x8*)(x + (u64)row * x_stride + piece * 8) : zero8();
         }
         UNROLL for (u32 i = 0; i < OWN_ROWS; ++i) {
             const u32 row = work.m == 1 ? 0 : i, piece = work.m == 1 ? first + i * MULTIPLIERS : first;
@@ -112,7 +112,7 @@ DEV void keep_rows(const Work& work, const Memory& s, const bf16* x, u32 x_strid
     settle_factors(work, s, [&](u32 row, float up) {
 #pragma unroll 1
         for (u32 piece = tid(); piece < pieces; piece += MULTIPLIERS)
-            *(u32x4*)(s.x + row * line + piece * 16) = scaled_f16(*(const bf16x8*)(x + (u64)row * x_stride + piece * 8), up);
+            *(u32x4*)(s.x + row * line + piece * 16) = scaled_f16(*(const half_x8*)(x + (u64)row * x_stride + piece * 8), up);
     });
 }
 #endif

@@ -30,7 +30,7 @@ DEV void copy_weights(const Work& work, const Memory& s, u32 stage, u32 pass, u3
                        work.w + weight_row(work, pass, line) * work.k + slab * SLAB, bytes, s.full + stage, policy);
     }
 }
-DEV void copy_rows(const Work& work, const Memory& s, u32 stage, u32 slab, const bf16* x) {
+DEV void copy_rows(const Work& work, const Memory& s, u32 stage, u32 slab, const half_t* x) {
     u8* to = s.ring + stage * s.stage_bytes + LINES * LINE;
     const u32 copier = wave() - COMPUTE, row = lane() * COPIERS + copier;
     if (row < work.m)
@@ -38,7 +38,7 @@ DEV void copy_rows(const Work& work, const Memory& s, u32 stage, u32 slab, const
 }
 
 // Once the kernel in front has ended: the rows of x for the slabs that are on their way, or all of x.
-DEV void first_rows(const Work& work, const Memory& s, u32 ahead, const bf16* x) {
+DEV void first_rows(const Work& work, const Memory& s, u32 ahead, const half_t* x) {
     grid_release();
     grid_wait();
 #if X_SLABS
@@ -69,7 +69,7 @@ DEV void bring_near(const Ahead& a) {
 }
 
 // A copying wave.
-DEV void copy_all(const Work& work, const Memory& s, const bf16* x, const Ahead& ahead) {
+DEV void copy_all(const Work& work, const Memory& s, const half_t* x, const Ahead& ahead) {
     const u32 per_pass = slabs(work), all = passes(work);
     const u64 policy = read_once();
     u32 i = 0;

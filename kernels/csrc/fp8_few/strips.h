@@ -1,5 +1,5 @@
 // fp8_few/strips.h - up to 16 rows of x against strips of an fp8 W straight from memory, where no copy engine is. A block
-// owns TILES strips of rows of W and all of K; its waves take blocks of 128 k in turn. Weights become bf16 in registers,
+// owns TILES strips of rows of W and all of K; its waves take blocks of 128 k in turn. Weights become half_t in registers,
 // exactly; the sum over a block of k takes its scale when it joins the wave's sum. The waves' sums meet in shared memory
 // in ascending order: the order of a sum depends on K and the number of waves alone.
 //
@@ -47,10 +47,10 @@ DEV u32 padded(u32 k) { return (k + BLOCK_K - 1) / BLOCK_K * BLOCK_K; }
 DEV u32 x_line(u32 k) { return padded(k) + 32; }
 
 // Row r of x is x_row(r). One wave per row, whatever M is: the sum of squares has one order.
-template <class Row> DEV void stage_rows(bf16* xs, const Row& x_row, const bf16* norm, u32 m, u32 k, float eps) {
+template <class Row> DEV void stage_rows(half_t* xs, const Row& x_row, const half_t* norm, u32 m, u32 k, float eps) {
     for (u32 row = wave(); row < m; row += bdim() / WAVE) {
-        const bf16* from = x_row(row);
-        bf16* to = xs + row * x_line(k);
+        const half_t* from = x_row(row);
+        half_t* to = xs + row * x_line(k);
         float scale = 1.f;
         if (NORM) {
             float squares = 0.f;
@@ -62,35 +62,35 @@ template <class Row> DEV void stage_rows(bf16* xs, const Row& x_row, const bf16*
         }
         for (u32 at = lane() * 8; at < padded(k); at += WAVE * 8) {
             if (at >= k) {
-                *(bf16x8*)(to + at) = zero8();
+                *(half_x8*)(to + at) = zero8();
                 continue;
             }
             f32x8 v = load8(from + at);
             if (NORM) {
                 const f32x8 w = load8(norm + at);
-                for (u32 i = 0; i < 8; ++i) v.v[i] = w.v[i] * f32(to_bf16(v.v[i] * scale));
+                for (u32 i = 0; i < 8; ++i) v.v[i] = w.v[i] * f32(to_half(v.v[i] * scale));
             }
             store8(to + at, v);
         }
     }
 }
 
-DEV void multiply(f32x4& c, const Strip& w, const bf16* xs, u32 m, u32 k, u32 block) {
+DEV void multiply(f32x4& c, const Strip& w, const half_t* xs, u32 m, u32 k, u32 block) {
     f32x4 part{{0.f, 0.f, 0.f, 0.f}};
     UNROLL for (u32 i = 0; i < PIECES; ++i) {
         StripX x;
         UNROLL for (u32 j = 0; j < STRIP_X; ++j) {
             const u32 row = strip_x_row(j), at = block * BLOCK_K + i * 32 + strip_k();
-            x.v[j] = row < m ? *(const bf16x8*)(xs + row * x_line(k) + at) : zero8();
+            x.v[j] = row < m ? *(const half_x8*)(xs + row * x_line(k) + at) : zero8();
         }
-        strip_mma(part, x, widen_bf16(w.v[i]));
+        strip_mma(part, x, widen_half(w.v[i]));
     }
     UNROLL for (u32 e = 0; e < 4; ++e) c.v[e] = fma_(part.v[e], w.scale, c.v[e]);
 }
 
 // The sums of all strips of the block, for gather(). `stage(xs)` fills the rows of x, after what is in front has ended.
 template <class Stage> DEV const float* strip_sums(const Weights& weights, u32 m, const Stage& stage) {
-    DYN_SHARED(bf16, xs);
+    DYN_SHARED(half_t, xs);
     const u32 waves = bdim() / WAVE, blocks = padded(weights.k) / BLOCK_K;
     float* sums = (float*)(xs + m * x_line(weights.k));
     grid_release();

@@ -17,12 +17,12 @@
 #  define CHANNELS 0
 #endif
 
-KERNEL(256) fp8_rows(fp8* y, float* scales, const bf16* x, u32 rows, u32 cols, u32 x_stride, u32 scale_stride) {
+KERNEL(256) fp8_rows(fp8* y, float* scales, const half_t* x, u32 rows, u32 cols, u32 x_stride, u32 scale_stride) {
     grid_release();
     grid_wait();
     const u64 row = bid_x();
     const bool real = row < rows;
-    const bf16* from = x + row * x_stride;
+    const half_t* from = x + row * x_stride;
     fp8* to = y + row * cols;
     f32x8 none;
     UNROLL for (u32 i = 0; i < 8; ++i) none.v[i] = 0.f;
@@ -49,11 +49,11 @@ KERNEL(256) fp8_rows(fp8* y, float* scales, const bf16* x, u32 rows, u32 cols, u
 EXPORT(fp8_rows)
 
 #if WAVE == 32
-KERNEL(256) half_rows(u32x4* y, float* factors, const bf16* x, u32 cols, u32 x_stride) {
+KERNEL(256) half_rows(u32x4* y, float* factors, const half_t* x, u32 cols, u32 x_stride) {
     grid_release();
     grid_wait();
     const u64 row = bid_x();
-    const bf16x8* from = (const bf16x8*)(x + row * x_stride);
+    const half_x8* from = (const half_x8*)(x + row * x_stride);
     float peak = 0.f;
     for (u32 p = tid(); p < cols / 8; p += bdim()) peak = peak_of(from[p], peak);
     const RowFactor factor = row_factor(block_max(peak));

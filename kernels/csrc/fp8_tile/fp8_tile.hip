@@ -14,7 +14,7 @@
 #if OUT_F32
 typedef float OUT;
 #else
-typedef bf16 OUT;
+typedef half_t OUT;
 #endif
 
 KERNEL(256) fp8_tile(OUT* y, const fp8* x, const float* x_scales, const fp8* w, const float* w_scales, const float* bias,

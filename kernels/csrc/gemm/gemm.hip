@@ -1,4 +1,4 @@
-// gemm: y [M, N] = x [M, K] W [N, K]^T + bias for any M, in bf16 on the matrix units: where no vendor library is.
+// gemm: y [M, N] = x [M, K] W [N, K]^T + bias for any M, in half_t on the matrix units: where no vendor library is.
 // CPU twin: `linear`, followed by `silu_mul` with GATED.
 //
 //   -DOUT_F32=1  y is float      -DGATED=1  N = 2 I, y [M, I] = silu(first half) * second half
@@ -13,12 +13,12 @@
 #if OUT_F32
 typedef float OUT;
 #else
-typedef bf16 OUT;
+typedef half_t OUT;
 #endif
 
-KERNEL(256) gemm(OUT* y, const bf16* x, const bf16* w, const float* bias, u32 m, u32 n, u32 k, u32 y_stride,
+KERNEL(256) gemm(OUT* y, const half_t* x, const half_t* w, const float* bias, u32 m, u32 n, u32 k, u32 y_stride,
                  u32 x_stride) {
-    DYN_SHARED(bf16, stages);
+    DYN_SHARED(half_t, stages);
     grid_wait();
     const u32 first = bid_x() * OUTPUTS, row = bid_y() * TILE_M, outputs = GATED ? n / 2 : n;
     const auto x_row = [&](u32 r) { return row + r < m ? x + (u64)(row + r) * x_stride : nullptr; };

@@ -39,18 +39,18 @@ DEV u32 line_row(u32 r, u32 first, u32 n) {
 }
 
 // Starts copying k [at, at + 32). x_row(r): row r of the tile, or null.
-template <class Row> DEV void copy_step(bf16* stage, const Row& x_row, const bf16* w, u32 first, u32 n, u32 k, u32 at) {
+template <class Row> DEV void copy_step(half_t* stage, const Row& x_row, const half_t* w, u32 first, u32 n, u32 k, u32 at) {
     for (u32 i = tid(); i < (TILE_M + TILE_N) * (STEP_K / 8); i += WAVES * WAVE) {
         const u32 line = i / (STEP_K / 8), here = i % (STEP_K / 8) * 8;
-        const bf16* row = line < TILE_M ? x_row(line) : w + (u64)line_row(line - TILE_M, first, n) * k;
+        const half_t* row = line < TILE_M ? x_row(line) : w + (u64)line_row(line - TILE_M, first, n) * k;
         const bool present = row && at + here < k;
         copy16_or_zero(stage + line * STRIDE + here, present ? row + at + here : w, present);
     }
 }
 
-DEV void multiply_step(Tile& t, const bf16* stage) {
-    const bf16* x = stage + wave() % WAVES_M * FRAGS_M * 16 * STRIDE;
-    const bf16* w = stage + (TILE_M + wave() / WAVES_M * FRAGS_N * 16) * STRIDE;
+DEV void multiply_step(Tile& t, const half_t* stage) {
+    const half_t* x = stage + wave() % WAVES_M * FRAGS_M * 16 * STRIDE;
+    const half_t* w = stage + (TILE_M + wave() / WAVES_M * FRAGS_N * 16) * STRIDE;
     UNROLL for (u32 k = 0; k < STEP_K; k += 16) {
         FragA a[FRAGS_M];
         UNROLL for (u32 i = 0; i < FRAGS_M; ++i) a[i] = load_a(x + i * 16 * STRIDE + k, STRIDE);
@@ -62,7 +62,7 @@ DEV void multiply_step(Tile& t, const bf16* stage) {
 }
 
 // The tile of outputs [first, first + OUTPUTS), in shared memory of STAGES * STAGE elements.
-template <class Row> DEV Tile tile_product(bf16* stages, const Row& x_row, const bf16* w, u32 first, u32 n, u32 k) {
+template <class Row> DEV Tile tile_product(half_t* stages, const Row& x_row, const half_t* w, u32 first, u32 n, u32 k) {
     Tile t;
     UNROLL for (u32 i = 0; i < FRAGS_M; ++i)
         UNROLL for (u32 j = 0; j < FRAGS_N; ++j) t.c[i][j] = zero_c();

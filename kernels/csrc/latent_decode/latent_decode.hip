@@ -13,7 +13,7 @@
 //
 //   means [T, heads * LATENT]; taken: queries at the latents, the same, and perhaps the same memory
 //   q [T, q_stride], of whose heads' `query` channels the last ROTARY are turned
-//   pool: one layer, [slot][LATENT + ROTARY]; all bf16
+//   pool: one layer, [slot][LATENT + ROTARY]; all half_t
 //   tables   i32 [S, table_width]; row r reads table table_rows[r], or table r without table_rows
 //   partial  f32 [rows, tiles of heads, max_splits, 16, RECORD]: sums of latents, then maximum and sum; any contents
 //   arrived  u32 [rows, tiles of heads], zero; zero again afterwards
@@ -25,7 +25,7 @@
 // of heads). Block: TEAM.
 // Dynamic shared memory: STAGES * KEYS * LINE * 2 bytes.
 //
-// Rounding: probabilities to bf16, the mean once. Roofline: 2 context (LATENT + ROTARY) bytes a row.
+// Rounding: probabilities to half_t, the mean once. Roofline: 2 context (LATENT + ROTARY) bytes a row.
 #include "dev.h"
 #include "dev/strip.h"
 #include "attention/row_of.h"
@@ -78,10 +78,10 @@ DEV Place start_of_token(const Rows& rows, u32 first) {
 
 // Strides are in elements.
 KERNEL(TEAM)
-latent_decode(bf16* means, float* partial, u32* arrived, const bf16* taken, const bf16* q, const bf16* pool,
+latent_decode(half_t* means, float* partial, u32* arrived, const half_t* taken, const half_t* q, const half_t* pool,
               const i32* cu_q, const i32* context_lens, const i32* tables, const i32* table_rows, u32 row_count,
               u32 heads, u32 query, u32 table_width, u32 max_splits, u32 first, u32 q_stride, float factor) {
-    DYN_SHARED(bf16, shared);
+    DYN_SHARED(half_t, shared);
     const Rows rows{context_lens, cu_q, tables, table_rows, row_count, 1, table_width, nullptr};
 #if EACH_TOKEN
     Place p = start_of_token(rows, first);
@@ -100,7 +100,7 @@ latent_decode(bf16* means, float* partial, u32* arrived, const bf16* taken, cons
         Running r;
         start(r);
         for (u32 at = first_key(p), end = end_key(p); at < end; at += KEYS) {
-            const bf16* step = next_step(ring, rows, pool);
+            const half_t* step = next_step(ring, rows, pool);
             weigh(r, score(mine, step), end - at, factor);
             add_latents(r, step);
         }

@@ -8,14 +8,14 @@ enum : u32 { D = LATENT, CHANNELS = D / WAVE, SPREAD = 1, AHEAD = 4 };
 
 // Where results go.
 struct Outputs {
-    bf16* means;
+    half_t* means;
     float* partial;
     u32* arrived;
     u32 heads, max_splits;
 };
 
 DEV u64 unit_of(const Place& p) { return (u64)p.row * gdim_y() + bid_y(); }
-DEV bf16* mean_of(const Place& p, const Outputs& to, u32 head) {
+DEV half_t* mean_of(const Place& p, const Outputs& to, u32 head) {
     return to.means + ((u64)p.token * to.heads + first_head() + head) * LATENT;
 }
 
@@ -25,8 +25,8 @@ DEV void put_means(const Running& r, const Place& p, const Outputs& to) {
         const u32 head = Frag::c_row(i);
         if (first_head() + head >= to.heads) continue;
         const float scale = p.context == 0 ? 0.f : 1.f / r.sum[slot_of(i)];
-        bf16* mean = mean_of(p, to, head) + wave() * OWN * 16 + Frag::c_col(i);
-        UNROLL for (u32 j = 0; j < OWN; ++j) mean[j * 16] = to_bf16(r.out[j].x[i] * scale);
+        half_t* mean = mean_of(p, to, head) + wave() * OWN * 16 + Frag::c_col(i);
+        UNROLL for (u32 j = 0; j < OWN; ++j) mean[j * 16] = to_half(r.out[j].x[i] * scale);
     }
 }
 
@@ -47,7 +47,7 @@ DEV void merge_splits(const Place& p, const Outputs& to) {
     const float* records = to.partial + unit_of(p) * to.max_splits * TILE * RECORD;
     for (u32 head = wave(); head < TILE && first_head() + head < to.heads; head += WAVES) {
         const Folded f = folded(records + head * RECORD, 0, p.splits, TILE * RECORD);
-        bf16* mean = mean_of(p, to, head) + lane() * CHANNELS;
-        UNROLL for (u32 c = 0; c < CHANNELS; ++c) mean[c] = to_bf16(f.value.v[c] / f.sum);
+        half_t* mean = mean_of(p, to, head) + lane() * CHANNELS;
+        UNROLL for (u32 c = 0; c < CHANNELS; ++c) mean[c] = to_half(f.value.v[c] / f.sum);
     }
 }

@@ -5,7 +5,7 @@
 enum : u32 { PIECES = WIDTH / 8, FETCHED = KEYS / WAVES, STEP_VALUES = KEYS * LINE };
 
 struct Ring {
-    bf16* steps;
+    half_t* steps;
     u32 next, oldest;  // stages: to fetch into, to multiply
     // The next step to fetch: it runs ahead of the one that is multiplied.
     Place place;
@@ -27,11 +27,11 @@ DEV void settle(Ring& r, const Rows& rows) {
 
 // Starts the copies of a step; of none behind the last. Rows at or behind the split's end become zero, whatever an earlier owner
 // left there. Every thread must come.
-DEV void fetch(Ring& r, const Rows& rows, const bf16* pool) {
+DEV void fetch(Ring& r, const Rows& rows, const half_t* pool) {
     if (r.place.left != 0) {
         const u32 key = r.at + wave() * FETCHED;
-        const bf16* from = pool + ((u64)r.block * BLOCK_TOKENS + key % BLOCK_TOKENS) * WIDTH;
-        bf16* to = r.steps + r.next * STEP_VALUES + wave() * FETCHED * LINE;
+        const half_t* from = pool + ((u64)r.block * BLOCK_TOKENS + key % BLOCK_TOKENS) * WIDTH;
+        half_t* to = r.steps + r.next * STEP_VALUES + wave() * FETCHED * LINE;
         UNROLL for (u32 i = 0; i < FETCHED * PIECES / WAVE; ++i) {
             const u32 piece = i * WAVE + lane(), row = piece / PIECES;
             const bool present = key + row < r.end;
@@ -44,7 +44,7 @@ DEV void fetch(Ring& r, const Rows& rows, const bf16* pool) {
     r.next = r.next + 1 == STAGES ? 0 : r.next + 1;
 }
 
-DEV Ring begin_ring(bf16* steps, const Place& place, const Rows& rows, const bf16* pool) {
+DEV Ring begin_ring(half_t* steps, const Place& place, const Rows& rows, const half_t* pool) {
     Ring r{steps, 0, 0, place, 0, 0, 0};
     if (place.left != 0) {
         r.at = first_key(place);
@@ -56,7 +56,7 @@ DEV Ring begin_ring(bf16* steps, const Place& place, const Rows& rows, const bf1
 }
 
 // The oldest step, once it is there and nobody reads the one before, whose stage the next copies go to. Every thread must come.
-DEV const bf16* next_step(Ring& r, const Rows& rows, const bf16* pool) {
+DEV const half_t* next_step(Ring& r, const Rows& rows, const half_t* pool) {
 #if STAGES == 1
     team_sync();
     fetch(r, rows, pool);
@@ -67,7 +67,7 @@ DEV const bf16* next_step(Ring& r, const Rows& rows, const bf16* pool) {
     team_sync();
     fetch(r, rows, pool);
 #endif
-    const bf16* step = r.steps + r.oldest * STEP_VALUES;
+    const half_t* step = r.steps + r.oldest * STEP_VALUES;
     r.oldest = r.oldest + 1 == STAGES ? 0 : r.oldest + 1;
     return step;
 }

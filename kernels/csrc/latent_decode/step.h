@@ -18,7 +18,7 @@ DEV u32 slot_of(u32 i) { return WAVE == 64 ? i : i >> 1 & 1; }
 DEV u32 head_of(u32 slot) { return Frag::c_row(WAVE == 64 ? slot : slot * 2); }
 
 struct Source {
-    const bf16 *taken, *q;
+    const half_t *taken, *q;
     u32 heads, query, q_stride;
 };
 struct Pairs { u32 v[Frag::NA / 2]; };
@@ -34,12 +34,12 @@ DEV Queries load_queries(const Source& s, const Place& p) {
     UNROLL for (u32 i = 0; i < Frag::NA; i += 2) {
         const u32 head = first_head() + Frag::a_row(i);
         const bool real = head < s.heads;
-        const bf16* taken = s.taken + ((u64)p.token * s.heads + head) * LATENT;
-        const bf16* turned = s.q + (u64)p.token * s.q_stride + (head + 1) * s.query - ROTARY;
+        const half_t* taken = s.taken + ((u64)p.token * s.heads + head) * LATENT;
+        const half_t* turned = s.q + (u64)p.token * s.q_stride + (head + 1) * s.query - ROTARY;
         UNROLL for (u32 j = 0; j < PRODUCTS; ++j) {
             const u32 k = (half_of_wave() * PRODUCTS + j) * 16 + Frag::a_k(i);
-            const bf16* from = k < LATENT ? taken + k : turned + (k - LATENT);
-            all.v[j].v[i / 2] = real ? bits_as<u32>(*(const bf16x2*)from) : 0;
+            const half_t* from = k < LATENT ? taken + k : turned + (k - LATENT);
+            all.v[j].v[i / 2] = real ? bits_as<u32>(*(const half_x2*)from) : 0;
         }
     }
     return all;
@@ -54,8 +54,8 @@ DEV void start(Running& r) {
 }
 
 // Of the wave's rows; on waves of the first half alone. Two chains of sums: one waits for its matrix unit.
-DEV FragC score(const Queries& q, const bf16* step) {
-    const bf16* rows = step + tile_of_wave() * TILE * LINE + half_of_wave() * PRODUCTS * 16;
+DEV FragC score(const Queries& q, const half_t* step) {
+    const half_t* rows = step + tile_of_wave() * TILE * LINE + half_of_wave() * PRODUCTS * 16;
     FragC even = zero_c(), odd = zero_c();
     UNROLL for (u32 j = 0; j < PRODUCTS; ++j)
         mma16(j & 1 ? odd : even, bits_as<FragA>(q.v[j]), load_b(rows + j * 16, LINE));
@@ -70,7 +70,7 @@ DEV FragC score(const Queries& q, const bf16* step) {
 }
 
 // What waves tell each other of a step.
-DEV bf16* step_weights() { SHARED(bf16x8, weights, 16 * WEIGHTS / 8); return (bf16*)weights; }
+DEV half_t* step_weights() { SHARED(half_x8, weights, 16 * WEIGHTS / 8); return (half_t*)weights; }
 
 // The maxima of all waves, and by what sums of earlier steps shrink; whether any does.
 DEV bool grow(Running& r, const FragC& s, float* shrink) {
@@ -100,11 +100,11 @@ DEV void weigh(Running& r, FragC s, u32 seen, float factor) {
     float shrink[SLOTS];
     const bool grows = grow(r, s, shrink);
     UNROLL for (u32 slot = 0; slot < SLOTS; ++slot) r.sum[slot] *= shrink[slot];
-    bf16* weights = step_weights();
+    half_t* weights = step_weights();
     if (half_of_wave() == 0) UNROLL for (u32 i = 0; i < Frag::NC; ++i) {
         const float p = exp2_(s.x[i] - r.max[slot_of(i)]);
         r.sum[slot_of(i)] += p;
-        weights[Frag::c_row(i) * WEIGHTS + wave() * TILE + Frag::c_col(i)] = to_bf16(p);
+        weights[Frag::c_row(i) * WEIGHTS + wave() * TILE + Frag::c_col(i)] = to_half(p);
     }
     if (wave_any(grows))
         UNROLL for (u32 j = 0; j < OWN; ++j)
@@ -113,10 +113,10 @@ DEV void weigh(Running& r, FragC s, u32 seen, float factor) {
 }
 
 // out += probabilities * the wave's channels of all rows.
-DEV void add_latents(Running& r, const bf16* step) {
+DEV void add_latents(Running& r, const half_t* step) {
     UNROLL for (u32 k = 0; k < TILES; ++k) {
         const FragA a = load_a(step_weights() + k * TILE, WEIGHTS);
-        const bf16* rows = step + k * TILE * LINE + wave() * OWN * 16;
+        const half_t* rows = step + k * TILE * LINE + wave() * OWN * 16;
         UNROLL for (u32 j = 0; j < OWN; ++j) mma16(r.out[j], a, load_b_trans(rows + j * 16, LINE));
     }
 }

@@ -2,7 +2,7 @@
 // CPU twin: the products in cpu/latent/absorbed.rs.
 //
 //   y [T, y_stride], head h from column h * OUTPUTS on; x [T, x_stride], head h from column h * x_head on, INPUTS of it
-//   w [heads][OUTPUTS][INPUTS]; all bf16, rows of x and W aligned to 16 bytes
+//   w [heads][OUTPUTS][INPUTS]; all half_t, rows of x and W aligned to 16 bytes
 //
 //   -DINPUTS=n (a multiple of 32)  -DOUTPUTS=n (a multiple of 16)
 // Grid: (strips of a head by those of a block, heads, T by ROWS). Block: 128.
@@ -19,20 +19,20 @@ enum : u32 {
     ROWS = 32  // of x, of a block
 };
 
-struct Strips { bf16x8 v[OWN][PIECES]; };
+struct Strips { half_x8 v[OWN][PIECES]; };
 
-DEV Strips load_strips(const bf16* w, u32 first) {
+DEV Strips load_strips(const half_t* w, u32 first) {
     Strips s;
     UNROLL for (u32 i = 0; i < OWN; ++i) {
-        const bf16* row = w + ((first + i) * STRIP_ROWS + strip_w_row()) * INPUTS + strip_k();
+        const half_t* row = w + ((first + i) * STRIP_ROWS + strip_w_row()) * INPUTS + strip_k();
         UNROLL for (u32 k = 0; k < PIECES; ++k)
-            s.v[i][k] = first + i < STRIPS ? load_const((const bf16x8*)(row + k * 32)) : zero8();
+            s.v[i][k] = first + i < STRIPS ? load_const((const half_x8*)(row + k * 32)) : zero8();
     }
     return s;
 }
 
 KERNEL(128)
-latent_heads(bf16* y, const bf16* x, const bf16* w, u32 tokens, u32 x_head, u32 x_stride, u32 y_stride) {
+latent_heads(half_t* y, const half_t* x, const half_t* w, u32 tokens, u32 x_head, u32 x_stride, u32 y_stride) {
     const u32 head = bid_y(), strip = (bid_x() * WAVES + wave()) * OWN;
     if (strip >= STRIPS) return;
     const Strips own = load_strips(w + (u64)head * OUTPUTS * INPUTS, strip);
@@ -46,15 +46,15 @@ latent_heads(bf16* y, const bf16* x, const bf16* w, u32 tokens, u32 x_head, u32 
             StripX rows;
             UNROLL for (u32 j = 0; j < STRIP_X; ++j) {
                 const u32 token = at + strip_x_row(j);
-                const bf16* from = x + (u64)token * x_stride + head * x_head + k * 32 + strip_k();
-                rows.v[j] = token < end ? *(const bf16x8*)from : zero8();
+                const half_t* from = x + (u64)token * x_stride + head * x_head + k * 32 + strip_k();
+                rows.v[j] = token < end ? *(const half_x8*)from : zero8();
             }
             UNROLL for (u32 i = 0; i < OWN; ++i) strip_mma(sums[i], rows, own.v[i][k]);
         }
         UNROLL for (u32 i = 0; i < OWN; ++i)
             UNROLL for (u32 e = 0; e < 4; ++e) {
                 const u32 token = at + strip_c_x(e), output = (strip + i) * STRIP_ROWS + strip_c_w(e);
-                if (token < end && output < OUTPUTS) y[(u64)token * y_stride + head * OUTPUTS + output] = to_bf16(sums[i].v[e]);
+                if (token < end && output < OUTPUTS) y[(u64)token * y_stride + head * OUTPUTS + output] = to_half(sums[i].v[e]);
             }
     }
 }

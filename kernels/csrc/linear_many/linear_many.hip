@@ -1,4 +1,4 @@
-// linear_many: y [M, N] = x [M, K] W [N, K]^T for thousands of rows, in bf16 on NVIDIA sm_90a. CPU twin: `linear`,
+// linear_many: y [M, N] = x [M, K] W [N, K]^T for thousands of rows, in half_t on NVIDIA sm_90a. CPU twin: `linear`,
 // followed by `silu_mul` with GATED.
 //
 //   -DGATED=1  N = 2 I, y [M, I] = silu(first half) * second half: a tile holds gates and ups of the same outputs, and
@@ -10,7 +10,7 @@
 // Clusters of two blocks go through tiles of 256 rows of x and 256 lines of W, half of the rows each; every line comes
 // to both at once. One wave fetches, 64 columns a step; two groups of four waves multiply, 64 rows each.
 // Order of a sum: ascending in k, whatever else: a row has the same bits in any company.
-// Rounding: the sum once to bf16; GATED as in skinny. Roofline: 2 M N K operations, and the power the card may draw.
+// Rounding: the sum once to half_t; GATED as in skinny. Roofline: 2 M N K operations, and the power the card may draw.
 #include "dev.h"
 #include "dev/strip.h"
 #ifndef GATED
@@ -19,7 +19,7 @@
 #include "linear_many/roles.h"
 
 KERNEL_CLUSTER(THREADS, CLUSTER)
-linear_many(bf16* y, const bf16* x, const bf16* w, TENSOR_MAP y_map, TENSOR_MAP x_map, TENSOR_MAP w_map, u32 m, u32 n,
+linear_many(half_t* y, const half_t* x, const half_t* w, TENSOR_MAP y_map, TENSOR_MAP x_map, TENSOR_MAP w_map, u32 m, u32 n,
             u32 k, u32 y_stride, u32 x_stride) {
     const Ring ring = make_ring();
     cluster_wait<CLUSTER>();

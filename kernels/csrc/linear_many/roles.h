@@ -55,9 +55,9 @@ DEV void multiply(Sums& sums, const Ring& ring, Turn& turn, u32 group, u32 k) {
 
 // As gated(), of two outputs: pairs are rounded eight times as fast as single numbers.
 DEV u32 gated_pair(float gate, float next_gate, float up, float next_up) {
-    const u32 gates = pack_bf16(gate, next_gate), ups = pack_bf16(up, next_up);
+    const u32 gates = pack_half(gate, next_gate), ups = pack_half(up, next_up);
     const auto product = [](float g, float u) { return g * rcp_(1.f + exp2_(-1.44269504f * g)) * u; };
-    return pack_bf16(product(low_bf16(gates), low_bf16(ups)), product(high_bf16(gates), high_bf16(ups)));
+    return pack_half(product(low_half(gates), low_half(ups)), product(high_half(gates), high_half(ups)));
 }
 
 // Outputs i and i + 1.
@@ -66,7 +66,7 @@ DEV u32 result(const Sums& sums, u32 i) {
 #if GATED
     return gated_pair(c[i], c[i + 1], c[i + 64], c[i + 65]);
 #else
-    return pack_bf16(c[i], c[i + 1]);
+    return pack_half(c[i], c[i + 1]);
 #endif
 }
 

@@ -1,4 +1,4 @@
-// linear_plain: y [M, N] = x [M, K] W [N, K]^T + bias in f32 arithmetic: f32 models, routers (bf16 rows, f32 weights), and
+// linear_plain: y [M, N] = x [M, K] W [N, K]^T + bias in f32 arithmetic: f32 models, routers (half_t rows, f32 weights), and
 // shapes that 16-byte loads cannot take. Two kernels with sums in one order each; which one a shape gets depends on N and
 // K alone. CPU twin: `linear`.
 //
@@ -13,17 +13,17 @@
 #if X_F32
 typedef float X;
 #else
-typedef bf16 X;
+typedef half_t X;
 #endif
 #if W_F32
 typedef float W;
 #else
-typedef bf16 W;
+typedef half_t W;
 #endif
 #if OUT_F32
 typedef float OUT;
 #else
-typedef bf16 OUT;
+typedef half_t OUT;
 #endif
 
 enum : u32 { ROWS = 4, SIDE = 64, STEP_K = 16 };

@@ -35,9 +35,9 @@ typedef float OUT;
 typedef f32x2 Pair;
 DEV Pair pair(float a, float b) { return Pair{{a, b}}; }
 #else
-typedef bf16 OUT;
-typedef bf16x2 Pair;
-DEV Pair pair(float a, float b) { return bits_as<Pair>(pack_bf16(a, b)); }
+typedef half_t OUT;
+typedef half_x2 Pair;
+DEV Pair pair(float a, float b) { return bits_as<Pair>(pack_half(a, b)); }
 #endif
 
 // Where this lane's sums of a tile go: piece p, the first or the second row of it.
@@ -55,7 +55,7 @@ template <class Do> DEV void each_pair(const Place& to, const Do& act) {
 }
 
 KERNEL_ALONE(MULTIPLIERS + WAVE)
-linear_stream(OUT* y, const bf16* x, const bf16* w, const float* bias, u32 m, u32 n, u32 k, u32 y_stride, u32 x_stride,
+linear_stream(OUT* y, const half_t* x, const half_t* w, const float* bias, u32 m, u32 n, u32 k, u32 y_stride, u32 x_stride,
               TENSOR_MAP x_map, TENSOR_MAP w_map) {
     const Memory s = divide();
     sync();

@@ -29,11 +29,11 @@ DEV constexpr u32 run_of(u32 rank) {
 
 // What a block multiplies: a tile of outputs, and its part of all columns, in blocks of COLUMNS.
 struct Work {
-    const bf16 *x, *w;
+    const half_t *x, *w;
     u32 m, n, k, x_stride;
     u32 first_output, begin, end;
 };
-DEV Work share_of_block(const bf16* x, const bf16* w, u32 m, u32 n, u32 k, u32 x_stride) {
+DEV Work share_of_block(const half_t* x, const half_t* w, u32 m, u32 n, u32 k, u32 x_stride) {
     const u32 rank = cluster_rank<SPLITS>(), all = k / COLUMNS;
     const u32 tile = bid_x() / SPLITS;
     return Work{x, w, m, n, k, x_stride, tile * OUTPUTS, all * rank / SPLITS, all * (rank + 1) / SPLITS};

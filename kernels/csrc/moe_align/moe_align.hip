@@ -12,7 +12,7 @@
 // without rows.
 //
 // moe_combine: y [T, H] = sum of weight * out[c] over a token's choices on this rank, out [T top_k, H], in ascending
-// order of experts, in f32, rounded once. -DACT_F32=0|1: y. -DOUT_BF16=0|1: out, f32 or bf16; then H a multiple of 8.
+// order of experts, in f32, rounded once. -DACT_F32=0|1: y. -DOUT_HALF=0|1: out, f32 or half_t; then H a multiple of 8.
 // Grid: (H over 256 times 16 bytes of out, T). Block: 256. top_k at most 64.
 // Roofline: T top_k H bytes of out.
 #include "dev.h"
@@ -93,12 +93,12 @@ KERNEL(1024) moe_align(u32* order, Segment* segments, const u32* counts, const i
 }
 EXPORT(moe_align)
 
-#if OUT_BF16
-typedef bf16x8 Outs;
+#if OUT_HALF
+typedef half_x8 Outs;
 #else
 typedef f32x4 Outs;
 #endif
-enum : u32 { WIDTH = OUT_BF16 ? 8 : 4 };
+enum : u32 { WIDTH = OUT_HALF ? 8 : 4 };
 
 KERNEL(256) moe_combine(ACT* y, const Outs* out, const i32* experts, const float* weights, u32 h, u32 top_k, u32 first,
                         u32 count, u32 y_stride) {

@@ -1,10 +1,10 @@
 // moe_fp8: one product of an expert MLP whose weights are in fp8 with scales of blocks. Weights of the chosen experts are
 // read once per segment. CPU twin: `moe_mlp` with the weights multiplied out.
 //
-//   moe_fp8_few   segments of at most 16 rows; x bf16, not quantised: fp8_few/strips.h, with -DTILES strips a block
+//   moe_fp8_few   segments of at most 16 rows; x half_t, not quantised: fp8_few/strips.h, with -DTILES strips a block
 //   moe_fp8_tile  segments of at most 64 rows; x fp8 with x_scales, as fp8_rows makes them: fp8_tile/tile.h
 //
-//   -DGATED=1  y bf16 [positions, I] = silu(gate) * up of x[token of position], W [E][2 I][K]
+//   -DGATED=1  y half_t [positions, I] = silu(gate) * up of x[token of position], W [E][2 I][K]
 //   -DGATED=0  y f32 [choices, N] = x[position], written by choice, W [E][N][K]
 //   scales    f32 of `unit` outputs and 128 k each, `scale_stride` between rows, N / unit rows an expert
 //   x_scales  f32 of 128 k each: [K / 128, x_scale_stride], of tokens (GATED) or positions
@@ -37,19 +37,19 @@ struct Rows {
 DEV u32 x_of(const Rows& rows, u32 r) { return GATED ? rows.choices[r] / rows.top_k : rows.first + r; }
 
 DEV void put(void* y, const Rows& rows, u32 stride, u32 r, u32 out, float sum, float up) {
-    if (GATED) ((bf16*)y)[(u64)(rows.first + r) * stride + out] = to_bf16(gated(sum, up));
+    if (GATED) ((half_t*)y)[(u64)(rows.first + r) * stride + out] = to_half(gated(sum, up));
     else ((float*)y)[(u64)rows.choices[r] * stride + out] = sum;
 }
 
 #if TILES
-KERNEL(256) moe_fp8_few(void* y, const bf16* x, const fp8* w, const u32* order, const Segment* segments, u32 n, u32 k,
+KERNEL(256) moe_fp8_few(void* y, const half_t* x, const fp8* w, const u32* order, const Segment* segments, u32 n, u32 k,
                         u32 x_stride, u32 y_stride, u32 top_k, const float* scales, u32 unit, u32 scale_stride) {
     grid_wait();
     const Segment s = segments[bid_y()];
     if (s.rows == 0) return;
     const Rows rows{order + s.first, s.first, top_k};
     const Weights weights = expert_weights(s, w, Scaling{scales, unit, scale_stride}, bid_x() * TILES * WIDTH, n, k);
-    const float* sums = strip_sums(weights, s.rows, [&](bf16* xs) {
+    const float* sums = strip_sums(weights, s.rows, [&](half_t* xs) {
         stage_rows(xs, [&](u32 r) { return x + (u64)x_of(rows, r) * x_stride; }, nullptr, s.rows, k, 0.f);
     });
     const float dialect = FP8_FNUZ ? 2.f : 1.f;

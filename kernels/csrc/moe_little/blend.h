@@ -6,7 +6,7 @@
 
 // A pass: one strip of up to STRIPS experts, against all places.
 struct Blend {
-    const bf16* w;
+    const half_t* w;
     const Sorted* sorted;
     u32 n, k;
     u32 strip, end;  // of outputs
@@ -14,7 +14,7 @@ struct Blend {
     u64 policy;
     u32 rows, strips;
 };
-DEV Blend blend_of_block(const bf16* w, const Sorted& sorted, u32 n, u32 k) {
+DEV Blend blend_of_block(const half_t* w, const Sorted& sorted, u32 n, u32 k) {
     const u64 all = n / STRIP_LINES;
     const u32 at = (u32)(all * bid_x() / gdim_x()), end = (u32)(all * (bid_x() + 1) / gdim_x());
     // As if a strip were over: next_pass() begins with the one behind it.
@@ -35,8 +35,8 @@ DEV u32 row_of(const Blend&, u32 r) { return r; }
 DEV u32 columns_of(const Blend& b) { return b.k; }
 DEV void copy_strips(const Blend& b, u8* to, u32 block, Barrier* full) {
     if (lane() >= b.strips) return;
-    const bf16* expert = b.w + (u64)b.sorted->segments[b.segment + lane()].expert * b.n * b.k;
-    const bf16* from = expert + line_at(b.strip * STRIP_LINES, block, b.n, b.k);
+    const half_t* expert = b.w + (u64)b.sorted->segments[b.segment + lane()].expert * b.n * b.k;
+    const half_t* from = expert + line_at(b.strip * STRIP_LINES, block, b.n, b.k);
     bulk_copy_once(to + lane() * STRIP_BYTES, from, STRIP_BYTES, full, b.policy);
 }
 
@@ -57,12 +57,12 @@ DEV void keep_said(Said& said, const float (&c)[ROWS / 2], const Blend& b) {
 }
 
 // y of the strip: a token's experts in ascending order.
-DEV void put_blend(bf16* y, const Said& said, const Blend& b, u32 tokens, u32 y_stride) {
+DEV void put_blend(half_t* y, const Said& said, const Blend& b, u32 tokens, u32 y_stride) {
     for (u32 i = tid(); i < tokens * STRIP_LINES; i += MULTIPLIERS) {
         const u32 token = i / STRIP_LINES, out = i % STRIP_LINES;
         float sum = 0.f;
         for (u32 place = 0; place < b.rows; ++place)
             if (b.sorted->token[place] == token) sum = fma_(b.sorted->share[place], said.v[place][out], sum);
-        y[(u64)token * y_stride + b.strip * STRIP_LINES + out] = to_bf16(sum);
+        y[(u64)token * y_stride + b.strip * STRIP_LINES + out] = to_half(sum);
     }
 }

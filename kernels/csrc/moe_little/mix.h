@@ -5,14 +5,14 @@
 #include "moe_stream/roles.h"
 
 struct Mix {
-    const bf16* w;
+    const half_t* w;
     const Sorted* sorted;
     u32 n, k;
     u32 at, end, each;  // strips of this block, and of a pass
     u64 policy;
     u32 rows, first, strips;
 };
-DEV Mix mix_of_block(const bf16* w, const Sorted& sorted, u32 tokens, u32 n, u32 k) {
+DEV Mix mix_of_block(const half_t* w, const Sorted& sorted, u32 tokens, u32 n, u32 k) {
     const u64 all = (u64)sorted.all * (n / STRIP_LINES);
     const u32 at = (u32)(all * bid_x() / gdim_x()), end = (u32)(all * (bid_x() + 1) / gdim_x());
     const u32 passes = (end - at + STRIPS - 1) / STRIPS, each = passes ? (end - at + passes - 1) / passes : 0;
@@ -37,12 +37,12 @@ DEV void copy_strips(const Mix& m, u8* to, u32 block, Barrier* full) {
     if (run > of_expert - strip) run = of_expert - strip;
     if (run > m.strips - lane()) run = m.strips - lane();
     const u32 expert = m.sorted->segments[(m.first + lane()) / of_expert].expert;
-    const bf16* from = m.w + (u64)expert * m.n * m.k + line_at(strip * STRIP_LINES, block, m.n, m.k);
+    const half_t* from = m.w + (u64)expert * m.n * m.k + line_at(strip * STRIP_LINES, block, m.n, m.k);
     bulk_copy_once(to + lane() * STRIP_BYTES, from, run * STRIP_BYTES, full, m.policy);
 }
 
 // silu(gate) * up by place. A lane has gate and up of one output, of two tokens in every eight.
-DEV void put_mix(bf16* y, const float (&c)[ROWS / 2], const Mix& m, u32 y_stride) {
+DEV void put_mix(half_t* y, const float (&c)[ROWS / 2], const Mix& m, u32 y_stride) {
     const u32 of_expert = m.n / STRIP_LINES, strip = m.first + strip_of_sums(0);
     if (strip_of_sums(0) >= m.strips) return;
     const Segment s = m.sorted->segments[strip / of_expert];
@@ -51,7 +51,7 @@ DEV void put_mix(bf16* y, const float (&c)[ROWS / 2], const Mix& m, u32 y_stride
         if (j * 8 >= m.rows) break;
         UNROLL for (u32 i = 0; i < 2; ++i) {
             const u32 token = j * 8 + lane() % 4 * 2 + i;
-            const bf16 value = to_bf16(gated(c[4 * j + i], c[4 * j + 2 + i]));
+            const half_t value = to_half(gated(c[4 * j + i], c[4 * j + 2 + i]));
             for (u32 place = s.first; place < s.first + s.rows; ++place)
                 if (m.sorted->token[place] == token) y[(u64)place * y_stride + out] = value;
         }

@@ -1,8 +1,8 @@
 // moe_little: one product of an expert MLP for up to 64 choices, where every launch counts: each block sorts the choices for
 // itself, and the second product ends in the weighted sum. Else as moe_stream, whose words these are. CPU twin: `moe_mlp`.
 //
-//   -DGATED=1  y bf16 [places, I] = silu(gate) * up of x[token of place], W [E][2 I][K]
-//   -DGATED=0  y bf16 [T, N] = sum of weight * W x[place] over the places of a token, W [E][N][K], x [places, K]
+//   -DGATED=1  y half_t [places, I] = silu(gate) * up of x[token of place], W [E][2 I][K]
+//   -DGATED=0  y half_t [T, N] = sum of weight * W x[place] over the places of a token, W [E][N][K], x [places, K]
 //   -DROUTES=1 choices are the top_k of softmax(logits), logits f32 [T, all], all <= 256; see moe_route
 //   -DROUTES=0 they are experts i32, weights f32 [T top_k]
 // Places: choices of this rank by ascending expert.
@@ -19,7 +19,7 @@
 #endif
 
 KERNEL(THREADS)
-moe_little(bf16* y, const bf16* x, const bf16* w, const i32* experts, const float* weights, const float* logits,
+moe_little(half_t* y, const half_t* x, const half_t* w, const i32* experts, const float* weights, const float* logits,
            u32 logits_stride, u32 all, u32 normalise, u32 choices, u32 first, u32 count, u32 n, u32 k, u32 x_stride,
            u32 y_stride, u32 top_k) {
     SHARED(Sorted, sorted, 1);

@@ -1,8 +1,8 @@
 // moe_stream: one product of an expert MLP on NVIDIA sm_90a: the copy engine streams the weights of experts that
 // have tokens, wgmma multiplies. CPU twin: `moe_mlp`.
 //
-//   -DGATED=1  y bf16 [positions, I] = silu(gate) * up of x[token of position], W [E][2 I][K]
-//   -DGATED=0  y [choices, N] = x[position], written by choice, W [E][N][K]; f32, bf16 with MANY
+//   -DGATED=1  y half_t [positions, I] = silu(gate) * up of x[token of position], W [E][2 I][K]
+//   -DGATED=0  y [choices, N] = x[position], written by choice, W [E][N][K]; f32, half_t with MANY
 //   -DMANY=0   segments of at most 64 rows: weights are all the time there is
 //   -DMANY=1   at most TILE_ROWS, against twice as many lines; 128 unless it says otherwise
 // early: 0, or so many segments are the first ones of these experts, if only without rows (moe_align): blocks then begin
@@ -12,7 +12,7 @@
 //
 // Roles: one wave copies weights; two gather rows of x; eight multiply, in two groups with half of the lines each.
 // Order of a sum: ascending in k, whatever else: a token has the same sums in any company.
-// Rounding: gate, up, and their product, each once to bf16; the second product once to the type of y.
+// Rounding: gate, up, and their product, each once to half_t; the second product once to the type of y.
 //
 // Roofline: N K 2 bytes for each expert that was chosen, or 2 N K operations a choice.
 #include "dev.h"
@@ -20,13 +20,13 @@
 #include "moe_stream/put.h"
 
 #if GATED || MANY
-typedef bf16 OUT;
+typedef half_t OUT;
 #else
 typedef float OUT;
 #endif
 
 KERNEL(THREADS)
-moe_stream(OUT* y, const bf16* x, const bf16* w, const u32* order, const Segment* segments, u32 n, u32 k, u32 x_stride,
+moe_stream(OUT* y, const half_t* x, const half_t* w, const u32* order, const Segment* segments, u32 n, u32 k, u32 x_stride,
            u32 y_stride, u32 top_k, u32 early) {
     const Ring ring = make_ring();
     sync();

@@ -11,7 +11,7 @@ template <class T> DEV void trade(T& a, T& b, bool odd) {
 }
 
 // silu(gate) * up by position. A lane has gate and up of one output, of two rows.
-DEV void put_gated(bf16* y, const float (&c)[ROWS / 2], const Share& share, u32 strip, u32 y_stride) {
+DEV void put_gated(half_t* y, const float (&c)[ROWS / 2], const Share& share, u32 strip, u32 y_stride) {
     const bool odd = lane() / 4 % 2;
     const u32 out = (share.first + strip) * 8 + lane() / 8 * 2;
     UNROLL for (u32 j = 0; j < ROWS / 8; ++j) {
@@ -20,13 +20,13 @@ DEV void put_gated(bf16* y, const float (&c)[ROWS / 2], const Share& share, u32 
         trade(a, b, odd);
         const u32 row = j * 8 + lane() % 4 * 2 + odd;
         if (strip >= share.strips || row >= share.rows) continue;
-        *(u32*)(y + (u64)(share.position + row) * y_stride + out) = pack_bf16(a, b);
+        *(u32*)(y + (u64)(share.position + row) * y_stride + out) = pack_half(a, b);
     }
 }
 
 #if MANY
 struct alignas(8) Pair { u32 v[2]; };
-DEV u32 beside(float a, float b) { return pack_bf16(a, b); }
+DEV u32 beside(float a, float b) { return pack_half(a, b); }
 #else
 struct alignas(16) Pair { f32x2 v[2]; };
 DEV f32x2 beside(float a, float b) { return f32x2{{a, b}}; }

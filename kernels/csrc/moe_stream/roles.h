@@ -37,14 +37,14 @@ template <class Work> DEV void copy_weights(Work work, const Ring& ring, u32 beg
         }
 }
 
-template <class Work> DEV void copy_rows(Work work, const Ring& ring, const bf16* x, u32 x_stride) {
+template <class Work> DEV void copy_rows(Work work, const Ring& ring, const half_t* x, u32 x_stride) {
     enum : u32 { AT_ONCE = ROW_THREADS / PIECES };
     const u32 t = tid() - MULTIPLIERS - WAVE, line = t / PIECES, piece = t % PIECES;
     const u32 place = line * COLUMN_BYTES + (piece ^ line % PIECES) * 16;
     Turn turn{0, 0};
     while (next_pass(work)) {
         const u32 rows = work.rows;
-        const bf16* from[ROWS / AT_ONCE];
+        const half_t* from[ROWS / AT_ONCE];
         UNROLL for (u32 i = 0; i < ROWS / AT_ONCE; ++i) {
             const u32 row = line + i * AT_ONCE;
             from[i] = x + (u64)(row < rows ? row_of(work, row) : 0) * x_stride + piece * 8;

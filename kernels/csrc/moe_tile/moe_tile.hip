@@ -1,7 +1,7 @@
 // moe_tile: one product of an expert MLP where experts have many tokens each: a grouped GEMM on the matrix units, a
 // segment of at most TILE_M rows a block. CPU twin: `moe_mlp`.
 //
-//   -DGATED=1  y bf16 [positions, I] = silu(gate) * up of x[token of position], W [E][2 I][K]
+//   -DGATED=1  y half_t [positions, I] = silu(gate) * up of x[token of position], W [E][2 I][K]
 //   -DGATED=0  y f32 [choices, N] = x[position], written by choice, W [E][N][K]
 //   -DTILE_M=64|128
 // Grid: (N / 128, max_segments). Block and dynamic shared memory: as gemm. K a multiple of 8.
@@ -10,15 +10,15 @@
 #include "moe/segment.h"
 #include "gemm/tile.h"
 
-KERNEL(256) moe_tile(void* y, const bf16* x, const bf16* w, const u32* order, const Segment* segments, u32 n, u32 k,
+KERNEL(256) moe_tile(void* y, const half_t* x, const half_t* w, const u32* order, const Segment* segments, u32 n, u32 k,
                      u32 x_stride, u32 y_stride, u32 top_k) {
-    DYN_SHARED(bf16, stages);
+    DYN_SHARED(half_t, stages);
     grid_wait();
     const Segment s = segments[bid_y()];
     if (s.rows == 0) return;
     const u32* choices = order + s.first;
     const u32 first = bid_x() * OUTPUTS, outputs = GATED ? n / 2 : n;
-    const auto x_row = [&](u32 r) -> const bf16* {
+    const auto x_row = [&](u32 r) -> const half_t* {
         if (r >= s.rows) return nullptr;
         return x + (u64)(GATED ? choices[r] / top_k : s.first + r) * x_stride;
     };
@@ -26,7 +26,7 @@ KERNEL(256) moe_tile(void* y, const bf16* x, const bf16* w, const u32* order, co
     each_output(t, [&](u32 r, u32 c, float value, float up) {
         const u32 out = first + c;
         if (r >= s.rows || out >= outputs) return;
-        if (GATED) ((bf16*)y)[(u64)(s.first + r) * y_stride + out] = to_bf16(gated(value, up));
+        if (GATED) ((half_t*)y)[(u64)(s.first + r) * y_stride + out] = to_half(gated(value, up));
         else ((float*)y)[(u64)choices[r] * y_stride + out] = value;
     });
 }

@@ -3,7 +3,7 @@
 // rms_norm      y = w * act(x * rsqrt(mean(x^2) + eps))       x, y [rows, cols] of ACT, w [cols] of ACT
 // add_rms_norm  x += delta, rounded in place; then rms_norm   delta [rows, cols] of ACT
 // -DFP8=1       add_rms_norm_fp8 alone: y in fp8 and its scales, as fp8_rows makes them of what y would be; rows from `rows`
-//               to gdim_x() are zero. Rows of whole blocks on 16 bytes, ACT bf16. -DTHREAD_EIGHTS=1|2|4 of a thread
+//               to gdim_x() are zero. Rows of whole blocks on 16 bytes, ACT half_t. -DTHREAD_EIGHTS=1|2|4 of a thread
 // Grid: rows. Block: a multiple of WAVE up to 512 that depends on cols alone, so that a row's sum has one order in every batch.
 // Rounding points: norm.h.
 // A thread keeps its 8-wide pieces of the row in registers between the sum and the store (up to 4 of them); rows that
@@ -25,7 +25,7 @@ DEV void norm_quantised(const Quantised& to, ACT* x, const ACT* delta, const ACT
     const u64 row = bid_x();
     const u32 span = bdim() * 8;
     const auto put = [&](u32 c, f32x8 v) {
-        for (u32 i = 0; i < 8; ++i) v.v[i] = c < cols && row < rows ? f32(to_bf16(v.v[i])) : 0.f;
+        for (u32 i = 0; i < 8; ++i) v.v[i] = c < cols && row < rows ? f32(to_half(v.v[i])) : 0.f;
         store_quantised(to, row, cols, c, v);
     };
     if (row >= rows) {

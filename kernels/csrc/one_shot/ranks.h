@@ -100,10 +100,10 @@ DEV void add_words(float* to, u32 w0, u32 w1) {
     to[0] += as_f32(w0);
     to[1] += as_f32(w1);
 #else
-    to[0] += low_bf16(w0);
-    to[1] += high_bf16(w0);
-    to[2] += low_bf16(w1);
-    to[3] += high_bf16(w1);
+    to[0] += low_half(w0);
+    to[1] += high_half(w0);
+    to[2] += low_half(w1);
+    to[3] += high_half(w1);
 #endif
 }
 

@@ -11,8 +11,8 @@ DEV u32 normed(u32 pair, float scale, u32 weights) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(r), "r"(weights));
 #else
-    const u32 a = to_bf16(as_f32(weights << 16) * f32(to_bf16(low))).bits;
-    const u32 b = to_bf16(as_f32(weights & 0xffff0000u) * f32(to_bf16(high))).bits;
+    const u32 a = to_half(as_f32(weights << 16) * f32(to_half(low))).bits;
+    const u32 b = to_half(as_f32(weights & 0xffff0000u) * f32(to_half(high))).bits;
     r = a | b << 16;
 #endif
     return r;
@@ -20,7 +20,7 @@ DEV u32 normed(u32 pair, float scale, u32 weights) {
 
 // Rows of x, normalised, by as many waves a row as a block of rms_norm has, in the same order: the same bits. A wave
 // has several rows on their way at once.
-DEV void keep_normed(const Work& work, const Memory& s, const bf16* x, u32 x_stride, float eps) {
+DEV void keep_normed(const Work& work, const Memory& s, const half_t* x, u32 x_stride, float eps) {
     enum : u32 { ROWS = 4, EACH = 2 };  // rows at a time; pieces of a lane and row
     const u32 pieces = work.k / 8, waves = ((pieces <= 256 ? pieces : (pieces + 1) / 2) + WAVE - 1) / WAVE;
     const u32 groups = COMPUTE / waves, line = x_line(work.k), member = wave() % waves, first = member * WAVE + lane();
@@ -39,8 +39,8 @@ DEV void keep_normed(const Work& work, const Memory& s, const bf16* x, u32 x_str
             float squares = 0.f;
             UNROLL for (u32 p = 0; p < EACH; ++p) {
                 UNROLL for (u32 j = 0; j < 4; ++j) {
-                    squares = fma_(low_bf16(v[i][p].v[j]), low_bf16(v[i][p].v[j]), squares);
-                    squares = fma_(high_bf16(v[i][p].v[j]), high_bf16(v[i][p].v[j]), squares);
+                    squares = fma_(low_half(v[i][p].v[j]), low_half(v[i][p].v[j]), squares);
+                    squares = fma_(high_half(v[i][p].v[j]), high_half(v[i][p].v[j]), squares);
                 }
                 if (first + p * waves * WAVE < pieces)
                     *(u32x4*)(s.x + (row + i * groups) * line + (first + p * waves * WAVE) * 16) = v[i][p];
@@ -73,7 +73,7 @@ DEV void keep_normed(const Work& work, const Memory& s, const bf16* x, u32 x_str
 
 #if !NORM && !X_SLABS
 // All rows of x as they are. Loads by the waves that wait for them are there sooner than copies by the engine.
-DEV void keep_rows(const Work& work, const Memory& s, const bf16* x, u32 x_stride) {
+DEV void keep_rows(const Work& work, const Memory& s, const half_t* x, u32 x_stride) {
     enum : u32 { AT_ONCE = 4 };
     const u32 pieces = work.k / 8, line = x_line(work.k);
     u32 row = 0, piece = tid();

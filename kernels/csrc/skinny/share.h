@@ -13,7 +13,7 @@ enum : u32 {
 };
 
 struct Work {
-    const bf16* w;
+    const half_t* w;
     u32 n, k, m;
     u32 first, strips;  // of this block
 };
@@ -37,7 +37,7 @@ DEV u64 weight_row(const Work& w, u32 pass, u32 line) {
     return (out < outputs(w) ? out : outputs(w) - 1) + (line < half ? 0 : outputs(w));
 }
 
-DEV Work even_share(const bf16* w, u32 n, u32 k, u32 m) {
+DEV Work even_share(const half_t* w, u32 n, u32 k, u32 m) {
     const u32 all = ((GATED ? n / 2 : n) + WIDTH - 1) / WIDTH, each = all / gdim_x(), more = all - each * gdim_x();
     const u32 first = bid_x() * each + (bid_x() < more ? bid_x() : more);
     return Work{w, n, k, m, first, each + (bid_x() < more)};
@@ -50,7 +50,7 @@ DEV u32 x_line(u32 k) { return (k * 2 + 127) / 128 * 128 + 64; }
 struct Memory {
     Barrier *full, *empty;
     float *squares, *sums;
-    bf16* norm;
+    half_t* norm;
     u8 *x, *ring;
     u32 stages, stage_bytes;
 };
@@ -62,7 +62,7 @@ DEV Memory divide(u8* shared, u32 m, u32 k) {
     u8* at = (u8*)(s.squares + COMPUTE * MOST_ROWS);
     s.sums = (float*)at;
     at += COMPUTE * LINES * m * 4;
-    s.norm = (bf16*)at;
+    s.norm = (half_t*)at;
     at += NORM ? (k * 2 + 127) / 128 * 128 : 0;
     s.x = at;
     at += X_SLABS ? 0 : m * x_line(k);

@@ -4,8 +4,8 @@
 // See strips.h for how weights stream, and for the order of a sum: a row gives the same bits whatever M is and
 // wherever it lies. With STREAM (NVIDIA from sm_90 on) see stream.h instead.
 //
-// Rounding: x after the norm, x / rms and its product with the weight, each once to bf16; the sum once to the type of
-// y. GATED rounds gate and up to bf16 and then their product; RESIDUAL rounds the sum to bf16, adds, rounds: what the
+// Rounding: x after the norm, x / rms and its product with the weight, each once to half_t; the sum once to the type of
+// y. GATED rounds gate and up to half_t and then their product; RESIDUAL rounds the sum to half_t, adds, rounds: what the
 // separate kernels do.
 //
 //   -DOUT_F32=1     y is float
@@ -37,16 +37,16 @@
 #if OUT_F32
 typedef float OUT;
 #else
-typedef bf16 OUT;
+typedef half_t OUT;
 #endif
 
 #if NORM && !STREAM
 // One wave per row, whatever M is: the sum of squares has one order.
-DEV void stage_normed(bf16* xs, const bf16* x, const bf16* norm, u32 m, u32 k, u32 stride, float eps) {
+DEV void stage_normed(half_t* xs, const half_t* x, const half_t* norm, u32 m, u32 k, u32 stride, float eps) {
     const u32 padded = x_stride(k) - 32;
     for (u32 row = wave(); row < m; row += bdim() / WAVE) {
-        const bf16* from = x + (u64)row * stride;
-        bf16* to = xs + row * x_stride(k);
+        const half_t* from = x + (u64)row * stride;
+        half_t* to = xs + row * x_stride(k);
         float squares = 0.f;
         for (u32 at = lane() * 8; at < k; at += WAVE * 8) {
             const f32x8 v = load8(from + at);
@@ -55,12 +55,12 @@ DEV void stage_normed(bf16* xs, const bf16* x, const bf16* norm, u32 m, u32 k, u
         const float scale = rsqrt_(wave_sum(squares) / (float)k + eps);
         for (u32 at = lane() * 8; at < padded; at += WAVE * 8) {
             if (at >= k) {
-                *(bf16x8*)(to + at) = zero8();
+                *(half_x8*)(to + at) = zero8();
                 continue;
             }
             f32x8 v = load8(from + at);
             const f32x8 w = load8(norm + at);
-            for (u32 i = 0; i < 8; ++i) v.v[i] = w.v[i] * f32(to_bf16(v.v[i] * scale));
+            for (u32 i = 0; i < 8; ++i) v.v[i] = w.v[i] * f32(to_half(v.v[i] * scale));
             store8(to + at, v);
         }
     }
@@ -68,7 +68,7 @@ DEV void stage_normed(bf16* xs, const bf16* x, const bf16* norm, u32 m, u32 k, u
 #endif
 
 #if STREAM
-KERNEL(MULTIPLIERS + WAVE) skinny(OUT* y, const bf16* x, const bf16* w, const float* bias, const bf16* norm, u32 m,
+KERNEL(MULTIPLIERS + WAVE) skinny(OUT* y, const half_t* x, const half_t* w, const float* bias, const half_t* norm, u32 m,
                                   u32 n, u32 k, u32 y_stride, u32 x_stride, float eps) {
     DYN_SHARED(u8, shared);
     const Memory s = divide(shared, m, k);
@@ -87,7 +87,7 @@ KERNEL(MULTIPLIERS + WAVE) skinny(OUT* y, const bf16* x, const bf16* w, const fl
     grid_release();
 #if NORM
 #pragma unroll 1
-    for (u32 p = tid(); p < k / 8; p += MULTIPLIERS) *(bf16x8*)(s.norm + p * 8) = load_const((const bf16x8*)norm + p);
+    for (u32 p = tid(); p < k / 8; p += MULTIPLIERS) *(half_x8*)(s.norm + p * 8) = load_const((const half_x8*)norm + p);
 #endif
     grid_wait();
 #if NORM
@@ -106,10 +106,10 @@ KERNEL(MULTIPLIERS + WAVE) skinny(OUT* y, const bf16* x, const bf16* w, const fl
     });
 }
 #else
-KERNEL(256) skinny(OUT* y, const bf16* x, const bf16* w, const float* bias, const bf16* norm, u32 m, u32 n, u32 k,
+KERNEL(256) skinny(OUT* y, const half_t* x, const half_t* w, const float* bias, const half_t* norm, u32 m, u32 n, u32 k,
                    u32 y_stride, u32 x_stride_, float eps) {
     const Weights weights{w, bid_x() * TILES * WIDTH, n, k};
-    const float* sums = strip_sums(weights, m, [&](bf16* xs) {
+    const float* sums = strip_sums(weights, m, [&](half_t* xs) {
 #if NORM
         stage_normed(xs, x, norm, m, k, x_stride_, eps);
 #else

@@ -21,7 +21,7 @@ DEV StripX x_piece(const u8* x, const XRows& rows) {
     UNROLL for (u32 j = 0; j < STRIP_X; ++j) {
         u32x4 v = *(const u32x4*)(x + rows.at[j]);
         UNROLL for (u32 i = 0; i < 4; ++i) v.v[i] &= rows.mask[j];
-        piece.v[j] = bits_as<bf16x8>(v);
+        piece.v[j] = bits_as<half_x8>(v);
     }
     return piece;
 }
@@ -32,5 +32,5 @@ DEV void multiply_pieces(f32x4* sums, const u8* x, const XRows& rows, const u8* 
     StripX pieces[PIECES];
     UNROLL for (u32 p = 0; p < PIECES; ++p) pieces[p] = x_piece(x + p * 64, rows);
     UNROLL for (u32 p = 0; p < PIECES; ++p)
-        UNROLL for (u32 t = 0; t < STRIPS; ++t) strip_mma(sums[t], pieces[p], *(const bf16x8*)(w + at[t] + p * 64));
+        UNROLL for (u32 t = 0; t < STRIPS; ++t) strip_mma(sums[t], pieces[p], *(const half_x8*)(w + at[t] + p * 64));
 }

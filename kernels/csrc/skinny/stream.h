@@ -44,14 +44,14 @@ DEV void copy_weights(const Work& work, const Memory& s, u32 stage, u32 pass, u3
         bulk_copy_once(s.ring + stage * s.stage_bytes + line * LINE,
                        work.w + weight_row(work, pass, line) * work.k + slab * SLAB, bytes, s.full + stage, policy);
 }
-DEV void copy_rows(const Work& work, const Memory& s, u32 stage, u32 slab, const bf16* x, u32 x_stride) {
+DEV void copy_rows(const Work& work, const Memory& s, u32 stage, u32 slab, const half_t* x, u32 x_stride) {
     u8* to = s.ring + stage * s.stage_bytes + LINES * LINE;
     if (lane() < work.m)
         bulk_copy(to + lane() * LINE, x + (u64)lane() * x_stride + slab * SLAB, columns(work, slab) * 2, s.full + stage);
 }
 
 // Once the kernel in front has ended: the rows of x for the slabs that are on their way.
-DEV void first_rows(const Work& work, const Memory& s, u32 ahead, const bf16* x, u32 x_stride) {
+DEV void first_rows(const Work& work, const Memory& s, u32 ahead, const half_t* x, u32 x_stride) {
     grid_release();
     grid_wait();
 #if X_SLABS
@@ -61,7 +61,7 @@ DEV void first_rows(const Work& work, const Memory& s, u32 ahead, const bf16* x,
 }
 
 // The copying wave.
-DEV void copy_all(const Work& work, const Memory& s, const bf16* x, u32 x_stride) {
+DEV void copy_all(const Work& work, const Memory& s, const half_t* x, u32 x_stride) {
     const u32 per_pass = slabs(work), all = passes(work);
     const u64 policy = read_once();
     u32 i = 0;

@@ -30,7 +30,7 @@ enum : u32 {
 };
 
 struct Weights {
-    const bf16* w;
+    const half_t* w;
     u32 first, n, k;  // first output of the block; rows and columns of W
 };
 
@@ -40,14 +40,14 @@ DEV u64 weight_row(const Weights& w, u32 tile) {
     return (out < outputs ? out : outputs - 1) + (r < WIDTH ? 0 : outputs);
 }
 
-struct Strip { bf16x8 v[PIECES]; };
+struct Strip { half_x8 v[PIECES]; };
 
 DEV Strip load_strip(const Weights& w, u32 tile, u32 chunk) {
-    const bf16* p = w.w + weight_row(w, tile) * w.k;
+    const half_t* p = w.w + weight_row(w, tile) * w.k;
     Strip s;
     UNROLL for (u32 i = 0; i < PIECES; ++i) {
         const u32 k = chunk * CHUNK + i * 32 + strip_k();
-        s.v[i] = k < w.k ? load_stream((const bf16x8*)(p + k)) : zero8();
+        s.v[i] = k < w.k ? load_stream((const half_x8*)(p + k)) : zero8();
     }
     return s;
 }
@@ -65,20 +65,20 @@ DEV void advance(Cursor& at, u32 waves, u32 chunks) {
 DEV u32 x_stride(u32 k) { return (k + CHUNK - 1) / CHUNK * CHUNK + 32; }
 
 // Row r of x is x_row(r).
-template <class Row> DEV void stage_rows(bf16* xs, const Row& x_row, u32 m, u32 k) {
+template <class Row> DEV void stage_rows(half_t* xs, const Row& x_row, u32 m, u32 k) {
     const u32 pieces = (x_stride(k) - 32) / 8;
     for (u32 i = tid(); i < m * pieces; i += bdim()) {
         const u32 row = i / pieces, at = i % pieces * 8;
-        *(bf16x8*)(xs + row * x_stride(k) + at) = at < k ? *(const bf16x8*)(x_row(row) + at) : zero8();
+        *(half_x8*)(xs + row * x_stride(k) + at) = at < k ? *(const half_x8*)(x_row(row) + at) : zero8();
     }
 }
 
-DEV void multiply(f32x4& c, const Strip& w, const bf16* xs, u32 m, u32 stride, u32 chunk) {
+DEV void multiply(f32x4& c, const Strip& w, const half_t* xs, u32 m, u32 stride, u32 chunk) {
     UNROLL for (u32 i = 0; i < PIECES; ++i) {
         StripX x;
         UNROLL for (u32 j = 0; j < STRIP_X; ++j) {
             const u32 row = strip_x_row(j), k = chunk * CHUNK + i * 32 + strip_k();
-            x.v[j] = row < m ? *(const bf16x8*)(xs + row * stride + k) : zero8();
+            x.v[j] = row < m ? *(const half_x8*)(xs + row * stride + k) : zero8();
         }
         strip_mma(c, x, w.v[i]);
     }
@@ -104,7 +104,7 @@ DEV float gather(const float* sums, u32 k, u32 m_count, u32 tile, u32 m, u32 r) 
 
 // The sums of all strips of the block, for gather(). `stage(xs)` fills the rows of x, after what is in front has ended.
 template <class Stage> DEV const float* strip_sums(const Weights& weights, u32 m, const Stage& stage) {
-    DYN_SHARED(bf16, xs);
+    DYN_SHARED(half_t, xs);
     const u32 waves = bdim() / WAVE, stride = x_stride(weights.k), chunks = (weights.k + CHUNK - 1) / CHUNK;
     float* sums = (float*)(xs + m * stride);
     const u32 mine = wave() < chunks ? (chunks - wave() + waves - 1) / waves : 0, items = mine * TILES;

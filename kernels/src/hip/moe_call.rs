@@ -118,7 +118,7 @@ impl Call<'_> {
 
     pub(super) fn combine_defines(&self) -> Result<[Define; 2], DeviceError> {
         let [act] = self.act()?;
-        Ok([act, ("OUT_BF16", u32::from(self.way.out_type() == DType::BF16))])
+        Ok([act, ("OUT_HALF", u32::from(self.way.out_type() == DType::BF16))])
     }
 
     pub(super) fn top_k(&self) -> usize {

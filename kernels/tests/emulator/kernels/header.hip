@@ -1,8 +1,8 @@
 // Uses every function of dev.h once, so that the compile gate sees all of them on every target.
 #include "dev.h"
 
-KERNEL(256) everything(float* out, const bf16* in, const float* in_f32, const fp8* in_fp8, u32* words, u32 n) {
-    SHARED(bf16, tile, 16 * 24);
+KERNEL(256) everything(float* out, const half_t* in, const float* in_f32, const fp8* in_fp8, u32* words, u32 n) {
+    SHARED(half_t, tile, 16 * 24);
     DYN_SHARED(float, dynamic);
     grid_wait();
     const u32 t = tid() + bid_x() + bid_y() + bid_z() + gdim_x() + gdim_y() + gdim_z() + wave();
@@ -37,12 +37,12 @@ KERNEL(256) everything(float* out, const bf16* in, const float* in_f32, const fp
     store_stream((f32x2*)out + t, load_stream((const f32x2*)in_f32 + t));
     store_stream(out + t, load_stream(in_f32 + t) + load_const(in_f32 + t));
     store8(out + 8 * t, a);
-    store8((bf16*)out + 8 * t, b);
+    store8((half_t*)out + 8 * t, b);
     store8((fp8*)out + 8 * t, a);
-    ((ACT*)out)[t] = to<ACT>(r + f32(to<fp8>(r)) + f32(to<bf16>(r)) + f32(to<float>(r)));
+    ((ACT*)out)[t] = to<ACT>(r + f32(to<fp8>(r)) + f32(to<half_t>(r)) + f32(to<float>(r)));
 #if DEV_GFX
     f32x16 wide{};
-    mfma_32x32x8(wide, *(const bf16x4*)in, *(const bf16x4*)(in + 4));
+    mfma_32x32x8(wide, *(const half_x4*)in, *(const half_x4*)(in + 4));
 #  if DEV_GFX >= 0x942
     f32x4 quad{};
     mfma_16x16x32(quad, *(const fp8x8*)in_fp8, *(const fp8x8*)(in_fp8 + 8));
@@ -50,8 +50,8 @@ KERNEL(256) everything(float* out, const bf16* in, const float* in_f32, const fp
     out[0] = quad.v[0];
 #  endif
 #  if DEV_GFX >= 0x950
-    mfma_16x16x32(quad, *(const bf16x8*)in, *(const bf16x8*)(in + 8));
-    mfma_32x32x16(wide, *(const bf16x8*)in, *(const bf16x8*)(in + 8));
+    mfma_16x16x32(quad, *(const half_x8*)in, *(const half_x8*)(in + 8));
+    mfma_32x32x16(wide, *(const half_x8*)in, *(const half_x8*)(in + 8));
     out[1] = quad.v[0];
 #  endif
     out[2] = wide.v[0];

@@ -11,7 +11,7 @@ DEV void product(float* c, const T* a, const T* b, FA* fa, FB* fb, FC* fc, Multi
     for (u32 i = 0; i < Layout::NC; ++i) c[Layout::c_row(i) * N + Layout::c_col(i)] = fc[i];
 }
 
-KERNEL(64) tile_16x16x16(float* c, const bf16* a, const bf16* b) {
+KERNEL(64) tile_16x16x16(float* c, const half_t* a, const half_t* b) {
     FragA fa;
     FragB fb;
     FragC fc;
@@ -20,11 +20,11 @@ KERNEL(64) tile_16x16x16(float* c, const bf16* a, const bf16* b) {
 EXPORT(tile_16x16x16)
 
 // The same with fragments from shared memory: A by rows of k, B by columns of k (load_b) or by rows (load_b_trans).
-KERNEL(64) tile_loads(float* c, const bf16* a, const bf16* b) {
-    SHARED(bf16x8, row_pieces, 16 * 3);
-    SHARED(bf16x8, column_pieces, 16 * 3);
-    SHARED(bf16x8, plain_pieces, 16 * 3);
-    bf16 *const rows = (bf16*)row_pieces, *const columns = (bf16*)column_pieces, *const plain = (bf16*)plain_pieces;
+KERNEL(64) tile_loads(float* c, const half_t* a, const half_t* b) {
+    SHARED(half_x8, row_pieces, 16 * 3);
+    SHARED(half_x8, column_pieces, 16 * 3);
+    SHARED(half_x8, plain_pieces, 16 * 3);
+    half_t *const rows = (half_t*)row_pieces, *const columns = (half_t*)column_pieces, *const plain = (half_t*)plain_pieces;
     for (u32 i = lane(); i < 256; i += WAVE) {
         rows[i / 16 * 24 + i % 16] = a[i];
         columns[i % 16 * 24 + i / 16] = b[i];
@@ -42,8 +42,8 @@ KERNEL(64) tile_loads(float* c, const bf16* a, const bf16* b) {
 EXPORT(tile_loads)
 
 #if DEV_GFX
-KERNEL(64) bf16_32x32x8(float* c, const bf16* a, const bf16* b) {
-    bf16x4 fa, fb;
+KERNEL(64) bf16_32x32x8(float* c, const half_t* a, const half_t* b) {
+    half_x4 fa, fb;
     f32x16 fc;
     product<Mfma32x32x8, 32, 8>(c, a, b, fa.v, fb.v, fc.v, [&] { mfma_32x32x8(fc, fa, fb); });
 }
@@ -67,15 +67,15 @@ EXPORT(fp8_32x32x16)
 #endif
 
 #if DEV_GFX >= 0x950
-KERNEL(64) bf16_16x16x32(float* c, const bf16* a, const bf16* b) {
-    bf16x8 fa, fb;
+KERNEL(64) bf16_16x16x32(float* c, const half_t* a, const half_t* b) {
+    half_x8 fa, fb;
     f32x4 fc;
     product<Mfma16x16x32, 16, 32>(c, a, b, fa.v, fb.v, fc.v, [&] { mfma_16x16x32(fc, fa, fb); });
 }
 EXPORT(bf16_16x16x32)
 
-KERNEL(64) bf16_32x32x16(float* c, const bf16* a, const bf16* b) {
-    bf16x8 fa, fb;
+KERNEL(64) bf16_32x32x16(float* c, const half_t* a, const half_t* b) {
+    half_x8 fa, fb;
     f32x16 fc;
     product<Mfma32x32x16, 32, 16>(c, a, b, fa.v, fb.v, fc.v, [&] { mfma_32x32x16(fc, fa, fb); });
 }

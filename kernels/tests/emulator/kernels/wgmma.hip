@@ -5,12 +5,12 @@
 enum : u32 { K = 64, PANEL = 64 * 128 };
 
 // Rows of 64 values as panels one behind the other, 64 rows each.
-DEV void put(u8* panels, u32 row, u32 column, bf16 value) {
-    *(bf16*)(panels + row * 128 + ((column / 8) ^ (row & 7)) * 16 + column % 8 * 2) = value;
+DEV void put(u8* panels, u32 row, u32 column, half_t value) {
+    *(half_t*)(panels + row * 128 + ((column / 8) ^ (row & 7)) * 16 + column % 8 * 2) = value;
 }
 
 // Dynamic shared memory: a, b by columns, b by rows, and 1024 bytes.
-template <u32 N> DEV void four_ways(float* c, const bf16* a, const bf16* b) {
+template <u32 N> DEV void four_ways(float* c, const half_t* a, const half_t* b) {
     DYN_SHARED(u8, dynamic);
     u8 *lines = on_1024(dynamic), *columns = lines + PANEL, *rows = columns + N * 128;
     for (u32 i = tid(); i < 64 * K; i += bdim()) put(lines, i / K, i % K, a[i]);
@@ -29,7 +29,7 @@ template <u32 N> DEV void four_ways(float* c, const bf16* a, const bf16* b) {
         for (u32 k = 0; k < K; k += 16) {
             u32 own[4];
             for (u32 i = 0; i < 4; ++i) {
-                const bf16* at = a + wgmma_row(2 * i) * K + k + wgmma_col(2 * i);
+                const half_t* at = a + wgmma_row(2 * i) * K + k + wgmma_col(2 * i);
                 own[i] = (u32)at[0].bits | (u32)at[1].bits << 16;
             }
             const KMajor x = further(by_k(lines), k * 2), by_columns = further(by_k(columns), k * 2);
@@ -47,9 +47,9 @@ template <u32 N> DEV void four_ways(float* c, const bf16* a, const bf16* b) {
     for (u32 i = 0; i < N / 2; ++i) c[wgmma_row(i) * N + wgmma_col(i)] += sum[i];
 }
 
-KERNEL_ALONE(128) wgmma_64(float* c, const bf16* a, const bf16* b) { four_ways<64>(c, a, b); }
+KERNEL_ALONE(128) wgmma_64(float* c, const half_t* a, const half_t* b) { four_ways<64>(c, a, b); }
 EXPORT(wgmma_64)
-KERNEL_ALONE(128) wgmma_128(float* c, const bf16* a, const bf16* b) { four_ways<128>(c, a, b); }
+KERNEL_ALONE(128) wgmma_128(float* c, const half_t* a, const half_t* b) { four_ways<128>(c, a, b); }
 EXPORT(wgmma_128)
-KERNEL_ALONE(128) wgmma_256(float* c, const bf16* a, const bf16* b) { four_ways<256>(c, a, b); }
+KERNEL_ALONE(128) wgmma_256(float* c, const half_t* a, const half_t* b) { four_ways<256>(c, a, b); }
 EXPORT(wgmma_256)

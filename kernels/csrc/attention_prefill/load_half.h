@@ -1,4 +1,4 @@
-// attention_prefill/load_bf16.h - keys and values as they lie in the pool: one wave tells the copy engine of keys, one of
+// attention_prefill/load_half.h - keys and values as they lie in the pool: one wave tells the copy engine of keys, one of
 // values, two bring queries.
 #pragma once
 #include "attention_prefill/load.h"

@@ -1,17 +1,17 @@
-// attention_decode/as_bf16.h - what keys_first.h multiplies where the pool is bf16: all of it as it lies in memory.
+// attention_decode/as_half.h - what keys_first.h multiplies where the pool is half_t: all of it as it lies in memory.
 #pragma once
 
-typedef bf16 KV;
-struct Queries { bf16x8 v[D / 32]; };
-struct Keys { bf16x8 v[KEY_ROWS][D / 32]; };
+typedef half_t KV;
+struct Queries { half_x8 v[D / 32]; };
+struct Keys { half_x8 v[KEY_ROWS][D / 32]; };
 
-DEV bf16x8 load_kv8(const KV* p) { return *(const bf16x8*)p; }
+DEV half_x8 load_kv8(const KV* p) { return *(const half_x8*)p; }
 
 // Rows `at(query)` of q as an operand; null for queries that do not exist.
 template <class At> DEV Queries load_queries(const At& at) {
     Queries q;
-    const bf16* row = at(strip_w_row());
-    UNROLL for (u32 i = 0; i < D / 32; ++i) q.v[i] = row ? *(const bf16x8*)(row + i * 32 + strip_k()) : zero8();
+    const half_t* row = at(strip_w_row());
+    UNROLL for (u32 i = 0; i < D / 32; ++i) q.v[i] = row ? *(const half_x8*)(row + i * 32 + strip_k()) : zero8();
     return q;
 }
 
@@ -22,6 +22,6 @@ DEV void score_channels(f32x4& c, const Queries& q, const Keys& k, u32 i) {
 DEV float score_factor(const Queries&, u32) { return 1.f; }
 
 // Of 16 channels, whose rows `channel_of` tells, times probabilities, two of them in a word.
-DEV u32 pack_weights(float low, float high) { return pack_bf16(low, high); }
+DEV u32 pack_weights(float low, float high) { return pack_half(low, high); }
 DEV void mma_values(f32x4& c, const u32x4& v, u32 b0, u32 b1) { mma_half(c, v.v[0], v.v[1], v.v[2], v.v[3], b0, b1); }
 DEV u32 channel_of(u32 half) { return (lane() >> 2) + half * 8; }
