@@ -3,7 +3,7 @@
 use crate::{ExecutorConfig, ExecutorError};
 use kernels::Kernels;
 use kernels::cpu::{CpuConfig, CpuDevice};
-use kernels::hip::{Api, HipConfig, HipDevice, Libraries};
+use kernels::hip::{Api, Half, HipConfig, HipDevice, Libraries};
 use models::config::CheckpointDType;
 use ops::DType;
 use protocol::{Device, DeviceLibraries, Dtype, KvDtype, Settings};
@@ -38,6 +38,7 @@ pub(crate) fn open(settings: &Settings) -> Result<Opened, ExecutorError> {
         folders: Vec::new(),
         device: settings.gpus.get(rank).map_or(rank, |&gpu| gpu as usize),
         cache_dir: settings.kernel_cache.clone(),
+        half: Half::BF16,
         emulated_wave: libraries.and_then(|named| named.emulated_wave),
     };
     let cores = available_parallelism().map_or(1, usize::from);

@@ -7,7 +7,8 @@
 //   dev/amd.h         ids, barriers, shuffles, maths, atomics, loads on AMD
 //   dev/nvidia.h      the same on NVIDIA
 //   emu.h             the same on the emulator (kernels/emu/emu.h; the emulator's hiprtc supplies it)
-//   dev/vector.h      half_t and its vectors, ACT, conversion, 8-wide loads and stores
+//   dev/half.h        half_t, the 16-bit type: bf16, or f16 with -DHALF_F16=1
+//   dev/vector.h      vectors, ACT, conversion, 8-wide loads and stores
 //   dev/fp8.h         fp8 e4m3, both dialects
 //   dev/collective.h  shuffles of any type, sums and maxima over groups of lanes, waves and blocks
 //   dev/matrix.h      16x16x16 half_t tiles, their layouts, fragment loads from shared memory

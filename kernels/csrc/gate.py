@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Compiles every kernel for every GPU we name, without a GPU: gfx942 and gfx950 with clang, sm_90a with NVRTC, gfx90a
-with ROCm's own run-time compiler. Fails on a warning, on a spilled register, on stack memory, and on a missing tool.
+with ROCm's own run-time compiler; those with values of the 16-bit type also with f16, but for gfx90a. Fails on a warning, on a spilled register, on stack memory, and on a missing tool.
 
     gate.py [FOLDER...]     only the kernels in these folders of kernels/csrc
 
@@ -12,6 +12,7 @@ import collections, ctypes, glob, multiprocessing, os, re, shutil, subprocess, s
 ROOT = os.path.dirname(os.path.abspath(__file__))
 HEADER_TEST = os.path.join(ROOT, "../tests/emulator/kernels/header.hip")
 TARGETS = ["gfx942", "gfx950", "sm_90a", "gfx90a"]
+F16_TARGETS = TARGETS[:3]
 # Variants of a kernel share one list of arguments; not all of them use all.
 CLANG = ("clang-22 -x hip --offload-device-only -nogpuinc -nogpulib -mcode-object-version=5 -O3 -std=c++17 "
          "-ffp-contract=fast -Wall -Wextra -Wno-unused-parameter -Werror --no-gpu-bundle-output").split()
@@ -35,6 +36,23 @@ def variants(source):
             sys.exit(f"{path}: unknown target {unknown[0]}; there are {' '.join(TARGETS)}")
         found.append((targets, options.split()))
     return found
+
+
+def has_half(source):
+    """Whether a source, or a header of kernels that it includes, names the 16-bit type."""
+    text = open(source).read()
+    if re.search(r"\b(half_\w+|\w+_half|ACTV?)\b", text):
+        return True
+    included = re.findall(r'^#\s*include "((?!dev).+)"', text, re.MULTILINE)
+    return any(has_half(os.path.join(ROOT, header)) for header in included)
+
+
+def jobs_of(source):
+    jobs = [Job(source, tuple(o), t) for targets, o in variants(source) for t in targets]
+    if has_half(source):
+        narrow = [j for j in jobs if j.target in F16_TARGETS and "-DACT_F32=1" not in j.options]
+        jobs += [j._replace(options=(*j.options, "-DHALF_F16=1")) for j in narrow]
+    return jobs
 
 
 def headers():
@@ -115,7 +133,7 @@ def main():
     sources = [s for f in folders for s in sorted(glob.glob(os.path.join(ROOT, f, "*.hip")))]
     if not sys.argv[1:]:
         sources.append(HEADER_TEST)
-    jobs = [Job(s, tuple(o), t) for s in sources for targets, o in variants(s) for t in targets]
+    jobs = [job for source in sources for job in jobs_of(source)]
     began, failed = time.time(), 0
     # A process per compile: hiprtc keeps state, and compiles one program at a time.
     with multiprocessing.Pool(os.cpu_count(), maxtasksperchild=1) as pool:

@@ -135,7 +135,21 @@ DEV float fma_(float a, float b, float c) { return fmaf(a, b, c); }
 DEV float fmax_(float a, float b) { return fmaxf(a, b); }
 DEV float fmin_(float a, float b) { return fminf(a, b); }
 DEV float fabs_(float a) { return fabsf(a); }
-DEV u16 half_bits(float f) {
+// Exponent and mantissa moved in place, then a product that changes the bias, exactly.
+DEV float f16_value(u16 bits) {
+    const u32 sign = (u32)(bits & 0x8000) << 16, size = bits & 0x7fff;
+    if (size >= 0x7c00) return as_f32(sign | 0x7f800000u | (size & 0x3ff) << 13);
+    return as_f32(sign | as_u32(as_f32(size << 13) * as_f32((127u + 112u) << 23)));
+}
+DEV u16 f16_bits(float x) {
+    const u32 sign = as_u32(x) >> 16 & 0x8000, a = as_u32(x) & 0x7fffffffu;
+    if (a > 0x7f800000u) return (u16)(sign | 0x7e00);
+    if (a >= 0x477ff000u) return (u16)(sign | 0x7c00);
+    // Below the normal range values are multiples of 2^-24: adding 1.5 * 2^23 rounds to one of them.
+    if (a < 0x38800000u) return (u16)(sign | (as_u32(as_f32(a) * 16777216.0f + 12582912.0f) & 0xffffu));
+    return (u16)(sign | ((a + 0xfffu + (a >> 13 & 1)) >> 13) - (112u << 10));
+}
+DEV u16 bf16_bits(float f) {
     const u32 u = as_u32(f);
     if ((u & 0x7fffffffu) > 0x7f800000u) return (u16)(u >> 16 | 64);
     return (u16)((u + 0x7fffu + ((u >> 16) & 1)) >> 16);

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 
@@ -19,7 +20,7 @@ using namespace emu;
 namespace {
 
 enum Status : int { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7 };
-enum Type : int { I32 = 2, I64 = 4, F32 = 7, BF16 = 9 };
+enum Type : int { I32 = 2, I64 = 4, F16 = 6, F32 = 7, BF16 = 9 };
 
 struct UniqueId { u8 bytes[128]; };
 
@@ -61,13 +62,38 @@ size_t bytes_of(int type) {
     switch (type) {
         case I32: case F32: return 4;
         case I64: return 8;
-        case BF16: return 2;
+        case F16: case BF16: return 2;
         default: return 0;
     }
 }
 
+float of_f16(u16 bits) {
+    const int exponent = bits >> 10 & 31, digits = bits & 1023;
+    float size = exponent ? ldexpf((float)(digits + 1024), exponent - 25) : ldexpf((float)digits, -24);
+    if (exponent == 31) size = digits ? NAN : INFINITY;
+    return bits >> 15 ? -size : size;
+}
+
+// Eleven digits of the size, fewer below the normal range; a carry from them is the next exponent.
+u16 to_f16(float x) {
+    const u16 sign = std::signbit(x) ? 0x8000 : 0;
+    const float size = fabsf(x);
+    if (std::isnan(x)) return sign | 0x7e00;
+    if (size >= 65520.0f) return sign | 0x7c00;
+    int exponent;
+    frexpf(size, &exponent);
+    if (exponent < -13 || size == 0) exponent = -13;
+    const u16 digits = (u16)nearbyintf(ldexpf(size, 11 - exponent));
+    return sign | (u16)(((exponent + 13) << 10) + digits);
+}
+
 float number(const u8* at, int type) {
     u32 bits = 0;
+    if (type == F16) {
+        u16 half;
+        memcpy(&half, at, 2);
+        return of_f16(half);
+    }
     memcpy(type == F32 ? (u8*)&bits : (u8*)&bits + 2, at, bytes_of(type));
     float x;
     memcpy(&x, &bits, 4);
@@ -78,6 +104,7 @@ float number(const u8* at, int type) {
 void store(u8* at, int type, float x) {
     u32 bits;
     memcpy(&bits, &x, 4);
+    if (type == F16) bits = to_f16(x);
     if (type == BF16) bits = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     memcpy(at, &bits, bytes_of(type));
 }

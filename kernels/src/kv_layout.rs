@@ -30,7 +30,7 @@ pub struct KvLayout {
     pub kv_heads: usize,
     /// Channels per head; a multiple of 16.
     pub head_dim: usize,
-    /// f32 or bf16, as the activations, or fp8.
+    /// f32, bf16 or f16, as the activations, or fp8.
     pub dtype: DType,
     /// Order within a tile; the device's.
     pub order: KvOrder,
@@ -39,7 +39,7 @@ pub struct KvLayout {
 impl KvLayout {
     /// Checks that kernels exist for this layout.
     pub fn check(&self) -> Result<(), DeviceError> {
-        if !matches!(self.dtype, DType::F32 | DType::BF16 | DType::F8E4M3) {
+        if !matches!(self.dtype, DType::F32 | DType::BF16 | DType::F16 | DType::F8E4M3) {
             let (kernel, what) = ("kv layout", "dtype");
             return Err(DeviceError::Unsupported { kernel, what, dtype: self.dtype });
         }
@@ -62,7 +62,7 @@ impl KvLayout {
         dtype: DType,
     ) -> Result<(), DeviceError> {
         let fits = match self.dtype {
-            DType::F8E4M3 => matches!(dtype, DType::F32 | DType::BF16),
+            DType::F8E4M3 => matches!(dtype, DType::F32 | DType::BF16 | DType::F16),
             own => dtype == own,
         };
         if fits { Ok(()) } else { Err(DeviceError::Unsupported { kernel, what, dtype }) }

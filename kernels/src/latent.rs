@@ -19,14 +19,14 @@ pub struct LatentLayout {
     pub latent: usize,
     /// `P`, even.
     pub rotary: usize,
-    /// f32 or bf16, as the activations.
+    /// f32, bf16 or f16, as the activations.
     pub dtype: DType,
 }
 
 impl LatentLayout {
     /// Checks that kernels exist for this layout.
     pub fn check(&self) -> Result<(), DeviceError> {
-        if !matches!(self.dtype, DType::F32 | DType::BF16) {
+        if !matches!(self.dtype, DType::F32 | DType::BF16 | DType::F16) {
             let (kernel, what) = ("latent layout", "dtype");
             return Err(DeviceError::Unsupported { kernel, what, dtype: self.dtype });
         }

@@ -30,6 +30,8 @@ pub enum DataType {
     I32 = 2,
     /// 64 bits.
     I64 = 4,
+    /// IEEE binary16.
+    F16 = 6,
     /// IEEE binary32.
     F32 = 7,
     /// The upper half of binary32.

@@ -37,7 +37,7 @@ fn device(world: &str, rank: usize) -> HipConfig {
             folders,
             device: rank,
             cache_dir,
-            emulated_wave: None,
+            ..HipConfig::default()
         },
         Ok("rocm") => HipConfig { folders, device: rank, cache_dir, ..HipConfig::default() },
         _ => {

@@ -27,7 +27,7 @@ enum : u32 { TILE_KEYS = 16, QUERIES = 16, D = HEAD_DIM };
 
 // Eight values of the pool as half_t.
 #if KV_FP8
-DEV half_x8 load_kv8(const KV* p) { return narrow(load8(p)); }
+DEV half_x8 load_kv8(const KV* p) { return widen_half(*(const fp8x8*)p); }
 #else
 DEV half_x8 load_kv8(const KV* p) { return *(const half_x8*)p; }
 #endif

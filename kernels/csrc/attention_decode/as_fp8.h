@@ -2,7 +2,7 @@
 // an instruction; queries become f16 times a power of two of their own where their values ask for it, probabilities as they
 // are, which are at most 2^SLACK.
 #pragma once
-#include "dev/half.h"
+#include "dev/fp8_f16.h"
 
 typedef fp8 KV;
 struct Queries {

@@ -42,6 +42,7 @@ DEV void widen_pieces(u8* operand, const u8* staged) {
     u8* panel = operand + own_panel() * PANEL_BYTES;
     _Pragma("unroll 2") for (u32 pass = 0; pass < PASSES; ++pass) {
         const Halves piece = bits_as<Halves>(*(const fp8x16*)(staged + (pass * FETCHERS + tid()) * 16));
+        // By way of f32: with widen_half of f16 the products' registers spill.
         UNROLL for (u32 half = 0; half < 2; ++half)
             *(half_x8*)(panel + panel_offset(own_row(pass), own_piece() * 2 + half)) = narrow(widen(piece.v[half]));
     }

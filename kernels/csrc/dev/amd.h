@@ -73,7 +73,9 @@ DEV float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 DEV float fmax_(float a, float b) { return __builtin_fmaxf(a, b); }
 DEV float fmin_(float a, float b) { return __builtin_fminf(a, b); }
 DEV float fabs_(float a) { return __builtin_fabsf(a); }
-DEV u16 half_bits(float f) {
+DEV u16 f16_bits(float x) { return __builtin_bit_cast(u16, (_Float16)x); }
+DEV float f16_value(u16 bits) { return (float)__builtin_bit_cast(_Float16, bits); }
+DEV u16 bf16_bits(float f) {
 #if __clang_major__ >= 18
     return __builtin_bit_cast(u16, (__bf16)f);  // one instruction on gfx950
 #else

@@ -72,6 +72,17 @@ DEV f32x2 unpack_fp8(u32 pair) {
     return f32x2{{f32_soft(fp8{(u8)pair}), f32_soft(fp8{(u8)(pair >> 8)})}};
 #endif
 }
+// The same as a pair of f16, which holds every fp8 number.
+DEV u32 widen_fp8(u32 pair) {
+#if DEV_SM >= 890
+    u32 r;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"((u16)pair));
+    return r;
+#else
+    const f32x2 x = unpack_fp8(pair & 0xffffu);
+    return pack_f16(x.v[0], x.v[1]);
+#endif
+}
 DEV float f32(fp8 x) { return unpack_fp8(x.bits).v[0]; }
 DEV fp8 to_fp8(float x) { return fp8{(u8)pack_fp8(x, 0.f)}; }
 template <> struct Round<fp8> { DEV fp8 of(float x) { return to_fp8(x); } };
@@ -86,6 +97,16 @@ DEV f32x8 widen(const fp8x8& x) {
         r.v[2 * i + 1] = pair.v[1];
     }
     return r;
+}
+// Eight values as half_t, exactly.
+DEV half_x8 widen_half(const fp8x8& x) {
+#if HALF_F16 && DEV_SM >= 890
+    struct Words { u32 v[2]; };
+    const Words w = bits_as<Words>(x);
+    return bits_as<half_x8>(u32x4{{widen_fp8(w.v[0]), widen_fp8(w.v[0] >> 16), widen_fp8(w.v[1]), widen_fp8(w.v[1] >> 16)}});
+#else
+    return narrow(widen(x));
+#endif
 }
 DEV fp8x8 narrow_fp8(const f32x8& x) {
     struct Words { u32 v[2]; } w;

@@ -4,7 +4,7 @@
 #pragma once
 
 #if WAVE == 64
-// v_mfma_f32_16x16x16_bf16 of gfx90a, gfx942, gfx950. Elements of C lie as those of B would.
+// v_mfma_f32_16x16x16_bf16 and _f16 of gfx90a, gfx942, gfx950. Elements of C lie as those of B would.
 struct Frag {
     enum : u32 { NA = 4, NB = 4, NC = 4 };
     DEV u32 a_row(u32) { return lane() & 15; }
@@ -38,10 +38,15 @@ DEV FragC zero_c() {
 
 #if DEV_AMD
 DEV void mma16(FragC& c, const FragA& a, const FragB& b) {
-    typedef short Bf16x4 __attribute__((ext_vector_type(4)));
     typedef float F32x4 __attribute__((ext_vector_type(4)));
+#  if HALF_F16
+    typedef _Float16 HalfX4 __attribute__((ext_vector_type(4)));
+    const F32x4 sum = __builtin_amdgcn_mfma_f32_16x16x16f16(
+#  else
+    typedef short HalfX4 __attribute__((ext_vector_type(4)));
     const F32x4 sum = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(
-        __builtin_bit_cast(Bf16x4, a), __builtin_bit_cast(Bf16x4, b), __builtin_bit_cast(F32x4, c), 0, 0, 0);
+#  endif
+        __builtin_bit_cast(HalfX4, a), __builtin_bit_cast(HalfX4, b), __builtin_bit_cast(F32x4, c), 0, 0, 0);
     c = __builtin_bit_cast(FragC, sum);
 }
 #elif DEV_NV
@@ -49,7 +54,7 @@ struct FragWords { u32 v[4]; };
 DEV void mma16(FragC& c, const FragA& a, const FragB& b) {
     const FragWords aw = bits_as<FragWords>(a), bw = bits_as<FragWords>(b);
     for (u32 h = 0; h < 2; ++h)
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+        asm("mma.sync.aligned.m16n8k16.row.col.f32." HALF_PTX "." HALF_PTX ".f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
             : "+f"(c.x[4 * h]), "+f"(c.x[4 * h + 1]), "+f"(c.x[4 * h + 2]), "+f"(c.x[4 * h + 3])
             : "r"(aw.v[0]), "r"(aw.v[1]), "r"(aw.v[2]), "r"(aw.v[3]), "r"(bw.v[2 * h]), "r"(bw.v[2 * h + 1]));
 }

@@ -23,13 +23,27 @@ typedef MfmaLayout<32, 8> Mfma32x32x16;   // half_t on gfx950; fp8 on gfx942 and
 struct f32x16 { float v[16]; };
 
 #if DEV_AMD
-typedef short MfmaBf16x4 __attribute__((ext_vector_type(4)));
+#  if HALF_F16
+typedef _Float16 MfmaHalfX4 __attribute__((ext_vector_type(4)));
+typedef _Float16 MfmaHalfX8 __attribute__((ext_vector_type(8)));
+#    define MFMA_32X32X8 __builtin_amdgcn_mfma_f32_32x32x8f16
+#    define MFMA_16X16X32 __builtin_amdgcn_mfma_f32_16x16x32_f16
+#    define MFMA_32X32X16 __builtin_amdgcn_mfma_f32_32x32x16_f16
+#  else
+typedef short MfmaHalfX4 __attribute__((ext_vector_type(4)));
+#    if DEV_GFX >= 0x950
+typedef __bf16 MfmaHalfX8 __attribute__((ext_vector_type(8)));
+#    endif
+#    define MFMA_32X32X8 __builtin_amdgcn_mfma_f32_32x32x8bf16_1k
+#    define MFMA_16X16X32 __builtin_amdgcn_mfma_f32_16x16x32_bf16
+#    define MFMA_32X32X16 __builtin_amdgcn_mfma_f32_32x32x16_bf16
+#  endif
 typedef float MfmaF32x4 __attribute__((ext_vector_type(4)));
 typedef float MfmaF32x16 __attribute__((ext_vector_type(16)));
 // c += a * b, 32x32x8.
 DEV void mfma_32x32x8(f32x16& c, const half_x4& a, const half_x4& b) {
-    c = bits_as<f32x16>(__builtin_amdgcn_mfma_f32_32x32x8bf16_1k(
-        bits_as<MfmaBf16x4>(a), bits_as<MfmaBf16x4>(b), bits_as<MfmaF32x16>(c), 0, 0, 0));
+    c = bits_as<f32x16>(
+        MFMA_32X32X8(bits_as<MfmaHalfX4>(a), bits_as<MfmaHalfX4>(b), bits_as<MfmaF32x16>(c), 0, 0, 0));
 }
 #  if DEV_GFX >= 0x942
 DEV void mfma_16x16x32(f32x4& c, const fp8x8& a, const fp8x8& b) {
@@ -42,14 +56,13 @@ DEV void mfma_32x32x16(f32x16& c, const fp8x8& a, const fp8x8& b) {
 }
 #  endif
 #  if DEV_GFX >= 0x950
-typedef __bf16 MfmaBf16x8 __attribute__((ext_vector_type(8)));
 DEV void mfma_16x16x32(f32x4& c, const half_x8& a, const half_x8& b) {
-    c = bits_as<f32x4>(__builtin_amdgcn_mfma_f32_16x16x32_bf16(
-        bits_as<MfmaBf16x8>(a), bits_as<MfmaBf16x8>(b), bits_as<MfmaF32x4>(c), 0, 0, 0));
+    c = bits_as<f32x4>(
+        MFMA_16X16X32(bits_as<MfmaHalfX8>(a), bits_as<MfmaHalfX8>(b), bits_as<MfmaF32x4>(c), 0, 0, 0));
 }
 DEV void mfma_32x32x16(f32x16& c, const half_x8& a, const half_x8& b) {
-    c = bits_as<f32x16>(__builtin_amdgcn_mfma_f32_32x32x16_bf16(
-        bits_as<MfmaBf16x8>(a), bits_as<MfmaBf16x8>(b), bits_as<MfmaF32x16>(c), 0, 0, 0));
+    c = bits_as<f32x16>(
+        MFMA_32X32X16(bits_as<MfmaHalfX8>(a), bits_as<MfmaHalfX8>(b), bits_as<MfmaF32x16>(c), 0, 0, 0));
 }
 #  endif
 #else

@@ -40,7 +40,9 @@ DEV float fma_(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEV float fmax_(float a, float b) { return fmaxf(a, b); }
 DEV float fmin_(float a, float b) { return fminf(a, b); }
 DEV float fabs_(float a) { return fabsf(a); }
-DEV u16 half_bits(float f) { u16 r; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(f)); return r; }
+DEV u16 f16_bits(float x) { u16 r; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(x)); return r; }
+DEV float f16_value(u16 bits) { float r; asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(bits)); return r; }
+DEV u16 bf16_bits(float f) { u16 r; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(f)); return r; }
 
 DEV u32 atomic_add(u32* p, u32 v) { return atomicAdd(p, v); }
 DEV float atomic_add(float* p, float v) { return atomicAdd(p, v); }

@@ -6,8 +6,6 @@
 
 struct Strip8X { fp8x8 v[STRIP_X]; };
 
-DEV half_x8 widen_half(const fp8x8& x) { return narrow(widen(x)); }
-
 DEV void strip8_mma(f32x4& c, const Strip8X& x, const fp8x8& w) {
 #if (DEV_GFX == 0x942 || DEV_GFX == 0x950) && WAVE == 64
     mfma_16x16x32(c, x.v[0], w);

@@ -1,10 +1,8 @@
-// dev/vector.h - half_t, the activation type, small vectors, and 8-wide loads and stores in f32.
+// dev/vector.h - the activation type, small vectors, and 8-wide loads and stores in f32.
 #pragma once
 
-struct half_t { u16 bits; };
-struct alignas(4) half_x2 { half_t v[2]; };
-struct alignas(8) half_x4 { half_t v[4]; };
-struct alignas(16) half_x8 { half_t v[8]; };
+#include "dev/half.h"
+
 struct alignas(8) f32x2 { float v[2]; };
 struct alignas(16) f32x4 { float v[4]; };
 struct alignas(16) u32x4 { u32 v[4]; };
@@ -28,27 +26,12 @@ template <class To, class From> DEV To bits_as(const From& from) {
 }
 
 DEV float f32(float x) { return x; }
-DEV float f32(half_t x) { return as_f32((u32)x.bits << 16); }
-DEV half_t to_half(float x) { return half_t{half_bits(x)}; }
 
 // Rounds to nearest even: to<half_t>(x), to<float>(x), to<fp8>(x), to<ACT>(x).
 template <class T> struct Round;
 template <> struct Round<float> { DEV float of(float x) { return x; } };
 template <> struct Round<half_t> { DEV half_t of(float x) { return to_half(x); } };
 template <class T> DEV T to(float x) { return Round<T>::of(x); }
-
-// Two f32 as a pair of half_t, x0 in the lower half.
-DEV u32 pack_half(float x0, float x1) {
-#if DEV_NV
-    u32 r;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(x1), "f"(x0));
-    return r;
-#else
-    return (u32)half_bits(x0) | (u32)half_bits(x1) << 16;
-#endif
-}
-DEV float low_half(u32 pair) { return as_f32(pair << 16); }
-DEV float high_half(u32 pair) { return as_f32(pair & 0xffff0000u); }
 
 DEV f32x8 widen(const half_x8& x) {
     const u32x4 w = bits_as<u32x4>(x);

@@ -133,14 +133,14 @@ template <u32 N> struct Wgmma;
     template <> struct Wgmma<N> {                                                                                     \
         template <int TURN> DEV void run(float (&c)[N / 2], KMajor a, u64 b, u32 add) {                               \
             asm volatile("{\n\t.reg .pred grows;\n\tsetp.ne.b32 grows, " I2 ", 0;\n\t"                                    \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, " I0 ", " I1          \
-                         ", grows, 1, 1, 0, " I3 ";\n\t}"                                                               \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." HALF_PTX "." HALF_PTX " {" NAMES "}, " I0  \
+                         ", " I1 ", grows, 1, 1, 0, " I3 ";\n\t}"                                                       \
                          : PLACES(0) : "l"(a.bits), "l"(b), "r"(add), "n"(TURN));                                     \
         }                                                                                                             \
         template <int TURN> DEV void run(float (&c)[N / 2], const u32 (&a)[4], u64 b, u32 add) {                      \
             asm volatile("{\n\t.reg .pred grows;\n\tsetp.ne.b32 grows, " I5 ", 0;\n\t"                                    \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, {" I0 "," I1 "," I2   \
-                         "," I3 "}, " I4 ", grows, 1, 1, " I6 ";\n\t}"                                                  \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." HALF_PTX "." HALF_PTX " {" NAMES "}, {" I0 \
+                         "," I1 "," I2 "," I3 "}, " I4 ", grows, 1, 1, " I6 ";\n\t}"                                    \
                          : PLACES(0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TURN));      \
         }                                                                                                             \
     };

@@ -5,7 +5,7 @@
 // Order of a sum: 64 k ascending, those of the wave ascending, then waves ascending: it depends on K and SLAB alone.
 #pragma once
 #include "dev/bulk.h"
-#include "dev/half.h"
+#include "dev/fp8_f16.h"
 #include "fp8_few/share.h"
 
 // A place in the ring, and the parity of its phase.

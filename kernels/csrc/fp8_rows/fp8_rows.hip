@@ -10,7 +10,7 @@
 // -DCHANNELS=1
 // Roofline: 3 bytes a value over bandwidth; one row is latency.
 #include "dev.h"
-#include "dev/half.h"
+#include "dev/fp8_f16.h"
 #include "fp8_rows/quantise.h"
 
 #ifndef CHANNELS

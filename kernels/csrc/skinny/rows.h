@@ -6,13 +6,12 @@
 // Two values of x over their root mean square and times their weights, each once rounded.
 DEV u32 normed(u32 pair, float scale, u32 weights) {
     u32 r;
-    const float low = as_f32(pair << 16) * scale, high = as_f32(pair & 0xffff0000u) * scale;
+    const float low = low_half(pair) * scale, high = high_half(pair) * scale;
 #if DEV_NV
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(r), "r"(weights));
+    asm("mul.rn." HALF_PTX "x2 %0, %1, %2;" : "=r"(r) : "r"(pack_half(low, high)), "r"(weights));
 #else
-    const u32 a = to_half(as_f32(weights << 16) * f32(to_half(low))).bits;
-    const u32 b = to_half(as_f32(weights & 0xffff0000u) * f32(to_half(high))).bits;
+    const u32 a = to_half(low_half(weights) * f32(to_half(low))).bits;
+    const u32 b = to_half(high_half(weights) * f32(to_half(high))).bits;
     r = a | b << 16;
 #endif
     return r;

@@ -2,7 +2,7 @@
 //! both leave out through a plain kernel.
 
 use super::check::{check_dtype, check_most, check_size};
-use super::device::{HipDevice, act_f32};
+use super::device::HipDevice;
 use super::gemm::wide;
 use super::launch::Launch;
 use super::source::{Define, Source};
@@ -127,7 +127,7 @@ impl HipDevice {
         // SAFETY: `check` compared the pool with its layout, and the layer is inside.
         let pool = unsafe { kv.as_ptr().add(offset) };
         let shape = Shape { args, layout, pool, group: args.heads / layout.kv_heads };
-        if !shape.on_matrix_units(&o) {
+        if !shape.on_matrix_units(self.half(), &o) {
             return self.attend_plain(s, &mut o, &shape);
         }
         let decode_rows = args.rows.bounds.decode_rows.min(args.rows.len());
@@ -220,7 +220,7 @@ impl HipDevice {
         } else {
             self.waves_grid(rows, shape)
         };
-        let map = if self.multiplies_in_groups() && layout.dtype == DType::BF16 {
+        let map = if self.multiplies_in_groups() && layout.dtype == self.half() {
             let pool_rows = layout.blocks * layout.kv_heads * 2 * layout.block_tokens;
             self.tensor_map(shape.pool, pool_rows, layout.head_dim)?
         } else {
@@ -277,7 +277,7 @@ impl HipDevice {
     ) -> Result<(), DeviceError> {
         let layout = shape.layout;
         let defines = [
-            ("ACT_F32", act_f32(KERNEL, shape.args.q.dtype())?),
+            ("ACT_F32", self.act_f32(KERNEL, shape.args.q.dtype())?),
             ("HEAD_DIM", layout.head_dim as u32),
             ("BLOCK_TOKENS", layout.block_tokens as u32),
             ("KV_FP8", shape.fp8()),
@@ -295,8 +295,8 @@ impl HipDevice {
 }
 
 impl Shape<'_> {
-    fn on_matrix_units(&self, o: &MatMut<'_>) -> bool {
-        self.args.q.dtype() == DType::BF16
+    fn on_matrix_units(&self, half: DType, o: &MatMut<'_>) -> bool {
+        self.args.q.dtype() == half
             && matches!(self.layout.head_dim, 64 | 128)
             && self.layout.block_tokens.is_multiple_of(TILE)
             && self.group <= TILE

@@ -519,16 +519,19 @@ fn data_type(kernel: &'static str, dtype: DType) -> Result<c_int, DeviceError> {
     let kind = match dtype {
         DType::F32 => DataType::F32,
         DType::BF16 => DataType::BF16,
+        DType::F16 => DataType::F16,
         DType::I32 => DataType::I32,
         DType::I64 => DataType::I64,
-        dtype => return Err(DeviceError::Unsupported { kernel, what: "elements", dtype }),
+        dtype @ DType::F8E4M3 => {
+            return Err(DeviceError::Unsupported { kernel, what: "elements", dtype });
+        }
     };
     Ok(kind as c_int)
 }
 
 fn summand(kernel: &'static str, dtype: DType) -> Result<c_int, DeviceError> {
     match dtype {
-        DType::F32 | DType::BF16 => data_type(kernel, dtype),
+        DType::F32 | DType::BF16 | DType::F16 => data_type(kernel, dtype),
         dtype => Err(DeviceError::Unsupported { kernel, what: "elements to add", dtype }),
     }
 }

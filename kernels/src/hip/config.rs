@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use hip_runtime_sys::{Api, Search};
 
+use super::half::Half;
+
 /// Which libraries serve as driver, run-time compiler, matrix library and way to other GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Libraries {
@@ -37,6 +39,8 @@ pub struct HipConfig {
     pub device: usize,
     /// Folder of compiled kernels; `None` = compile at every start.
     pub cache_dir: Option<PathBuf>,
+    /// The 16-bit type of weights, activations and pool: kernels are compiled for one.
+    pub half: Half,
     /// The libraries are the SIMT emulator, with waves of so many lanes (64 or 32).
     pub emulated_wave: Option<u32>,
 }
@@ -48,6 +52,7 @@ impl Default for HipConfig {
             folders: Vec::new(),
             device: 0,
             cache_dir: None,
+            half: Half::default(),
             emulated_wave: None,
         }
     }

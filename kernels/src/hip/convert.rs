@@ -3,7 +3,7 @@
 use crate::dtype::Float;
 use crate::{DType, HostMat, bf16, f16};
 
-/// Writes the rows of `from` one behind the other as `dtype` (f32 or bf16), rounded to nearest even; fp8 as fp8
+/// Writes the rows of `from` one behind the other as `dtype` (f32, bf16 or f16), rounded to nearest even; fp8 as fp8
 /// without its scales.
 ///
 /// # Panics
@@ -21,12 +21,12 @@ pub(super) fn convert(from: HostMat<'_>, dtype: DType, to: &mut [u8]) {
             (DType::F8E4M3, DType::F8E4M3) => out.copy_from_slice(bytes),
             _ if !plain => wide(from, r, dtype, out),
             (a, b) if a == b => out.copy_from_slice(bytes),
-            (DType::F32, DType::BF16) => each(bytes, out, |b| narrow(f32::from_le_bytes(b))),
-            (DType::F16, DType::BF16) => each(bytes, out, |b| narrow(half(b))),
-            (DType::BF16, DType::F32) => {
-                each(bytes, out, |b| bf16::from_le_bytes(b).load().to_le_bytes());
-            }
-            (DType::F16, DType::F32) => each(bytes, out, |b| half(b).to_le_bytes()),
+            (DType::F32, DType::BF16) => each(bytes, out, |b| to_bf16(f32::from_le_bytes(b))),
+            (DType::F32, DType::F16) => each(bytes, out, |b| to_f16(f32::from_le_bytes(b))),
+            (DType::F16, DType::BF16) => each(bytes, out, |b| to_bf16(of_f16(b))),
+            (DType::BF16, DType::F16) => each(bytes, out, |b| to_f16(of_bf16(b))),
+            (DType::BF16, DType::F32) => each(bytes, out, |b| of_bf16(b).to_le_bytes()),
+            (DType::F16, DType::F32) => each(bytes, out, |b| of_f16(b).to_le_bytes()),
             _ => wide(from, r, dtype, out),
         }
     }
@@ -38,18 +38,28 @@ fn wide(from: HostMat<'_>, r: usize, dtype: DType, out: &mut [u8]) {
     from.read_row(r, &mut row);
     for (x, out) in row.iter().zip(out.chunks_exact_mut(dtype.bytes())) {
         match dtype {
-            DType::BF16 => out.copy_from_slice(&narrow(*x)),
+            DType::BF16 => out.copy_from_slice(&to_bf16(*x)),
+            DType::F16 => out.copy_from_slice(&to_f16(*x)),
             _ => out.copy_from_slice(&x.to_le_bytes()),
         }
     }
 }
 
-fn narrow(x: f32) -> [u8; 2] {
+fn to_bf16(x: f32) -> [u8; 2] {
     bf16::store(x).to_le_bytes()
 }
 
-fn half(bytes: [u8; 2]) -> f32 {
-    f16::from_le_bytes(bytes).to_f32()
+/// What is more than f16 holds becomes infinite.
+fn to_f16(x: f32) -> [u8; 2] {
+    f16::store(x).to_le_bytes()
+}
+
+fn of_bf16(bytes: [u8; 2]) -> f32 {
+    bf16::from_le_bytes(bytes).load()
+}
+
+fn of_f16(bytes: [u8; 2]) -> f32 {
+    f16::from_le_bytes(bytes).load()
 }
 
 fn each<const A: usize, const B: usize>(
@@ -91,6 +101,11 @@ mod tests {
                 narrow.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect();
             let rounded: Vec<f32> = wanted.iter().map(|&x| bf16::from_f32(x).to_f32()).collect();
             assert_eq!(got, rounded, "{from:?} to bf16");
+            convert(mat, DType::F16, &mut narrow);
+            let got: Vec<f32> =
+                narrow.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect();
+            let rounded: Vec<f32> = wanted.iter().map(|&x| f16::from_f32(x).to_f32()).collect();
+            assert_eq!(got, rounded, "{from:?} to f16");
             let mut full = [0u8; 16];
             convert(mat, DType::F32, &mut full);
             let got: Vec<f32> = full.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();

@@ -6,6 +6,7 @@ use hip_runtime_sys::Search;
 
 use super::blaslt::MatrixLibrary;
 use super::config::HipConfig;
+use super::half::Half;
 use super::jit::Jit;
 use super::load::Loader;
 use super::marks::{HipMarks, Marking};
@@ -16,12 +17,13 @@ use super::source::{Define, Source};
 use super::weights::WeightMemory;
 use super::{graph, memory};
 use crate::{
-    Buffer, DType, DeviceError, Driver, Graph, InFlight, KvOrder, Marks, MemInfo, Pinned, Stream,
+    Buffer, DeviceError, Driver, Graph, InFlight, KvOrder, Marks, MemInfo, Pinned, Stream,
 };
 
 /// A GPU.
 #[derive(Debug)]
 pub struct HipDevice {
+    pub(super) half: Half,
     runtime: Arc<Runtime>,
     jit: Jit,
     modules: Modules,
@@ -47,6 +49,7 @@ impl HipDevice {
             None => None,
         };
         Ok(Self {
+            half: config.half,
             library,
             runtime,
             jit,
@@ -240,14 +243,5 @@ impl Driver for HipDevice {
     fn mem_info(&self) -> MemInfo {
         let (free_bytes, total_bytes) = self.runtime.mem_info();
         MemInfo { free_bytes, total_bytes }
-    }
-}
-
-/// The value of `ACT_F32` for activations of `dtype`.
-pub(super) fn act_f32(kernel: &'static str, dtype: DType) -> Result<u32, DeviceError> {
-    match dtype {
-        DType::F32 => Ok(1),
-        DType::BF16 => Ok(0),
-        dtype => Err(DeviceError::Unsupported { kernel, what: "activation", dtype }),
     }
 }

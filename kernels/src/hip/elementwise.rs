@@ -1,7 +1,7 @@
 //! Activations and sums, element by element.
 
 use super::check::{check_dtype, check_size};
-use super::device::{HipDevice, act_f32};
+use super::device::HipDevice;
 use super::fp8::Quantised;
 use super::launch::Launch;
 use super::source::Source;
@@ -101,7 +101,7 @@ impl HipDevice {
         cols: usize,
     ) -> Result<Launch, DeviceError> {
         let function =
-            self.kernel(&ELEMENTWISE, symbol, &[("ACT_F32", act_f32(kernel, dtype)?)])?;
+            self.kernel(&ELEMENTWISE, symbol, &[("ACT_F32", self.act_f32(kernel, dtype)?)])?;
         let blocks = (rows * parts(cols)) as u32;
         Ok(Launch::new(function, (blocks, 1, 1), THREADS, 0).overlaps_predecessor())
     }

@@ -2,9 +2,8 @@
 //! library is.
 
 use super::check::{check_dtype, check_size};
-use super::device::{HipDevice, act_f32};
+use super::device::HipDevice;
 use super::launch::Launch;
-use super::many::reaches;
 use super::source::Source;
 use crate::{Around, DType, DeviceError, Mat, MatMut, Packed, Stream};
 
@@ -48,7 +47,7 @@ impl HipDevice {
         w: &Packed,
         around: &Around<'_>,
     ) -> Result<(), DeviceError> {
-        check(&y, x, w, around)?;
+        check(self.half(), &y, x, w, around)?;
         if x.rows() == 0 {
             return Ok(());
         }
@@ -76,7 +75,7 @@ impl HipDevice {
             return self.stream_rows(s, y, x, w, around);
         }
         let alone = around.norm.is_none() && around.bias.is_none() && !around.add;
-        if !alone || !self.fits_many(x.rows(), x.dtype(), w) || !reaches(&y, x) {
+        if !alone || !self.fits_many(x.rows(), x.dtype(), w) || !self.reaches(&y, x) {
             return Err(too_many(x.rows()));
         }
         self.many(s, y, x, w, around.silu_mul)
@@ -91,13 +90,13 @@ impl HipDevice {
         w: &Packed,
         bias: Option<Mat<'_>>,
     ) -> Result<(), DeviceError> {
-        if !on_matrix_units(x.dtype(), w) || !wide(x) {
+        if !on_matrix_units(self.half(), x.dtype(), w) || !wide(x) {
             return self.plain(s, y, x, w, bias);
         }
         if self.fits_skinny(x.rows(), x.dtype(), w) {
             return self.skinny(s, y, x, w, &Around { bias, ..Around::default() });
         }
-        if bias.is_none() && self.fits_many(x.rows(), x.dtype(), w) && reaches(&y, x) {
+        if bias.is_none() && self.fits_many(x.rows(), x.dtype(), w) && self.reaches(&y, x) {
             return self.many(s, y, x, w, false);
         }
         if self.streams_rows(x.rows(), x.dtype(), w) && Self::lies_right(x, &mut y) {
@@ -111,7 +110,7 @@ impl HipDevice {
         if w.dtype() == DType::F8E4M3 {
             return self.fuses_fp8(rows, dtype, w);
         }
-        let few = (1..=SKINNY_ROWS).contains(&rows) && on_matrix_units(dtype, w);
+        let few = (1..=SKINNY_ROWS).contains(&rows) && on_matrix_units(self.half(), dtype, w);
         few && (self.streams(w.k()) || self.strips_of(rows, w.n(), w.k(), 1, true).is_some())
     }
 
@@ -221,9 +220,9 @@ impl HipDevice {
         bias: Option<Mat<'_>>,
     ) -> Result<(), DeviceError> {
         let defines = [
-            ("X_F32", act_f32(KERNEL, x.dtype())?),
-            ("W_F32", act_f32(KERNEL, w.dtype())?),
-            ("OUT_F32", act_f32(KERNEL, y.dtype())?),
+            ("X_F32", self.act_f32(KERNEL, x.dtype())?),
+            ("W_F32", self.act_f32(KERNEL, w.dtype())?),
+            ("OUT_F32", self.act_f32(KERNEL, y.dtype())?),
         ];
         // By outputs alone: a row's bits must not depend on how many rows there are.
         let (name, grid) = if w.n() <= ROW_OUTPUTS {
@@ -267,8 +266,8 @@ fn too_many(rows: usize) -> DeviceError {
     DeviceError::Shape { kernel: KERNEL, what, got: rows, expected: SKINNY_ROWS }
 }
 
-fn on_matrix_units(dtype: DType, w: &Packed) -> bool {
-    dtype == DType::BF16 && w.dtype() == DType::BF16 && w.k().is_multiple_of(8)
+fn on_matrix_units(half: DType, dtype: DType, w: &Packed) -> bool {
+    dtype == half && w.dtype() == half && w.k().is_multiple_of(8)
 }
 
 /// Whether every row can be read 16 bytes at a time.
@@ -281,13 +280,19 @@ pub(super) fn check_wide(x: Mat<'_>) -> Result<(), DeviceError> {
     check_size(KERNEL, "alignment of x", x.as_ptr().addr() % 16, 0)
 }
 
-fn check(y: &MatMut<'_>, x: Mat<'_>, w: &Packed, around: &Around<'_>) -> Result<(), DeviceError> {
+fn check(
+    half: DType,
+    y: &MatMut<'_>,
+    x: Mat<'_>,
+    w: &Packed,
+    around: &Around<'_>,
+) -> Result<(), DeviceError> {
     check_size(KERNEL, "rows", y.rows(), x.rows())?;
     check_size(KERNEL, "inputs", x.cols(), w.k())?;
     check_size(KERNEL, "outputs", y.cols(), if around.silu_mul { w.n() / 2 } else { w.n() })?;
-    check_dtype(KERNEL, "input", x.dtype(), DType::BF16)?;
+    check_dtype(KERNEL, "input", x.dtype(), half)?;
     if y.dtype() != DType::F32 {
-        check_dtype(KERNEL, "output", y.dtype(), DType::BF16)?;
+        check_dtype(KERNEL, "output", y.dtype(), half)?;
     }
     if let Some(bias) = around.bias {
         check_size(KERNEL, "bias", bias.cols(), w.n())?;
@@ -295,7 +300,7 @@ fn check(y: &MatMut<'_>, x: Mat<'_>, w: &Packed, around: &Around<'_>) -> Result<
     }
     if let Some((norm, _)) = around.norm {
         check_size(KERNEL, "norm", norm.cols(), w.k())?;
-        check_dtype(KERNEL, "norm", norm.dtype(), DType::BF16)?;
+        check_dtype(KERNEL, "norm", norm.dtype(), half)?;
     }
     Ok(())
 }

@@ -41,7 +41,8 @@ impl Jit {
         // SAFETY: two places to write to.
         let code = unsafe { (rtc.version)(&raw mut major, &raw mut minor) };
         rtc_check(code, "version")?;
-        let options = options(searches.api, config.emulated_wave, &facts.arch);
+        let mut options = options(searches.api, config.emulated_wave, &facts.arch);
+        options.extend(config.half.option().map(str::to_owned));
         let library = match config.emulated_wave {
             Some(_) => rtc.library.display().to_string(), // Its version says nothing; its path is a hash.
             None => format!("{:?}", rtc.api),

@@ -3,7 +3,7 @@
 
 use super::attention::LOG2_E;
 use super::check::{check_dtype, check_least, check_most, check_size};
-use super::device::{HipDevice, act_f32};
+use super::device::HipDevice;
 use super::launch::Launch;
 use super::source::Source;
 use crate::{
@@ -41,7 +41,7 @@ impl HipDevice {
         check_dtype(KERNEL, "positions", args.positions.dtype(), DType::I32)?;
         check_dtype(KERNEL, "slots", args.slots.dtype(), DType::I64)?;
         let defines = [
-            ("ACT_F32", act_f32(KERNEL, layout.dtype)?),
+            ("ACT_F32", self.act_f32(KERNEL, layout.dtype)?),
             ("LATENT", layout.latent as u32),
             ("ROTARY", layout.rotary as u32),
         ];
@@ -106,7 +106,7 @@ impl HipDevice {
         check_most(KERNEL, "channels of a latent", layout.latent, PLAIN_LATENT)?;
         let (key, value, rows) = (args.heads.key, args.heads.value, &args.rows);
         let defines = [
-            ("ACT_F32", act_f32(KERNEL, layout.dtype)?),
+            ("ACT_F32", self.act_f32(KERNEL, layout.dtype)?),
             ("BLOCK_TOKENS", layout.block_tokens as u32),
             ("LATENT", layout.latent as u32),
             ("ROTARY", layout.rotary as u32),

@@ -6,7 +6,7 @@ use super::device::HipDevice;
 use super::gemm::wide;
 use super::launch::Launch;
 use super::source::Source;
-use crate::{DType, DeviceError, LatentAttention, LatentLayout, MatMut, PackedGroup, Stream};
+use crate::{DeviceError, LatentAttention, LatentLayout, MatMut, PackedGroup, Stream};
 
 static HEADS: Source = Source {
     name: "latent_heads/latent_heads.hip",
@@ -67,7 +67,7 @@ impl HipDevice {
     ) -> Option<Absorbed<'a>> {
         let LatentLayout { latent, rotary, block_tokens, dtype, .. } = *layout;
         let (key, value) = (args.heads.key.n(), args.heads.value.n());
-        let fits = dtype == DType::BF16
+        let fits = dtype == self.half()
             && [128, 256, MOST_CHANNELS].contains(&latent)
             && rotary.is_multiple_of(32)
             && block_tokens.is_multiple_of(TILE)

@@ -15,9 +15,10 @@
 use hip_runtime_sys::DataType;
 
 use super::blaslt::{HEURISTIC, Operands, Product, Scaling};
-use super::device::{HipDevice, act_f32};
+use super::device::HipDevice;
 use super::error::HipError;
 use super::gemm::check_wide;
+use super::half::data_type;
 use super::launch::Launch;
 use super::source::Source;
 use crate::{DType, DeviceError, Mat, MatMut, Packed, Stream};
@@ -46,7 +47,7 @@ impl HipDevice {
         w: &Packed,
         bias: Option<Mat<'_>>,
     ) -> Result<(), DeviceError> {
-        check(&y, x, w, bias)?;
+        check(self.half(), &y, x, w, bias)?;
         if y.rows() == 0 || y.cols() == 0 {
             return Ok(());
         }
@@ -83,8 +84,8 @@ impl HipDevice {
             n: w.n(),
             k: w.k(),
             strides: (x.stride(), y.stride()),
-            input: data_type(w.dtype())?,
-            output: data_type(y.dtype())?,
+            input: data_type(KERNEL, w.dtype())?,
+            output: data_type(KERNEL, y.dtype())?,
             scaling: Scaling::None,
             bias: bias.is_some(),
             aligned: true,
@@ -141,8 +142,10 @@ impl HipDevice {
         dtype: DType,
         x: Mat<'_>,
     ) -> Result<(), DeviceError> {
-        let defines =
-            [("FROM_F32", act_f32(KERNEL, x.dtype())?), ("TO_F32", act_f32(KERNEL, dtype)?)];
+        let defines = [
+            ("FROM_F32", self.act_f32(KERNEL, x.dtype())?),
+            ("TO_F32", self.act_f32(KERNEL, dtype)?),
+        ];
         let kernel = self.kernel(&CAST, "cast_rows", &defines)?;
         let grid = (x.rows() as u32, x.cols().div_ceil(1024) as u32, 1);
         let launch = Launch::new(kernel, grid, 256, 0)
@@ -167,7 +170,13 @@ fn way(rows: usize, input: DType, weight: DType, output: DType, library: bool) -
     }
 }
 
-fn check(y: &MatMut<'_>, x: Mat<'_>, w: &Packed, bias: Option<Mat<'_>>) -> Result<(), DeviceError> {
+fn check(
+    half: DType,
+    y: &MatMut<'_>,
+    x: Mat<'_>,
+    w: &Packed,
+    bias: Option<Mat<'_>>,
+) -> Result<(), DeviceError> {
     let size = |what, got: usize, expected: usize| {
         let error = DeviceError::Shape { kernel: KERNEL, what, got, expected };
         if got == expected { Ok(()) } else { Err(error) }
@@ -185,23 +194,18 @@ fn check(y: &MatMut<'_>, x: Mat<'_>, w: &Packed, bias: Option<Mat<'_>>) -> Resul
             });
         }
     }
-    let same = x.dtype() == w.dtype()
-        || (x.dtype() == DType::BF16 && w.dtype() == DType::F8E4M3 && w.scales().is_some());
-    if !same && (x.dtype(), w.dtype()) != (DType::BF16, DType::F32) {
+    let known = match (x.dtype(), w.dtype()) {
+        (DType::F32, w) => w == DType::F32,
+        (x, DType::F8E4M3) => x == half && w.scales().is_some(),
+        (x, w) => x == half && (w == half || w == DType::F32),
+    };
+    if !known {
         return Err(DeviceError::Unsupported { kernel: KERNEL, what: "input", dtype: x.dtype() });
     }
     if y.dtype() != DType::F32 && y.dtype() != x.dtype() {
         return Err(DeviceError::Unsupported { kernel: KERNEL, what: "output", dtype: y.dtype() });
     }
     Ok(())
-}
-
-fn data_type(dtype: DType) -> Result<DataType, DeviceError> {
-    match dtype {
-        DType::F32 => Ok(DataType::F32),
-        DType::BF16 => Ok(DataType::BF16),
-        dtype => Err(DeviceError::Unsupported { kernel: KERNEL, what: "matrix", dtype }),
-    }
 }
 
 fn aligned(address: *const u8) -> bool {

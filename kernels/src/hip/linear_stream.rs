@@ -2,7 +2,7 @@
 //! launches of `linear_stream`.
 
 use super::check::check_size;
-use super::device::{HipDevice, act_f32};
+use super::device::HipDevice;
 use super::gemm::{sizes, wide};
 use super::launch::Launch;
 use super::source::Source;
@@ -60,10 +60,10 @@ struct Product {
 impl HipDevice {
     /// Whether `rows` rows of `dtype` stream the weights through shared memory once.
     pub(super) fn streams_rows(&self, rows: usize, dtype: DType, w: &Packed) -> bool {
-        let bf16 = dtype == DType::BF16 && w.dtype() == DType::BF16;
+        let half = dtype == self.half() && w.dtype() == self.half();
         // With gates it takes the most memory.
         let product = Product { rows, n: w.n(), k: w.k(), gated: true };
-        bf16 && self.multiplies_in_groups()
+        half && self.multiplies_in_groups()
             && product.fits()
             && product.shape(self.limits()).is_some()
     }
@@ -105,7 +105,7 @@ impl HipDevice {
             expected: product.bytes(WIDTHS[0], 1, LEAST_STAGES),
         })?;
         let defines = [
-            ("OUT_F32", act_f32(KERNEL, y.dtype())?),
+            ("OUT_F32", self.act_f32(KERNEL, y.dtype())?),
             ("GATED", u32::from(around.silu_mul)),
             ("RESIDUAL", u32::from(around.add)),
             ("ROWS", shape.rows as u32),

@@ -60,19 +60,19 @@ struct Run {
 impl HipDevice {
     /// Stacks the rows of `parts` as `[N, K]`, as `Kernels::pack` says.
     pub(super) fn load(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<Packed, DeviceError> {
-        match fp8::grid(parts).filter(|_| dtype == DType::BF16) {
+        match fp8::grid(parts).filter(|_| dtype == self.half()) {
             Some(grid) => self.load_fp8(parts, grid),
             None => self.load_float(parts, dtype),
         }
     }
 
-    /// The same in `dtype`, f32 or bf16.
+    /// The same in `dtype`, f32 or the device's 16-bit type.
     pub(super) fn load_float(
         &self,
         parts: &[HostMat<'_>],
         dtype: DType,
     ) -> Result<Packed, DeviceError> {
-        if !matches!(dtype, DType::F32 | DType::BF16) {
+        if dtype != DType::F32 && dtype != self.half() {
             return Err(DeviceError::Unsupported { kernel: KERNEL, what: "weight", dtype });
         }
         self.load_as(parts, dtype)

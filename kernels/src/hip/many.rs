@@ -33,17 +33,22 @@ const ROWS: usize = 2048;
 impl HipDevice {
     /// Whether `rows` rows of `dtype` fill this GPU with tiles.
     pub(super) fn fits_many(&self, rows: usize, dtype: DType, w: &Packed) -> bool {
-        let bf16 = dtype == DType::BF16 && w.dtype() == DType::BF16;
+        let half = dtype == self.half() && w.dtype() == self.half();
         let whole = w.k().is_multiple_of(COLUMNS) && w.n().is_multiple_of(16) && w.k() != 0;
         let tiles = rows.div_ceil(TILE_ROWS) * w.n().div_ceil(TILE_LINES);
-        bf16 && whole
+        half && whole
             && rows >= ROWS
             && self.shared_bytes() >= SHARED_BYTES
             && self.multiplies_in_groups()
             && fills(tiles, self.multiprocessors() as usize / CLUSTER)
     }
 
-    /// `y = x Wᵀ`, or with `gated` `silu(gate) · up` of it, in bf16; shapes have been checked, rows of x and y
+    /// Whether the copy engine reaches the rows of both.
+    pub(super) fn reaches(&self, y: &MatMut<'_>, x: Mat<'_>) -> bool {
+        y.dtype() == self.half() && wide(x) && wide(y.as_ref())
+    }
+
+    /// `y = x Wᵀ`, or with `gated` `silu(gate) · up` of it, in the 16-bit type; shapes have been checked, rows of x and y
     /// are `wide`.
     pub(super) fn many(
         &self,
@@ -82,11 +87,6 @@ impl HipDevice {
 /// Whether so many tiles keep nine clusters of ten busy.
 fn fills(tiles: usize, clusters: usize) -> bool {
     clusters != 0 && tiles * 10 >= tiles.div_ceil(clusters) * clusters * 9
-}
-
-/// Whether the copy engine reaches the rows of both.
-pub(super) fn reaches(y: &MatMut<'_>, x: Mat<'_>) -> bool {
-    y.dtype() == DType::BF16 && wide(x) && wide(y.as_ref())
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@
 //! impl HipDevice {
 //!     pub(super) fn norm_rows(&self, s: &Stream, mut y: MatMut<'_>, x: Mat<'_>, w: Mat<'_>, eps: f32) -> Result<(), DeviceError> {
 //!         check_size("rms_norm", "w", w.cols(), x.cols())?; // and so on
-//!         let kernel = self.kernel(&NORM, "rms_norm", &[("ACT_F32", act_f32("rms_norm", x.dtype())?)])?;
+//!         let kernel = self.kernel(&NORM, "rms_norm", &[("ACT_F32", self.act_f32("rms_norm", x.dtype())?)])?;
 //!         let launch = Launch::new(kernel, (x.rows() as u32, 1, 1), 256, 0);
 //!         let launch = launch.out(&mut y).arg(x).arg(w).u32(x.cols() as u32).f32(eps);
 //!         // SAFETY: shapes were checked above; the arguments are those of the kernel.
@@ -36,6 +36,7 @@ mod fence;
 mod fp8;
 mod gemm;
 mod graph;
+mod half;
 mod jit;
 mod latent;
 mod latent_decode;
@@ -74,6 +75,7 @@ pub use communicator::{Communication, Communicator, CommunicatorId};
 pub use config::{HipConfig, Libraries};
 pub use device::HipDevice;
 pub use error::HipError;
+pub use half::Half;
 pub use hip_runtime_sys::Api;
 pub use peers::{PeerMemory, PeerOffer};
 pub use source::{Define, HEADERS, Source};

@@ -71,7 +71,7 @@ impl HipDevice {
         routes: &Routes<'_>,
         experts: &Experts<'_>,
     ) -> Result<(), DeviceError> {
-        check(&y, x, experts)?;
+        check(self.half(), &y, x, experts)?;
         check_routes(x, routes)?;
         if x.rows() == 0 {
             return Ok(());
@@ -110,7 +110,7 @@ impl HipDevice {
         if !little || !(1..=ROUTED_TOKENS).contains(&tokens) || all > ROUTED_EXPERTS {
             return Ok(false);
         }
-        check(&y, x, experts)?;
+        check(self.half(), &y, x, experts)?;
         check_dtype(KERNEL, "logits", scores.logits.dtype(), DType::F32)?;
         check_size(KERNEL, "rows of logits", tokens, x.rows())?;
         check_most(KERNEL, "choices", scores.top_k, all)?;
@@ -123,7 +123,7 @@ impl HipDevice {
         let parts = call.choices.div_ceil(ALIGN_CHOICES);
         let threads = (call.choices.div_ceil(8 * parts)).next_multiple_of(256).min(ALIGN_THREADS);
         let launch = |name| -> Result<Launch, DeviceError> {
-            let kernel = self.kernel(&ALIGN, name, &call.combine_defines()?)?;
+            let kernel = self.kernel(&ALIGN, name, &call.combine_defines())?;
             let grid = (parts as u32, 1, 1);
             Ok(Launch::new(kernel, grid, threads as u32, (count * 4) as u32).overlaps_predecessor())
         };
@@ -147,8 +147,8 @@ impl HipDevice {
     }
 
     fn combine(&self, s: &Stream, y: &mut MatMut<'_>, call: &Call<'_>) -> Result<(), DeviceError> {
-        let kernel = self.kernel(&ALIGN, "moe_combine", &call.combine_defines()?)?;
-        let width = 16 / call.way.out_type().bytes();
+        let kernel = self.kernel(&ALIGN, "moe_combine", &call.combine_defines())?;
+        let width = 16 / call.out_type().bytes();
         let grid = (call.hidden.div_ceil(width * THREADS as usize) as u32, y.rows() as u32, 1);
         let y_stride = y.stride() as u32;
         let launch = Launch::new(kernel, grid, THREADS, 0)
@@ -175,14 +175,19 @@ fn check_routes(x: Mat<'_>, routes: &Routes<'_>) -> Result<(), DeviceError> {
     check_dtype(KERNEL, "weights", routes.weights.dtype(), DType::F32)
 }
 
-fn check(y: &MatMut<'_>, x: Mat<'_>, experts: &Experts<'_>) -> Result<(), DeviceError> {
+fn check(
+    half: DType,
+    y: &MatMut<'_>,
+    x: Mat<'_>,
+    experts: &Experts<'_>,
+) -> Result<(), DeviceError> {
     let (gate_up, down) = (experts.gate_up, experts.down);
     check_size(KERNEL, "rows", y.rows(), x.rows())?;
     check_size(KERNEL, "columns", y.cols(), x.cols())?;
     check_size(KERNEL, "columns", x.cols(), x.cols().next_multiple_of(4))?;
     let weights = if gate_up.dtype() == DType::F8E4M3 { DType::F8E4M3 } else { x.dtype() };
     if weights != x.dtype() {
-        check_dtype(KERNEL, "input", x.dtype(), DType::BF16)?;
+        check_dtype(KERNEL, "input", x.dtype(), half)?;
     }
     if gate_up.is_lined() || weights != x.dtype() {
         check_size(KERNEL, "values between rows", x.stride(), x.stride().next_multiple_of(8))?;

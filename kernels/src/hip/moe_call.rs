@@ -1,6 +1,6 @@
 //! One call of the MLPs of experts: its sizes, its memory, and the way it goes.
 
-use super::device::{HipDevice, act_f32};
+use super::device::HipDevice;
 use super::fp8;
 use super::gemm::wide;
 use super::launch::Launch;
@@ -45,6 +45,7 @@ pub(super) struct Call<'a> {
     /// Inputs of a product in fp8, if its way quantises them, and their scales.
     pub(super) quantised: [*mut u8; 2],
     pub(super) way: Way,
+    act_f32: u32,
 }
 
 /// How the products are computed.
@@ -70,6 +71,7 @@ impl HipDevice {
         experts: &'a Experts<'a>,
     ) -> Result<Call<'a>, DeviceError> {
         let (hidden, inner) = (x.cols(), experts.down.k());
+        let act_f32 = self.act_f32(KERNEL, x.dtype())?;
         let choices = routes.experts.rows() * routes.experts.cols();
         let few = [(experts.gate_up, hidden, true), (experts.down, inner, false)];
         let few_fit = few.into_iter().all(|(group, k, gated)| match group.dtype() {
@@ -83,7 +85,7 @@ impl HipDevice {
             line(choices * 4),
             line(way.most_segments(choices, experts.down.len()) * SEGMENT_BYTES),
             line(choices * inner * x.dtype().bytes()),
-            line(choices * hidden * way.out_type().bytes()),
+            line(choices * hidden * way.out_type(x.dtype()).bytes()),
             line(choices.div_ceil(ALIGN_CHOICES) * experts.down.len() * 4),
             line(values),
             line(scales * 4),
@@ -107,18 +109,24 @@ impl HipDevice {
             out,
             quantised,
             way,
+            act_f32,
         })
     }
 }
 
 impl Call<'_> {
-    pub(super) fn act(&self) -> Result<[Define; 1], DeviceError> {
-        Ok([("ACT_F32", act_f32(KERNEL, self.x.dtype())?)])
+    pub(super) fn act(&self) -> [Define; 1] {
+        [("ACT_F32", self.act_f32)]
     }
 
-    pub(super) fn combine_defines(&self) -> Result<[Define; 2], DeviceError> {
-        let [act] = self.act()?;
-        Ok([act, ("OUT_HALF", u32::from(self.way.out_type() == DType::BF16))])
+    pub(super) fn combine_defines(&self) -> [Define; 2] {
+        let [act] = self.act();
+        [act, ("OUT_HALF", u32::from(self.out_type() != DType::F32))]
+    }
+
+    /// What the experts say is of this type.
+    pub(super) fn out_type(&self) -> DType {
+        self.way.out_type(self.x.dtype())
     }
 
     pub(super) fn top_k(&self) -> usize {
@@ -184,13 +192,9 @@ impl Way {
         }
     }
 
-    /// What the second product is rounded to.
-    pub(super) fn out_type(self) -> DType {
-        if matches!(self, Self::Stream(tile) if tile != moe_stream::FEW) {
-            DType::BF16
-        } else {
-            DType::F32
-        }
+    /// What the second product is rounded to, for inputs of type `x`.
+    fn out_type(self, x: DType) -> DType {
+        if matches!(self, Self::Stream(tile) if tile != moe_stream::FEW) { x } else { DType::F32 }
     }
 
     /// Whether blocks begin with weights before anybody has chosen; every expert then has a first segment.
@@ -228,7 +232,7 @@ fn way(x: Mat<'_>, experts: &Experts<'_>, choices: usize, few_fit: bool) -> Way 
         return if each <= FEW_CHOICES && few_fit { Way::Fp8Few } else { Way::Fp8Tile };
     }
     let multiples = x.cols().is_multiple_of(8) && experts.down.k().is_multiple_of(8);
-    if x.dtype() != DType::BF16 || !multiples || !wide(x) {
+    if x.dtype() == DType::F32 || !multiples || !wide(x) {
         return Way::Plain;
     }
     match each {

@@ -66,7 +66,7 @@ impl HipDevice {
         call: &Call<'_>,
         first: bool,
     ) -> Result<(), DeviceError> {
-        let [act] = call.act()?;
+        let [act] = call.act();
         let (group, k) = call.product(first);
         let kernel = self.kernel(&PLAIN, "moe_plain", &[act, ("GATED", u32::from(first))])?;
         let outputs = if first { call.inner } else { call.hidden };

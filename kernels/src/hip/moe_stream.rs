@@ -6,7 +6,7 @@ use super::launch::Launch;
 use super::module::Function;
 use super::moe_call::Call;
 use super::source::Source;
-use crate::{DType, DeviceError, PackedGroup, Stream};
+use crate::{DeviceError, PackedGroup, Stream};
 
 static PACK: Source = Source {
     name: "moe_pack/moe_pack.hip",
@@ -58,7 +58,7 @@ impl Tile {
 }
 
 impl HipDevice {
-    /// Whether experts in bf16 of so many inputs and outputs, gates not counted, are streamed.
+    /// Whether experts in the 16-bit type of so many inputs and outputs, gates not counted, are streamed.
     pub(super) fn streams_experts(&self, outputs: usize, k: usize) -> bool {
         let multiples = outputs.is_multiple_of(COLUMNS) && k.is_multiple_of(COLUMNS);
         let fits = MANY.stages(self.shared_bytes() as usize) >= LEAST_STAGES;
@@ -73,7 +73,7 @@ impl HipDevice {
         gated: bool,
     ) -> Result<PackedGroup, DeviceError> {
         let outputs = if gated { group.n() / 2 } else { group.n() };
-        if group.dtype() != DType::BF16 || !self.streams_experts(outputs, group.k()) {
+        if group.dtype() != self.half() || !self.streams_experts(outputs, group.k()) {
             return Ok(group);
         }
         let bytes = group.n() * group.k() * 2;

@@ -1,7 +1,7 @@
 //! RMS norms of rows.
 
 use super::check::{check_dtype, check_size};
-use super::device::{HipDevice, act_f32};
+use super::device::HipDevice;
 use super::fp8::Quantised;
 use super::launch::Launch;
 use super::source::Source;
@@ -37,7 +37,7 @@ impl HipDevice {
         w: Mat<'_>,
         eps: f32,
     ) -> Result<(), DeviceError> {
-        let defines = [("ACT_F32", act_f32(KERNEL, x.dtype())?)];
+        let defines = [("ACT_F32", self.act_f32(KERNEL, x.dtype())?)];
         let kernel = self.kernel(&NORM, "rms_norm", &defines)?;
         let launch = Launch::new(kernel, (x.rows() as u32, 1, 1), self.norm_threads(x.cols()), 0)
             .overlaps_predecessor()
@@ -65,7 +65,7 @@ impl HipDevice {
         check_size(KERNEL, "rows of the addend", delta.rows(), x.rows())?;
         check_size(KERNEL, "columns of the addend", delta.cols(), x.cols())?;
         check_dtype(KERNEL, "addend", delta.dtype(), x.dtype())?;
-        let defines = [("ACT_F32", act_f32(KERNEL, x.dtype())?)];
+        let defines = [("ACT_F32", self.act_f32(KERNEL, x.dtype())?)];
         let kernel = self.kernel(&NORM, "add_rms_norm", &defines)?;
         let launch = Launch::new(kernel, (x.rows() as u32, 1, 1), self.norm_threads(x.cols()), 0)
             .overlaps_predecessor()

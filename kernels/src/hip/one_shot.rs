@@ -1,7 +1,6 @@
 //! Sums over ranks in the memory that their GPUs share, in one launch of each: `csrc/one_shot/ranks.h`.
 
 use super::check::{check_dtype, check_most, check_size};
-use super::device::act_f32;
 use super::launch::Launch;
 use super::peers::{PeerMemory, area_bytes};
 use super::source::{Define, Source};
@@ -23,7 +22,8 @@ impl PeerMemory {
     #[must_use]
     pub fn fits(&self, rows: usize, cols: usize, dtype: DType) -> bool {
         let bytes = rows * cols * dtype.bytes();
-        matches!(dtype, DType::F32 | DType::BF16) && (1..=self.limit_bytes).contains(&bytes)
+        (dtype == DType::F32 || dtype == self.device.half())
+            && (1..=self.limit_bytes).contains(&bytes)
     }
 
     /// The same of a sum with [`PeerMemory::all_reduce_norm`].
@@ -84,7 +84,7 @@ impl PeerMemory {
     }
 
     fn defines(&self, kernel: &'static str, dtype: DType) -> Result<[Define; 2], DeviceError> {
-        Ok([("ACT_F32", act_f32(kernel, dtype)?), ("RANKS", self.memory.len() as u32)])
+        Ok([("ACT_F32", self.device.act_f32(kernel, dtype)?), ("RANKS", self.memory.len() as u32)])
     }
 
     /// All run at once: the same on all ranks, whose devices are alike.

@@ -1,7 +1,7 @@
 //! Query/key norm, rotation, and the store into the KV pool.
 
 use super::check::{check_dtype, check_least, check_size};
-use super::device::{HipDevice, act_f32};
+use super::device::HipDevice;
 use super::launch::Launch;
 use super::source::{Define, Source};
 use crate::{Buffer, DType, DeviceError, KvLayout, KvOrder, MatMut, QkRope, Stream};
@@ -24,7 +24,11 @@ impl HipDevice {
         let (tokens, rotary) = (args.qkv.rows(), 2 * args.rope.cos.cols());
         let units = tokens * (args.heads + 2 * layout.kv_heads);
         let blocks = units.div_ceil(THREADS / group(layout.head_dim, rotary)) as u32;
-        let kernel = self.kernel(&QK_ROPE, KERNEL, &defines(layout, q.dtype(), rotary)?)?;
+        let kernel = self.kernel(
+            &QK_ROPE,
+            KERNEL,
+            &defines(layout, self.act_f32(KERNEL, q.dtype())?, rotary),
+        )?;
         let first = layout.key_tile(args.layer, 0, 0) * layout.dtype.bytes();
         // SAFETY: the layer lies inside the pool, whose size was checked.
         let layer = unsafe { kv.as_mut_ptr().add(first) };
@@ -52,14 +56,14 @@ impl HipDevice {
     }
 }
 
-fn defines(layout: &KvLayout, act: DType, rotary: usize) -> Result<[Define; 5], DeviceError> {
-    Ok([
-        ("ACT_F32", act_f32(KERNEL, act)?),
+fn defines(layout: &KvLayout, act_f32: u32, rotary: usize) -> [Define; 5] {
+    [
+        ("ACT_F32", act_f32),
         ("BLOCK_TOKENS", layout.block_tokens as u32),
         ("HEAD_DIM", layout.head_dim as u32),
         ("KV_FP8", u32::from(layout.dtype == DType::F8E4M3)),
         ("ROTARY", rotary as u32),
-    ])
+    ]
 }
 
 /// Lanes that share a head: `GROUP` of `csrc/qk_rope/qk_rope.h`.

@@ -39,8 +39,8 @@ impl HipDevice {
     ) -> bool {
         let group = qk.heads / layout.kv_heads.max(1);
         self.wave() == 32
-            && layout.dtype == DType::BF16
-            && qk.qkv.dtype() == DType::BF16
+            && layout.dtype == self.half()
+            && qk.qkv.dtype() == self.half()
             && matches!(layout.head_dim, 64 | 128)
             && layout.block_tokens.is_multiple_of(TILE)
             && (1..=MOST_GROUP).contains(&group)

@@ -21,7 +21,7 @@ impl Kernels for HipDevice {
         layers: usize,
         dtype: DType,
     ) -> DType {
-        let keeps = dtype == DType::BF16 && fp8::keeps(gate_up, true) && fp8::keeps(down, false);
+        let keeps = dtype == self.half() && fp8::keeps(gate_up, true) && fp8::keeps(down, false);
         let widens = || self.widens_experts(gate_up, down, layers);
         if keeps && !widens() { DType::F8E4M3 } else { dtype }
     }

@@ -1,6 +1,6 @@
 //! Few rows against weights that the copy engine streams: shapes and launches of `skinny` with `STREAM`.
 
-use super::device::{HipDevice, act_f32};
+use super::device::HipDevice;
 use super::gemm::{SKINNY, sizes};
 use super::launch::Launch;
 use crate::{Around, DeviceError, Mat, MatMut, Packed, Stream};
@@ -92,7 +92,7 @@ impl HipDevice {
             expected: product.bytes(1, product.slab(), !normed, 1),
         })?;
         let defines = [
-            ("OUT_F32", act_f32("linear", y.dtype())?),
+            ("OUT_F32", self.act_f32("linear", y.dtype())?),
             ("NORM", u32::from(normed)),
             ("GATED", u32::from(around.silu_mul)),
             ("RESIDUAL", u32::from(around.add)),

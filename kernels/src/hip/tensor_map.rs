@@ -9,7 +9,6 @@ use crate::DeviceError;
 pub(super) const BOX_ROWS: usize = 16;
 /// Columns of a box: what 128 bytes hold.
 const BOX_COLUMNS: c_uint = 64;
-const BF16: c_int = 9;
 /// The pieces of 16 bytes of a row of 128 change places, as products want them.
 const SWAPS_PIECES: c_int = 3;
 /// What the far cache fetches at once: 256 bytes.
@@ -25,7 +24,7 @@ impl TensorMap {
     pub(super) const NONE: Self = Self([0; 16]);
 }
 
-/// A matrix in bf16 that the copy engine moves in boxes.
+/// A matrix of the device's 16-bit type that the copy engine moves in boxes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Boxed {
     pub(super) matrix: *const u8,
@@ -37,7 +36,7 @@ pub(super) struct Boxed {
 }
 
 impl HipDevice {
-    /// The matrix bf16 `[rows, columns]` at `matrix`, its rows one behind the other; empty where there is no
+    /// The matrix `[rows, columns]` of the device's 16-bit type at `matrix`, its rows one behind the other; empty where there is no
     /// such engine.
     pub(super) fn tensor_map(
         &self,
@@ -62,7 +61,7 @@ impl HipDevice {
         let code = unsafe {
             encode(
                 (&raw mut map).cast(),
-                BF16,
+                self.half.in_tensor_map(),
                 2,
                 m.matrix.cast_mut().cast(),
                 sizes.as_ptr(),

@@ -8,8 +8,15 @@ use crate::gpu::{Arg, Gpu, Shape};
 const MATRIX: &str = include_str!("kernels/matrix.hip");
 const WGMMA: &str = include_str!("kernels/wgmma.hip");
 
-fn bf16(x: f32) -> u16 {
-    half::bf16::from_f32(x).to_bits()
+const F16: &str = "-DHALF_F16=1";
+
+/// Bits of the 16-bit type, and what they mean.
+fn narrow(x: f32, f16: bool) -> u16 {
+    if f16 { half::f16::from_f32(x).to_bits() } else { half::bf16::from_f32(x).to_bits() }
+}
+
+fn wide(bits: u16, f16: bool) -> f64 {
+    if f16 { half::f16::from_bits(bits).to_f64() } else { half::bf16::from_bits(bits).to_f64() }
 }
 
 /// The value of e4m3 bits; FNUZ has one more of bias and keeps the place of negative zero for NaN.
@@ -38,18 +45,21 @@ struct Build {
     module: Ptr,
     wave: u32,
     fnuz: bool,
+    f16: bool,
 }
 
 impl Build {
-    fn new(gpu: &Gpu, source: &str, option: &str) -> Self {
-        let image = gpu.try_compile(source, &[option], |_, text| text.to_owned());
+    /// Of f16 where `half` says so, else of bf16.
+    fn new(gpu: &Gpu, source: &str, option: &str, half: Option<&str>) -> Self {
+        let options: Vec<&str> = [option].into_iter().chain(half).collect();
+        let image = gpu.try_compile(source, &options, |_, text| text.to_owned());
         let module = gpu.load(&image.unwrap_or_else(|log| panic!("{log}")));
         let wave = if option == "-DWAVE=32" { 32 } else { 64 };
-        Self { module, wave, fnuz: option.ends_with("0x942") }
+        Self { module, wave, fnuz: option.ends_with("0x942"), f16: half == Some(F16) }
     }
 }
 
-/// Runs a kernel of one wave on `m × n × k` and compares; elements are bf16, or fp8 bits below 64.
+/// Runs a kernel of one wave on `m × n × k` and compares; elements are of the 16-bit type, or fp8 bits below 64.
 fn check(gpu: &Gpu, build: &Build, name: &str, sizes: [usize; 3]) {
     check_launch(gpu, build, name, sizes, Shape(1, build.wave, 0));
 }
@@ -66,10 +76,8 @@ fn check_launch(gpu: &Gpu, build: &Build, name: &str, [m, n, k]: [usize; 3], sha
         (wide(&a), wide(&b), [gpu.upload(&a), gpu.upload(&b)])
     } else {
         let all = values(m * k + k * n);
-        let bits: Vec<u16> = all.iter().map(|v| bf16(*v)).collect();
-        let wide = |bits: &[u16]| {
-            bits.iter().map(|b| half::bf16::from_bits(*b).to_f64()).collect::<Vec<f64>>()
-        };
+        let bits: Vec<u16> = all.iter().map(|v| narrow(*v, build.f16)).collect();
+        let wide = |bits: &[u16]| bits.iter().map(|b| wide(*b, build.f16)).collect::<Vec<f64>>();
         let (a, b) = bits.split_at(m * k);
         (wide(a), wide(b), [gpu.upload(a), gpu.upload(b)])
     };
@@ -84,8 +92,10 @@ fn check_launch(gpu: &Gpu, build: &Build, name: &str, [m, n, k]: [usize; 3], sha
 #[test]
 fn tiles_are_right_in_the_layouts_of_both_vendors() {
     let gpu = Gpu::open();
-    for wave in ["-DWAVE=64", "-DWAVE=32"] {
-        let build = Build::new(&gpu, MATRIX, wave);
+    let halves = [None, Some(F16)];
+    for (wave, half) in ["-DWAVE=64", "-DWAVE=32"].into_iter().flat_map(|w| halves.map(|h| (w, h)))
+    {
+        let build = Build::new(&gpu, MATRIX, wave, half);
         check(&gpu, &build, "tile_16x16x16", [16, 16, 16]);
         check(&gpu, &build, "tile_loads", [16, 16, 16]);
     }
@@ -94,25 +104,31 @@ fn tiles_are_right_in_the_layouts_of_both_vendors() {
 #[test]
 fn products_of_warpgroups_are_right_however_their_operands_lie() {
     let gpu = Gpu::open();
-    let build = Build::new(&gpu, WGMMA, "-DWAVE=32");
-    for n in [64, 128, 256] {
-        let shared_bytes = 64 * 128 + 2 * n * 128 + 1024;
-        let shape = Shape(1, 128, shared_bytes as u32);
-        check_launch(&gpu, &build, &format!("wgmma_{n}"), [64, n, 64], shape);
+    for half in [None, Some(F16)] {
+        let build = Build::new(&gpu, WGMMA, "-DWAVE=32", half);
+        for n in [64, 128, 256] {
+            let shared_bytes = 64 * 128 + 2 * n * 128 + 1024;
+            let shape = Shape(1, 128, shared_bytes as u32);
+            check_launch(&gpu, &build, &format!("wgmma_{n}"), [64, n, 64], shape);
+        }
     }
 }
 
 #[test]
 fn the_matrix_builtins_of_amd_are_right() {
     let gpu = Gpu::open();
-    let gfx942 = Build::new(&gpu, MATRIX, "-DDEV_EMU_GFX=0x942");
-    let gfx950 = Build::new(&gpu, MATRIX, "-DDEV_EMU_GFX=0x950");
-    check(&gpu, &gfx942, "bf16_32x32x8", [32, 32, 8]);
+    for half in [None, Some(F16)] {
+        let gfx942 = Build::new(&gpu, MATRIX, "-DDEV_EMU_GFX=0x942", half);
+        let gfx950 = Build::new(&gpu, MATRIX, "-DDEV_EMU_GFX=0x950", half);
+        check(&gpu, &gfx942, "half_32x32x8", [32, 32, 8]);
+        check(&gpu, &gfx950, "half_16x16x32", [16, 16, 32]);
+        check(&gpu, &gfx950, "half_32x32x16", [32, 32, 16]);
+    }
+    let gfx942 = Build::new(&gpu, MATRIX, "-DDEV_EMU_GFX=0x942", None);
+    let gfx950 = Build::new(&gpu, MATRIX, "-DDEV_EMU_GFX=0x950", None);
     check(&gpu, &gfx942, "fp8_16x16x32", [16, 16, 32]);
     check(&gpu, &gfx942, "fp8_32x32x16", [32, 32, 16]);
     check(&gpu, &gfx950, "fp8_16x16x32", [16, 16, 32]);
-    check(&gpu, &gfx950, "bf16_16x16x32", [16, 16, 32]);
-    check(&gpu, &gfx950, "bf16_32x32x16", [32, 32, 16]);
 }
 
 /// The fp8 number nearest to `x`, even mantissas winning ties, the largest number for all beyond it.

@@ -2,9 +2,10 @@
 
 use kernels::{
     Attention, BatchRows, Buffer, DType, Driver, Kernels, KvLayout, KvOrder, Mat, RowBounds, bf16,
+    f16,
 };
 
-use crate::pair::{Pair, Twin, pairs, tolerance};
+use crate::pair::{Pair, Twin, on_cpu, pairs, rounded, tolerance};
 use crate::support::{Numbers, S};
 
 /// Query heads, KV heads, head size, block size.
@@ -37,7 +38,7 @@ impl Case {
         let blocks = rows.iter().map(|r| used(r.1)).sum::<usize>() + 2;
         let order = KvOrder::Rows;
         let gpu = KvLayout { layers: 2, blocks, block_tokens, kv_heads, head_dim, dtype, order };
-        let layouts = [gpu, KvLayout { order: pair.cpu.kv_order(), ..gpu }];
+        let layouts = [gpu, KvLayout { order: pair.cpu.kv_order(), dtype: on_cpu(dtype), ..gpu }];
         let width = rows.iter().map(|r| used(r.1)).max().unwrap_or(0) + 1;
         let mut free: Vec<i32> = (0..blocks as i32).collect();
         let mut take = |numbers: &mut Numbers, n: usize| free.swap_remove(numbers.below(n));
@@ -60,7 +61,7 @@ impl Case {
                 }
                 let (block, t) = (tables[entry] as usize, position % block_tokens);
                 for (head, d) in (0..kv_heads).flat_map(|h| (0..head_dim).map(move |d| (h, d))) {
-                    let (key, value) = (numbers.float(), numbers.float());
+                    let [key, value] = [0; 2].map(|_| rounded(numbers.float(), dtype));
                     for (values, layout) in values.iter_mut().zip(&layouts) {
                         values[layout.key_tile(1, block, head) + layout.key(t, d)] = key;
                         values[layout.value_tile(1, block, head) + layout.value(t, d)] = value;
@@ -69,9 +70,9 @@ impl Case {
             }
         }
         let mut pools =
-            [pair.gpu.alloc(gpu.bytes()).unwrap(), pair.cpu.alloc(gpu.bytes()).unwrap()];
+            [pair.gpu.alloc(gpu.bytes()).unwrap(), pair.cpu.alloc(layouts[1].bytes()).unwrap()];
         pair.gpu.upload(&mut pools[0], 0, &bytes(&values[0], dtype)).unwrap();
-        pair.cpu.upload(&mut pools[1], 0, &bytes(&values[1], dtype)).unwrap();
+        pair.cpu.upload(&mut pools[1], 0, &bytes(&values[1], on_cpu(dtype))).unwrap();
         Self { heads, layouts, pools, rows: rows.to_vec(), tables, seats, width }
     }
 
@@ -124,11 +125,12 @@ impl Case {
 fn bytes(values: &[f32], dtype: DType) -> Vec<u8> {
     match dtype {
         DType::BF16 => values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
+        DType::F16 => values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
         _ => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
     }
 }
 
-fn check(pair: &Pair, heads: Heads, dtype: DType, rows: &[(usize, usize)]) {
+pub(crate) fn check(pair: &Pair, heads: Heads, dtype: DType, rows: &[(usize, usize)]) {
     let mut numbers = pair.numbers(heads.0 as u64);
     let case = Case::new(pair, &mut numbers, heads, dtype, rows);
     let q = case.queries(pair, &mut numbers);

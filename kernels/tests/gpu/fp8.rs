@@ -3,8 +3,8 @@
 
 use kernels::{Ahead, Around, Before, DType, Driver, E4m3, HostMat, Kernels, Packed, bf16};
 
-use crate::pair::{Pair, Twin, pairs, tolerance};
-use crate::support::{Numbers, S};
+use crate::pair::{Pair, Twin, on_cpu, pairs, tolerance};
+use crate::support::{Numbers, Real, S};
 
 /// Which elements of `W` share a scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -43,9 +43,10 @@ impl Weights {
     fn pack(&self, pair: &Pair) -> [Packed; 2] {
         let half = self.n / 2;
         let parts = [self.mat().row_range(0, half), self.mat().row_range(half, self.n - half)];
-        let packed = pair.gpu.pack(&parts, DType::BF16).unwrap();
+        let half = pair.gpu.half();
+        let packed = pair.gpu.pack(&parts, half).unwrap();
         assert_eq!(packed.dtype(), DType::F8E4M3);
-        [packed, pair.cpu.pack(&parts, DType::BF16).unwrap()]
+        [packed, pair.cpu.pack(&parts, on_cpu(half)).unwrap()]
     }
 }
 
@@ -63,46 +64,46 @@ fn few_rows_and_their_neighbours_are_the_kernels_one_by_one() {
     }
 }
 
-fn check_neighbours(pair: &Pair, m: usize, (n, k): (usize, usize), grid: Grid) {
-    let (eps, bf16) = (1e-6, DType::BF16);
+pub(crate) fn check_neighbours(pair: &Pair, m: usize, (n, k): (usize, usize), grid: Grid) {
+    let (eps, half) = (1e-6, pair.gpu.half());
     let what = |name: &str| format!("{name} of {m} x {n} x {k} {grid:?}");
     let mut numbers = pair.numbers((n * k + m) as u64);
     let [w, w_cpu] = Weights::new(&mut numbers, (n, k), grid).pack(pair);
-    let x = pair.random(&mut numbers, bf16, m, k);
-    let norm = pair.random(&mut numbers, bf16, 1, k);
+    let x = pair.random(&mut numbers, half, m, k);
+    let norm = pair.random(&mut numbers, half, 1, k);
     let bias = pair.random(&mut numbers, DType::F32, 1, n);
-    for (y_type, bias) in [(bf16, Some(&bias)), (DType::F32, None)] {
+    for (y_type, bias) in [(half, Some(&bias)), (DType::F32, None)] {
         let mut y = pair.poisoned(y_type, m, n);
         pair.gpu.linear(&S, y.gpu_mut(), x.gpu(), &w, bias.map(Twin::gpu)).unwrap();
         pair.cpu.linear(&S, y.cpu_mut(), x.cpu(), &w_cpu, bias.map(Twin::cpu)).unwrap();
-        pair.check(&what("product"), &y, tolerance(bf16));
+        pair.check(&what("product"), &y, tolerance(half));
     }
-    assert!(pair.gpu.fuses(m, bf16, &w));
-    let mut normed = pair.poisoned(bf16, m, k);
+    assert!(pair.gpu.fuses(m, half, &w));
+    let mut normed = pair.poisoned(half, m, k);
     pair.cpu.rms_norm(&S, normed.cpu_mut(), x.cpu(), norm.cpu(), eps).unwrap();
-    let mut both = pair.poisoned(bf16, m, n);
+    let mut both = pair.poisoned(half, m, n);
     pair.cpu.linear(&S, both.cpu_mut(), normed.cpu(), &w_cpu, Some(bias.cpu())).unwrap();
     let with_norm = Around { norm: Some((norm.gpu(), eps)), ..Around::default() };
     let around = Around { bias: Some(bias.gpu()), ..with_norm };
     pair.gpu.linear_around(&S, both.gpu_mut(), x.gpu(), &w, &around).unwrap();
-    pair.check(&what("norm"), &both, tolerance(bf16));
+    pair.check(&what("norm"), &both, tolerance(half));
 
-    let mut gated = pair.poisoned(bf16, m, n / 2);
+    let mut gated = pair.poisoned(half, m, n / 2);
     pair.cpu.silu_mul(&S, gated.cpu_mut(), both.cpu()).unwrap();
     // What comes next may be brought near, and changes nothing.
     let ahead = Some(Ahead { weight: &w, silu_mul: m.is_multiple_of(2) });
     let around = Around { silu_mul: true, ahead, ..around };
     pair.gpu.linear_around(&S, gated.gpu_mut(), x.gpu(), &w, &around).unwrap();
-    pair.check(&what("silu_mul"), &gated, 2.0 * tolerance(bf16));
+    pair.check(&what("silu_mul"), &gated, 2.0 * tolerance(half));
 
-    let mut stream = pair.random(&mut numbers, bf16, m, n);
-    let mut sum = pair.poisoned(bf16, m, n);
+    let mut stream = pair.random(&mut numbers, half, m, n);
+    let mut sum = pair.poisoned(half, m, n);
     pair.cpu.linear(&S, both.cpu_mut(), x.cpu(), &w_cpu, None).unwrap();
     pair.cpu.add(&S, sum.cpu_mut(), stream.cpu(), both.cpu()).unwrap();
     let around = Around { add: true, ahead, ..Around::default() };
     pair.gpu.linear_around(&S, stream.gpu_mut(), x.gpu(), &w, &around).unwrap();
     std::mem::swap(&mut stream.gpu, &mut sum.gpu);
-    pair.check(&what("add"), &sum, tolerance(bf16));
+    pair.check(&what("add"), &sum, tolerance(half));
 }
 
 /// Parts that end inside blocks of scales, as stacked projections and slices of ranks do.
@@ -134,19 +135,19 @@ fn more_rows_are_sums_over_quantised_inputs() {
             (33, (130, 448), Grid::Channels),
             (48, (256, 256), Grid::Blocks),
         ] {
-            check_many(pair, m, shape, grid);
+            check_many::<bf16>(pair, m, shape, grid);
         }
     }
 }
 
-fn check_many(pair: &Pair, m: usize, (n, k): (usize, usize), grid: Grid) {
+pub(crate) fn check_many<T: Real>(pair: &Pair, m: usize, (n, k): (usize, usize), grid: Grid) {
     let mut numbers = pair.numbers((m * n + k) as u64);
     let made = Weights::new(&mut numbers, (n, k), grid);
     let [w, _] = made.pack(pair);
-    let values: Vec<bf16> = numbers.reals(m * k);
+    let values: Vec<T> = numbers.reals(m * k);
     let x = pair.put(&values, m, k);
     let bias = pair.random(&mut numbers, DType::F32, 1, n);
-    let mut y = pair.poisoned(DType::BF16, m, n);
+    let mut y = pair.poisoned(T::DTYPE, m, n);
     pair.gpu.linear(&S, y.gpu_mut(), x.gpu(), &w, Some(bias.gpu())).unwrap();
     let bias = pair.read::<f32>(&bias)[0].clone();
     let each = if grid == Grid::Blocks { 128 } else { k };
@@ -159,21 +160,21 @@ fn check_many(pair: &Pair, m: usize, (n, k): (usize, usize), grid: Grid) {
     let sum = |x: &[f32], w: &[f32]| -> f64 {
         x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum()
     };
-    let expected: Vec<bf16> = quantised
+    let expected: Vec<T> = quantised
         .chunks(k)
         .flat_map(|x| rows.iter().zip(&bias).map(move |(w, b)| (x, w, b)))
-        .map(|(x, w, b)| bf16::from_f32(sum(x, w) as f32 + b))
+        .map(|(x, w, b)| T::of(sum(x, w) as f32 + b))
         .collect();
     let mut expected = pair.put(&expected, m, n);
     std::mem::swap(&mut expected.gpu, &mut y.gpu);
-    pair.check(&format!("{m} x {n} x {k} {grid:?}"), &expected, tolerance(DType::BF16));
+    pair.check(&format!("{m} x {n} x {k} {grid:?}"), &expected, tolerance(T::DTYPE));
 }
 
 /// A group of inputs as fp8 times its scale.
-pub(crate) fn quantise(group: &[bf16]) -> Vec<f32> {
-    let peak = group.iter().fold(0f32, |peak, x| peak.max(x.to_f32().abs()));
+pub(crate) fn quantise<T: Real>(group: &[T]) -> Vec<f32> {
+    let peak = group.iter().fold(0f32, |peak, x| peak.max(x.value().abs()));
     let scale = peak * (1.0 / E4m3::MAX);
-    group.iter().map(|x| E4m3::from_f32(x.to_f32() * (1.0 / scale)).to_f32() * scale).collect()
+    group.iter().map(|x| E4m3::from_f32(x.value() * (1.0 / scale)).to_f32() * scale).collect()
 }
 
 /// Alone, among few and among many of its kind: the same bits.
@@ -238,7 +239,7 @@ fn what_makes_the_inputs_may_quantise_them() {
     }
 }
 
-fn check_norm_before(pair: &Pair, m: usize, k: usize) {
+pub(crate) fn check_norm_before(pair: &Pair, m: usize, k: usize) {
     let (n, eps, bf16) = (32, 1e-6, DType::BF16);
     let mut numbers = pair.numbers((m * k) as u64);
     let [w, _] = Weights::new(&mut numbers, (n, k), Grid::Blocks).pack(pair);
@@ -263,7 +264,7 @@ fn check_norm_before(pair: &Pair, m: usize, k: usize) {
     }
 }
 
-fn check_silu_before(pair: &Pair, m: usize, k: usize) {
+pub(crate) fn check_silu_before(pair: &Pair, m: usize, k: usize) {
     let (n, bf16) = (32, DType::BF16);
     let mut numbers = pair.numbers((m + k) as u64);
     let [w, _] = Weights::new(&mut numbers, (n, k), Grid::Blocks).pack(pair);

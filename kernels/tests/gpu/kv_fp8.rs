@@ -19,7 +19,7 @@ const TOKENS: usize = 390;
 const PREFILLS: [(usize, usize); 5] = [(21, TOKENS), (3, 3), (66, 300), (1, 129), (64, 128)];
 const DECODES: [(usize, usize); 4] = [(1, TOKENS), (1, 37), (1, 192), (1, 1)];
 
-fn check(pair: &Pair, heads: Heads, dtype: DType, decode: bool) {
+pub(crate) fn check(pair: &Pair, heads: Heads, dtype: DType, decode: bool) {
     let (query_heads, kv_heads, head_dim, block_tokens) = heads;
     let mut numbers = pair.numbers((query_heads * head_dim) as u64);
     let blocks = TOKENS.div_ceil(block_tokens);

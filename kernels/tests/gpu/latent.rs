@@ -5,18 +5,18 @@ use kernels::{
     LatentWrite, Mat, Rope, RowBounds,
 };
 
-use crate::pair::{Pair, Twin, pairs, tolerance};
+use crate::pair::{Pair, Twin, on_cpu, pairs, rounded, tolerance};
 use crate::support::{S, error};
 
 /// Heads, latent, turned, unturned, value channels, block size.
 type Sizes = [usize; 6];
 
 /// Queries and contexts of rows: they see so many of the first tokens, and ask for the last of these.
-type Rows<'a> = &'a [(usize, usize)];
+pub(crate) type Rows<'a> = &'a [(usize, usize)];
 
-const SHORT: Rows<'static> = &[(1, 75), (1, 1), (5, 70), (3, 3)];
+pub(crate) const SHORT: Rows<'static> = &[(1, 75), (1, 1), (5, 70), (3, 3)];
 /// Some of several splits, one of none.
-const LONG: Rows<'static> = &[(1, 600), (1, 257), (1, 0), (1, 16), (3, 130)];
+pub(crate) const LONG: Rows<'static> = &[(1, 600), (1, 257), (1, 0), (1, 16), (3, 130)];
 
 /// `[n, k]` of four bytes to `[k, n]`.
 fn transposed(x: &[u8], k: usize) -> Vec<u8> {
@@ -24,17 +24,23 @@ fn transposed(x: &[u8], k: usize) -> Vec<u8> {
     (0..k).flat_map(|c| words.iter().skip(c).step_by(k)).flatten().copied().collect()
 }
 
-fn check(pair: &Pair, sizes: Sizes, (asking, decode_rows): (Rows<'_>, usize), dtype: DType) {
+pub(crate) fn check(
+    pair: &Pair,
+    sizes: Sizes,
+    (asking, decode_rows): (Rows<'_>, usize),
+    dtype: DType,
+) {
     let [heads, latent, rotary, unturned, value, block_tokens] = sizes;
     let tokens = asking.iter().map(|row| row.1).max().unwrap();
     let mut numbers = pair.numbers((heads * latent) as u64);
     let blocks = tokens.div_ceil(block_tokens) + 1;
     let layout = LatentLayout { layers: 2, blocks, block_tokens, latent, rotary, dtype };
+    let layouts = [layout, LatentLayout { dtype: on_cpu(dtype), ..layout }];
     let mut pools =
-        [pair.gpu.alloc(layout.bytes()).unwrap(), pair.cpu.alloc(layout.bytes()).unwrap()];
+        [pair.gpu.alloc(layout.bytes()).unwrap(), pair.cpu.alloc(layouts[1].bytes()).unwrap()];
     // An earlier owner left NaN everywhere.
-    let stale = vec![0xff; layout.bytes()];
-    pair.gpu.upload(&mut pools[0], 0, &stale).unwrap();
+    let stale = vec![0xff; layouts[1].bytes()];
+    pair.gpu.upload(&mut pools[0], 0, &stale[..layout.bytes()]).unwrap();
     pair.cpu.upload(&mut pools[1], 0, &stale).unwrap();
     let table: Vec<i32> = (0..blocks).map(|b| ((b * 7919 + 3) % blocks) as i32).collect();
     let place = |t: usize| table[t / block_tokens] as usize * block_tokens + t % block_tokens;
@@ -63,8 +69,11 @@ fn check(pair: &Pair, sizes: Sizes, (asking, decode_rows): (Rows<'_>, usize), dt
         pair.put(&table.repeat(asking.len()), asking.len(), blocks),
     ];
     let mut weights = |n: usize| -> Vec<Vec<u8>> {
-        let mut one =
-            |_| (0..n * latent).flat_map(|_| (numbers.float() / 8.0).to_le_bytes()).collect();
+        let mut one = |_| {
+            (0..n * latent)
+                .flat_map(|_| rounded(numbers.float() / 8.0, dtype).to_le_bytes())
+                .collect()
+        };
         (0..heads).map(&mut one).collect()
     };
     let (keys, values) = (weights(unturned), weights(value));
@@ -77,12 +86,12 @@ fn check(pair: &Pair, sizes: Sizes, (asking, decode_rows): (Rows<'_>, usize), dt
         let pack = |all: &[Vec<u8>], n: usize| {
             let view = |bytes| vec![HostMat::new(bytes, DType::F32, n, latent).unwrap()];
             let views: Vec<_> = all.iter().map(|bytes| view(bytes)).collect();
-            device.pack_heads(&views, dtype).unwrap()
+            device.pack_heads(&views, layouts[at].dtype).unwrap()
         };
         let (key, value) = (pack(&keys, unturned), pack(&values, value));
         let views =
             turned.iter().map(|key| vec![HostMat::new(key, DType::F32, latent, unturned).unwrap()]);
-        let transposed = device.pack_heads(&views.collect::<Vec<_>>(), dtype).unwrap();
+        let transposed = device.pack_heads(&views.collect::<Vec<_>>(), layouts[at].dtype).unwrap();
         let args = LatentWrite {
             kv: view(&kv),
             norm: view(&norm),
@@ -94,7 +103,7 @@ fn check(pair: &Pair, sizes: Sizes, (asking, decode_rows): (Rows<'_>, usize), dt
             layer: 1,
         };
         let out = if at == 0 { q.gpu_mut() } else { q.cpu_mut() };
-        device.latent_write(&S, out, (&mut pools[at], &layout), &args).unwrap();
+        device.latent_write(&S, out, (&mut pools[at], &layouts[at]), &args).unwrap();
         let args = LatentAttention {
             q: view(&q).rows_from(kept - asked, asked),
             rows: BatchRows {
@@ -106,7 +115,7 @@ fn check(pair: &Pair, sizes: Sizes, (asking, decode_rows): (Rows<'_>, usize), dt
             },
             heads: LatentHeads {
                 key: &key,
-                key_transposed: (dtype == DType::BF16).then_some(&transposed),
+                key_transposed: (layouts[at].dtype != DType::F32).then_some(&transposed),
                 value: &value,
             },
             layer: 1,
@@ -114,7 +123,7 @@ fn check(pair: &Pair, sizes: Sizes, (asking, decode_rows): (Rows<'_>, usize), dt
             first: 0,
         };
         let out = if at == 0 { o.gpu_mut() } else { o.cpu_mut() };
-        device.latent_attention(&S, out, (&pools[at], &layout), &args).unwrap();
+        device.latent_attention(&S, out, (&pools[at], &layouts[at]), &args).unwrap();
         if at == 0 {
             let rows = BatchRows {
                 cu_q: args.rows.cu_q.columns(0, 2),

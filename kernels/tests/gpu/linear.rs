@@ -12,7 +12,12 @@ fn weights(numbers: &mut Numbers, n: usize, k: usize) -> Vec<f32> {
     (0..n * k).map(|_| numbers.float() * scale).collect()
 }
 
-fn check_product(pair: &Pair, (m, n, k): (usize, usize, usize), types: [DType; 3], bias: bool) {
+pub(crate) fn check_product(
+    pair: &Pair,
+    (m, n, k): (usize, usize, usize),
+    types: [DType; 3],
+    bias: bool,
+) {
     let mut numbers = pair.numbers((m * n + k) as u64);
     let [x_type, w_type, y_type] = types;
     let x = pair.random(&mut numbers, x_type, m, k);
@@ -77,44 +82,44 @@ fn streamed_rows_agree_with_the_cpu() {
     }
 }
 
-fn streams(pair: &Pair) -> bool {
+pub(crate) fn streams(pair: &Pair) -> bool {
     pair.gpu.arch() == "sm_90a" || (pair.gpu.arch() == "emulated" && pair.gpu.wave() == 32)
 }
 
 /// Results for these numbers of rows; gives the weights.
-fn check_neighbours(pair: &Pair, n: usize, k: usize, rows: &[usize]) -> Packed {
-    let eps = 1e-6;
+pub(crate) fn check_neighbours(pair: &Pair, n: usize, k: usize, rows: &[usize]) -> Packed {
+    let (eps, half) = (1e-6, pair.gpu.half());
     let mut numbers = pair.numbers(1);
-    let [w, w_cpu] = pair.pack(&weights(&mut numbers, n, k), n, k, DType::BF16);
+    let [w, w_cpu] = pair.pack(&weights(&mut numbers, n, k), n, k, half);
     for &m in rows {
-        assert!(pair.gpu.fuses(m, DType::BF16, &w));
-        let x = pair.random(&mut numbers, DType::BF16, m, k);
-        let norm = pair.random(&mut numbers, DType::BF16, 1, k);
+        assert!(pair.gpu.fuses(m, half, &w));
+        let x = pair.random(&mut numbers, half, m, k);
+        let norm = pair.random(&mut numbers, half, 1, k);
         let bias = pair.random(&mut numbers, DType::F32, 1, n);
-        let mut normed = pair.poisoned(DType::BF16, m, k);
+        let mut normed = pair.poisoned(half, m, k);
         pair.cpu.rms_norm(&S, normed.cpu_mut(), x.cpu(), norm.cpu(), eps).unwrap();
         let with_norm = Around { norm: Some((norm.gpu(), eps)), ..Around::default() };
 
-        let mut both = pair.poisoned(DType::BF16, m, n);
+        let mut both = pair.poisoned(half, m, n);
         pair.cpu.linear(&S, both.cpu_mut(), normed.cpu(), &w_cpu, Some(bias.cpu())).unwrap();
         let around = Around { bias: Some(bias.gpu()), ..with_norm };
         pair.gpu.linear_around(&S, both.gpu_mut(), x.gpu(), &w, &around).unwrap();
-        pair.check("norm", &both, tolerance(DType::BF16));
+        pair.check("norm", &both, tolerance(half));
 
-        let mut gated = pair.poisoned(DType::BF16, m, n / 2);
+        let mut gated = pair.poisoned(half, m, n / 2);
         pair.cpu.silu_mul(&S, gated.cpu_mut(), both.cpu()).unwrap();
         let around = Around { silu_mul: true, ..around };
         pair.gpu.linear_around(&S, gated.gpu_mut(), x.gpu(), &w, &around).unwrap();
-        pair.check("silu_mul", &gated, 2.0 * tolerance(DType::BF16));
+        pair.check("silu_mul", &gated, 2.0 * tolerance(half));
 
-        let mut stream = pair.random(&mut numbers, DType::BF16, m, n);
-        let mut sum = pair.poisoned(DType::BF16, m, n);
+        let mut stream = pair.random(&mut numbers, half, m, n);
+        let mut sum = pair.poisoned(half, m, n);
         pair.cpu.linear(&S, both.cpu_mut(), x.cpu(), &w_cpu, None).unwrap();
         pair.cpu.add(&S, sum.cpu_mut(), stream.cpu(), both.cpu()).unwrap();
         let around = Around { add: true, ..Around::default() };
         pair.gpu.linear_around(&S, stream.gpu_mut(), x.gpu(), &w, &around).unwrap();
         std::mem::swap(&mut stream.gpu, &mut sum.gpu);
-        pair.check("add", &sum, tolerance(DType::BF16));
+        pair.check("add", &sum, tolerance(half));
     }
     w
 }

@@ -14,7 +14,7 @@ fn lines(pair: &Pair, k: usize) -> usize {
     256 * (clusters - usize::from(k > 64)) - 112
 }
 
-fn has_kernel(pair: &Pair) -> bool {
+pub(crate) fn has_kernel(pair: &Pair) -> bool {
     pair.gpu.arch() == "sm_90a" || (pair.gpu.arch() == "emulated" && pair.gpu.wave() == 32)
 }
 
@@ -22,7 +22,7 @@ fn weights(pair: &Pair, k: usize) -> [Packed; 2] {
     let n = lines(pair, k);
     let scale = (k as f32).powf(-0.5);
     let values: Vec<f32> = pair.numbers(1).reals::<f32>(n * k).iter().map(|w| w * scale).collect();
-    pair.pack(&values, n, k, DType::BF16)
+    pair.pack(&values, n, k, pair.gpu.half())
 }
 
 #[test]
@@ -30,21 +30,27 @@ fn many_rows_agree_with_the_cpu() {
     for pair in pairs().iter().filter(|pair| has_kernel(pair)) {
         // Fewer steps than the ring has stages, and more.
         for k in [64, 320] {
-            let [w, w_cpu] = weights(pair, k);
-            assert!(pair.gpu.fuses_silu_mul(ROWS, DType::BF16, &w));
-            let x = pair.random(&mut pair.numbers(k as u64), DType::BF16, ROWS, k);
-            let mut both = pair.poisoned(DType::BF16, ROWS, w.n());
-            pair.cpu.linear(&S, both.cpu_mut(), x.cpu(), &w_cpu, None).unwrap();
-            pair.gpu.linear_around(&S, both.gpu_mut(), x.gpu(), &w, &Around::default()).unwrap();
-            pair.check(&format!("plain, {k} columns"), &both, tolerance(DType::BF16));
-
-            let mut gated = pair.poisoned(DType::BF16, ROWS, w.n() / 2);
-            pair.cpu.silu_mul(&S, gated.cpu_mut(), both.cpu()).unwrap();
-            let around = Around { silu_mul: true, ..Around::default() };
-            pair.gpu.linear_around(&S, gated.gpu_mut(), x.gpu(), &w, &around).unwrap();
-            pair.check(&format!("gated, {k} columns"), &gated, 2.0 * tolerance(DType::BF16));
+            check(pair, k);
         }
     }
+}
+
+/// Plain and with `silu_mul`.
+pub(crate) fn check(pair: &Pair, k: usize) {
+    let half = pair.gpu.half();
+    let [w, w_cpu] = weights(pair, k);
+    assert!(pair.gpu.fuses_silu_mul(ROWS, half, &w));
+    let x = pair.random(&mut pair.numbers(k as u64), half, ROWS, k);
+    let mut both = pair.poisoned(half, ROWS, w.n());
+    pair.cpu.linear(&S, both.cpu_mut(), x.cpu(), &w_cpu, None).unwrap();
+    pair.gpu.linear_around(&S, both.gpu_mut(), x.gpu(), &w, &Around::default()).unwrap();
+    pair.check(&format!("plain, {k} columns"), &both, tolerance(half));
+
+    let mut gated = pair.poisoned(half, ROWS, w.n() / 2);
+    pair.cpu.silu_mul(&S, gated.cpu_mut(), both.cpu()).unwrap();
+    let around = Around { silu_mul: true, ..Around::default() };
+    pair.gpu.linear_around(&S, gated.gpu_mut(), x.gpu(), &w, &around).unwrap();
+    pair.check(&format!("gated, {k} columns"), &gated, 2.0 * tolerance(half));
 }
 
 /// Other rows around it, and another place in a tile.

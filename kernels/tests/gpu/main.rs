@@ -24,6 +24,7 @@ mod device;
 mod elementwise;
 mod embed;
 mod errors;
+mod float16;
 mod fp8;
 mod kv_fp8;
 mod latent;

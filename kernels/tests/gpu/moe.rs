@@ -2,7 +2,7 @@
 
 use kernels::{DType, Experts, HostMat, Kernels, PackedGroup, Routes, Scores, bf16};
 
-use crate::pair::{Pair, Twin, bytes_of, pairs, tolerance};
+use crate::pair::{Pair, Twin, bytes_of, on_cpu, pairs, rounded, tolerance};
 use crate::support::{Numbers, S};
 
 /// Experts of one layer on both devices, and the router's choices for some tokens.
@@ -30,13 +30,16 @@ impl Case {
         let first = 1;
         let mut pack = |n: usize, k: usize, gated: bool| {
             let scale = (k as f32).powf(-0.5);
-            let mut weights = || (0..n * k).map(|_| numbers.float() * scale).collect::<Vec<_>>();
+            let mut weights = || {
+                let weight = |_| rounded(numbers.float() * scale, dtype);
+                (0..n * k).map(weight).collect::<Vec<_>>()
+            };
             let bytes: Vec<Vec<u8>> = (first..count).map(|_| bytes_of(&weights())).collect();
             let parts: Vec<_> =
                 bytes.iter().map(|b| vec![HostMat::new(b, DType::F32, n, k).unwrap()]).collect();
             [
                 pair.gpu.pack_group(&parts, dtype, gated).unwrap(),
-                pair.cpu.pack_group(&parts, dtype, gated).unwrap(),
+                pair.cpu.pack_group(&parts, on_cpu(dtype), gated).unwrap(),
             ]
         };
         let (gate_up, down) = (pack(2 * inner, hidden, true), pack(hidden, inner, false));
@@ -69,7 +72,7 @@ impl Case {
     }
 }
 
-fn check(pair: &Pair, sizes: Sizes, dtype: DType, tokens: usize) {
+pub(crate) fn check(pair: &Pair, sizes: Sizes, dtype: DType, tokens: usize) {
     let mut numbers = pair.numbers(tokens as u64);
     let case = Case::new(pair, &mut numbers, sizes, dtype, tokens);
     let x = pair.random(&mut numbers, dtype, tokens, sizes.0);

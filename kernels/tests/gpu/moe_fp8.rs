@@ -4,8 +4,8 @@
 use kernels::{DType, Driver, Experts, HostMat, Kernels, PackedGroup, Routes, bf16};
 
 use crate::fp8::{Grid, Weights, quantise};
-use crate::pair::{Pair, Twin, pairs, tolerance};
-use crate::support::{Numbers, S};
+use crate::pair::{Pair, Twin, on_cpu, pairs, tolerance};
+use crate::support::{Numbers, Real, S};
 
 const BF16: DType = DType::BF16;
 
@@ -36,13 +36,15 @@ impl Case {
         let stored: Vec<[Weights; 3]> =
             (FIRST..count).map(|_| shapes.map(|(n, k)| made(n, k))).collect();
         let (gate_up, down) = projections(&stored);
-        let kept = pair.gpu.experts_dtype(&gate_up, &down, MANY_LAYERS, BF16);
+        let half = pair.gpu.half();
+        let kept = pair.gpu.experts_dtype(&gate_up, &down, MANY_LAYERS, half);
         assert_eq!(kept, DType::F8E4M3, "{sizes:?}");
-        assert_eq!(pair.cpu.experts_dtype(&gate_up, &down, MANY_LAYERS, BF16), BF16);
+        let widened = on_cpu(half);
+        assert_eq!(pair.cpu.experts_dtype(&gate_up, &down, MANY_LAYERS, widened), widened);
         let pack = |matrices: &[Vec<HostMat<'_>>], gated| {
             let gpu = pair.gpu.pack_group(matrices, DType::F8E4M3, gated).unwrap();
             assert!(gpu.bytes() < 3 * gpu.len() * gpu.n() * gpu.k() / 2, "scales beside bytes");
-            [gpu, pair.cpu.pack_group(matrices, BF16, gated).unwrap()]
+            [gpu, pair.cpu.pack_group(matrices, widened, gated).unwrap()]
         };
         let (gate_up, down) = (pack(&gate_up, true), pack(&down, false));
         let mut chosen = Vec::new();
@@ -60,7 +62,7 @@ impl Case {
         let own = from * top_k..(from + tokens) * top_k;
         let chosen = pair.put(&self.chosen[own.clone()], tokens, top_k);
         let weights = pair.put(&self.weights[own], tokens, top_k);
-        let mut y = pair.poisoned(BF16, tokens, self.sizes.0);
+        let mut y = pair.poisoned(pair.gpu.half(), tokens, self.sizes.0);
         let experts =
             |i: usize| Experts { first: FIRST, gate_up: &self.gate_up[i], down: &self.down[i] };
         let routes = Routes { experts: chosen.gpu(), weights: weights.gpu() };
@@ -73,7 +75,7 @@ impl Case {
     }
 
     /// What the GPU computes for many rows, in f64: every input is quantised.
-    fn quantised(&self, x: &[bf16]) -> Vec<bf16> {
+    fn quantised<T: Real>(&self, x: &[T]) -> Vec<T> {
         let (hidden, _, _, top_k) = self.sizes;
         let wide: Vec<[Vec<Vec<f32>>; 3]> = self.stored.iter().map(each_row).collect();
         let mut y = Vec::new();
@@ -83,14 +85,14 @@ impl Case {
             for choice in t * top_k..(t + 1) * top_k {
                 let expert = (self.chosen[choice] as usize).checked_sub(FIRST);
                 let Some([gate, up, down]) = expert.map(|expert| &wide[expert]) else { continue };
-                let between: Vec<bf16> =
+                let between: Vec<T> =
                     gate.iter().zip(up).map(|(g, u)| gated(dot(g, &x), dot(u, &x))).collect();
                 let between: Vec<f32> = between.chunks(128).flat_map(quantise_block).collect();
                 for (sum, row) in sum.iter_mut().zip(down) {
                     *sum += f64::from(self.weights[choice]) * dot(row, &between);
                 }
             }
-            y.extend(sum.into_iter().map(|sum| bf16::from_f32(sum as f32)));
+            y.extend(sum.into_iter().map(|sum| T::of(sum as f32)));
         }
         y
     }
@@ -117,8 +119,8 @@ fn each_row(expert: &[Weights; 3]) -> [Vec<Vec<f32>>; 3] {
 }
 
 /// Zeros have no scale of their own.
-fn quantise_block(block: &[bf16]) -> Vec<f32> {
-    let zero = block.iter().all(|x| x.to_f32() == 0.0);
+fn quantise_block<T: Real>(block: &[T]) -> Vec<f32> {
+    let zero = block.iter().all(|x| x.value() == 0.0);
     if zero { vec![0.0; block.len()] } else { quantise(block) }
 }
 
@@ -127,9 +129,9 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
 }
 
 /// silu(gate) · up of sums that were rounded.
-fn gated(gate: f64, up: f64) -> bf16 {
-    let [gate, up] = [gate, up].map(|sum| bf16::from_f32(sum as f32).to_f32());
-    bf16::from_f32(gate / (1.0 + (-gate).exp()) * up)
+fn gated<T: Real>(gate: f64, up: f64) -> T {
+    let [gate, up] = [gate, up].map(|sum| T::of(sum as f32).value());
+    T::of(gate / (1.0 + (-gate).exp()) * up)
 }
 
 #[test]
@@ -141,36 +143,43 @@ fn few_tokens_agree_with_the_cpu() {
     }
 }
 
-fn check_few(pair: &Pair, sizes: Sizes, tokens: usize) {
+pub(crate) fn check_few(pair: &Pair, sizes: Sizes, tokens: usize) {
     let mut numbers = pair.numbers(tokens as u64);
     let case = Case::new(pair, &mut numbers, sizes, tokens);
-    let x = pair.random(&mut numbers, BF16, tokens, sizes.0);
+    let half = pair.gpu.half();
+    let x = pair.random(&mut numbers, half, tokens, sizes.0);
     let y = case.run(pair, &x, 0, true);
-    pair.check(&format!("{sizes:?}, {tokens} tokens"), &y, 2.0 * tolerance(BF16));
+    pair.check(&format!("{sizes:?}, {tokens} tokens"), &y, 2.0 * tolerance(half));
 }
 
 #[test]
 fn many_tokens_are_sums_over_quantised_inputs() {
     for pair in &pairs() {
-        check_many(pair, (64, 64, 3, 2), 40);
-        check_many(pair, (192, 128, 3, 2), 30);
-        check_many(pair, (128, 192, 3, 3), 70); // More than a segment for each.
+        check_many::<bf16>(pair, (64, 64, 3, 2), 40);
+        check_many::<bf16>(pair, (192, 128, 3, 2), 30);
+        check_many::<bf16>(pair, (128, 192, 3, 3), 70); // More than a segment for each.
     }
 }
 
-fn check_many(pair: &Pair, sizes: Sizes, tokens: usize) {
+pub(crate) fn check_many<T: Real>(pair: &Pair, sizes: Sizes, tokens: usize) {
     let mut numbers = pair.numbers((tokens + sizes.1) as u64);
     let case = Case::new(pair, &mut numbers, sizes, tokens);
-    check_quantised(pair, &case, &mut numbers, tokens, &format!("{sizes:?}, {tokens} tokens"));
+    check_quantised::<T>(pair, &case, &mut numbers, tokens, &format!("{sizes:?}, {tokens} tokens"));
 }
 
-fn check_quantised(pair: &Pair, case: &Case, numbers: &mut Numbers, tokens: usize, what: &str) {
+fn check_quantised<T: Real>(
+    pair: &Pair,
+    case: &Case,
+    numbers: &mut Numbers,
+    tokens: usize,
+    what: &str,
+) {
     let hidden = case.sizes.0;
-    let values: Vec<bf16> = numbers.reals(tokens * hidden);
+    let values: Vec<T> = numbers.reals(tokens * hidden);
     let mut y = case.run(pair, &pair.put(&values, tokens, hidden), 0, false);
     let mut expected = pair.put(&case.quantised(&values), tokens, hidden);
     std::mem::swap(&mut expected.gpu, &mut y.gpu);
-    pair.check(what, &expected, 2.0 * tolerance(BF16));
+    pair.check(what, &expected, 2.0 * tolerance(T::DTYPE));
 }
 
 /// Everybody asks the same experts, or none of this rank.
@@ -189,7 +198,7 @@ fn crowded_and_idle_experts() {
                 let x = pair.random(&mut numbers, BF16, tokens, sizes.0);
                 pair.check(&what, &case.run(pair, &x, 0, true), 2.0 * tolerance(BF16));
             } else {
-                check_quantised(pair, &case, &mut numbers, tokens, &what);
+                check_quantised::<bf16>(pair, &case, &mut numbers, tokens, &what);
             }
         }
     }

@@ -3,14 +3,29 @@
 use std::hash::{BuildHasher, RandomState};
 
 use kernels::cpu::{CpuConfig, CpuDevice};
-use kernels::hip::HipDevice;
-use kernels::{Buffer, DType, Driver, Element, HostMat, Kernels, Mat, MatMut, Packed, bf16};
+use kernels::hip::{Half, HipDevice};
+use kernels::{Buffer, DType, Driver, Element, HostMat, Kernels, Mat, MatMut, Packed, bf16, f16};
 
-use crate::support::{Numbers, S, devices};
+use crate::support::{Numbers, S, devices, devices_of};
 
 /// Every device under test, each beside an oracle.
 pub(crate) fn pairs() -> Vec<Pair> {
     devices().into_iter().map(Pair::new).collect()
+}
+
+/// The same with f16 on the GPU; its oracle computes in f32, from values that f16 holds.
+pub(crate) fn f16_pairs() -> Vec<Pair> {
+    devices_of(Half::F16).into_iter().map(Pair::new).collect()
+}
+
+/// The oracle's type for `dtype`.
+pub(crate) fn on_cpu(dtype: DType) -> DType {
+    if dtype == DType::F16 { DType::F32 } else { dtype }
+}
+
+/// What both devices hold of `x`, which f32 matrices of the oracle take as it is.
+pub(crate) fn rounded(x: f32, dtype: DType) -> f32 {
+    if dtype == DType::F16 { f16::from_f32(x).to_f32() } else { x }
 }
 
 /// The GPU under test and its oracle.
@@ -37,9 +52,10 @@ impl Pair {
     /// `data` on both devices.
     pub(crate) fn put<T: Element>(&self, data: &[T], rows: usize, cols: usize) -> Twin {
         assert_eq!(data.len(), rows * cols);
-        let mut twin = self.zero(T::DTYPE, rows, cols);
+        let mut twin = self.zeros(T::DTYPE, rows, cols);
         let bytes = bytes_of(data);
         self.gpu.upload(&mut twin.gpu, 0, &bytes).unwrap();
+        let bytes = if T::DTYPE == DType::F16 { bytes_of(&widened(&bytes)) } else { bytes };
         self.cpu.upload(&mut twin.cpu, 0, &bytes).unwrap();
         twin
     }
@@ -58,41 +74,52 @@ impl Pair {
                 let values: Vec<bf16> = values.iter().map(|x| bf16::from_f32(*x)).collect();
                 self.put(&values, rows, cols)
             }
+            DType::F16 => {
+                let values: Vec<f16> = values.iter().map(|x| f16::from_f32(*x)).collect();
+                self.put(&values, rows, cols)
+            }
             _ => self.put(&values, rows, cols),
         }
     }
 
     /// All bits set, which is NaN as a float and −1 as an integer: a kernel must write every element.
     pub(crate) fn poisoned(&self, dtype: DType, rows: usize, cols: usize) -> Twin {
-        let mut twin = self.zero(dtype, rows, cols);
-        let bytes = vec![0xff; rows * cols * dtype.bytes()];
-        self.gpu.upload(&mut twin.gpu, 0, &bytes).unwrap();
+        let mut twin = self.zeros(dtype, rows, cols);
+        let bytes = vec![0xff; rows * cols * on_cpu(dtype).bytes()];
+        self.gpu.upload(&mut twin.gpu, 0, &bytes[..rows * cols * dtype.bytes()]).unwrap();
         self.cpu.upload(&mut twin.cpu, 0, &bytes).unwrap();
         twin
     }
 
-    fn zero(&self, dtype: DType, rows: usize, cols: usize) -> Twin {
-        let bytes = rows * cols * dtype.bytes();
-        let (gpu, cpu) = (self.gpu.alloc(bytes).unwrap(), self.cpu.alloc(bytes).unwrap());
+    pub(crate) fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> Twin {
+        let gpu = self.gpu.alloc(rows * cols * dtype.bytes()).unwrap();
+        let cpu = self.cpu.alloc(rows * cols * on_cpu(dtype).bytes()).unwrap();
         Twin { gpu, cpu, dtype, rows, cols }
     }
 
     /// A weight matrix on both devices.
     pub(crate) fn pack(&self, values: &[f32], n: usize, k: usize, dtype: DType) -> [Packed; 2] {
-        let bytes = bytes_of(values);
+        let values: Vec<f32> = values.iter().map(|x| rounded(*x, dtype)).collect();
+        let bytes = bytes_of(&values);
         let parts = [HostMat::new(&bytes, DType::F32, n, k).unwrap()];
-        [self.gpu.pack(&parts, dtype).unwrap(), self.cpu.pack(&parts, dtype).unwrap()]
+        [self.gpu.pack(&parts, dtype).unwrap(), self.cpu.pack(&parts, on_cpu(dtype)).unwrap()]
     }
 
-    /// Both results of a twin, the GPU's first.
+    /// Both results of a twin, the GPU's first; not of f16, which the oracle has none of.
     pub(crate) fn read<T: Element>(&self, twin: &Twin) -> [Vec<T>; 2] {
-        assert_eq!(T::DTYPE, twin.dtype);
+        assert_eq!((T::DTYPE, T::DTYPE), (twin.dtype, on_cpu(twin.dtype)));
         let elements = twin.rows * twin.cols;
         let mut bytes = vec![0; elements * twin.dtype.bytes()];
-        self.gpu.download(&S, &twin.gpu, 0, &mut bytes).unwrap();
-        let gpu = elements_of(&bytes);
         self.cpu.download(&S, &twin.cpu, 0, &mut bytes).unwrap();
-        [gpu, elements_of(&bytes)]
+        [self.read_gpu(twin), elements_of(&bytes)]
+    }
+
+    /// The GPU's result of a twin.
+    pub(crate) fn read_gpu<T: Element>(&self, twin: &Twin) -> Vec<T> {
+        assert_eq!(T::DTYPE, twin.dtype);
+        let mut bytes = vec![0; twin.rows * twin.cols * twin.dtype.bytes()];
+        self.gpu.download(&S, &twin.gpu, 0, &mut bytes).unwrap();
+        elements_of(&bytes)
     }
 
     /// Both results of a twin of floats, as f32.
@@ -100,6 +127,12 @@ impl Pair {
         match twin.dtype {
             DType::BF16 => {
                 self.read::<bf16>(twin).map(|v| v.into_iter().map(bf16::to_f32).collect())
+            }
+            DType::F16 => {
+                let gpu = self.read_gpu::<f16>(twin).into_iter().map(f16::to_f32).collect();
+                let mut bytes = vec![0; twin.rows * twin.cols * 4];
+                self.cpu.download(&S, &twin.cpu, 0, &mut bytes).unwrap();
+                [gpu, elements_of(&bytes)]
             }
             _ => self.read::<f32>(twin),
         }
@@ -151,7 +184,7 @@ impl Twin {
 
     /// On the CPU, to read.
     pub(crate) fn cpu(&self) -> Mat<'_> {
-        self.cpu.mat(self.dtype, self.rows, self.cols).unwrap()
+        self.cpu.mat(on_cpu(self.dtype), self.rows, self.cols).unwrap()
     }
 
     /// On the GPU, to write.
@@ -161,13 +194,22 @@ impl Twin {
 
     /// On the CPU, to write.
     pub(crate) fn cpu_mut(&mut self) -> MatMut<'_> {
-        self.cpu.mat_mut(self.dtype, self.rows, self.cols).unwrap()
+        self.cpu.mat_mut(on_cpu(self.dtype), self.rows, self.cols).unwrap()
     }
 }
 
 /// What one rounding to `dtype` and sums in another order may cost, relative to the largest value.
 pub(crate) fn tolerance(dtype: DType) -> f32 {
-    if dtype == DType::BF16 { 8e-3 } else { 1e-5 }
+    match dtype {
+        DType::BF16 => 8e-3,
+        DType::F16 => 1e-3,
+        _ => 1e-5,
+    }
+}
+
+/// f16 as f32.
+fn widened(bytes: &[u8]) -> Vec<f32> {
+    elements_of::<f16>(bytes).into_iter().map(f16::to_f32).collect()
 }
 
 /// Elements as the bytes that a device holds.

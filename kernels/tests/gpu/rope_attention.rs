@@ -3,7 +3,7 @@
 
 use kernels::hip::HipDevice;
 use kernels::{
-    Attention, BatchRows, DType, Driver, Kernels, KvLayout, KvOrder, QkRope, Rope, RowBounds, bf16,
+    Attention, BatchRows, Driver, Kernels, KvLayout, KvOrder, QkRope, Rope, RowBounds, bf16,
 };
 
 use crate::support::{Array, Numbers, Real, S, devices, error, tolerance};
@@ -17,32 +17,32 @@ const SCALE: f32 = 0.11;
 const WHOLE: usize = 64;
 
 /// Rows of one token each with what they attend to.
-struct Case {
+struct Case<T> {
     heads: Heads,
     contexts: Vec<usize>,
     layout: KvLayout,
-    qkv: Vec<bf16>,
-    pool: Vec<bf16>,
-    norms: Option<[Vec<bf16>; 2]>,
+    qkv: Vec<T>,
+    pool: Vec<T>,
+    norms: Option<[Vec<T>; 2]>,
     angles: Vec<f32>,
     tables: Vec<i32>,
     width: usize,
     slots: Vec<i64>,
 }
 
-impl Case {
+impl<T: Real> Case<T> {
     fn new(heads: Heads, contexts: &[usize], normed: bool) -> Self {
         let (query_heads, kv_heads, head_dim, block_tokens) = heads;
         let mut numbers = Numbers::fresh((query_heads + contexts.len()) as u64);
         let width = contexts.iter().map(|c| c.div_ceil(block_tokens)).max().unwrap() + 1;
         let blocks = contexts.len() * width;
-        let (layers, dtype, order) = (LAYERS, DType::BF16, KvOrder::Rows);
+        let (layers, dtype, order) = (LAYERS, T::DTYPE, KvOrder::Rows);
         let layout = KvLayout { layers, blocks, block_tokens, kv_heads, head_dim, dtype, order };
         let mut tables: Vec<i32> = (0..blocks as i32).collect();
         for i in (1..blocks).rev() {
             tables.swap(i, numbers.below(i + 1));
         }
-        let mut pool = numbers.reals::<bf16>(layout.bytes() / dtype.bytes());
+        let mut pool = numbers.reals::<T>(layout.bytes() / dtype.bytes());
         let mut slots = Vec::new();
         for (row, &context) in contexts.iter().enumerate() {
             let Some(position) = context.checked_sub(1) else {
@@ -55,15 +55,14 @@ impl Case {
             // An earlier owner's: nobody may read what is about to be stored, nor anything behind it.
             for (head, d) in (0..kv_heads).flat_map(|h| (0..head_dim).map(move |d| (h, d))) {
                 for t in t..block_tokens {
-                    pool[layout.key_tile(1, block, head) + layout.key(t, d)] = bf16::of(f32::NAN);
-                    pool[layout.value_tile(1, block, head) + layout.value(t, d)] =
-                        bf16::of(f32::NAN);
+                    pool[layout.key_tile(1, block, head) + layout.key(t, d)] = T::of(f32::NAN);
+                    pool[layout.value_tile(1, block, head) + layout.value(t, d)] = T::of(f32::NAN);
                 }
             }
         }
         let columns = (query_heads + 2 * kv_heads) * head_dim;
         let positions = contexts.iter().max().unwrap() + 1;
-        let mut norm = || numbers.reals::<bf16>(head_dim);
+        let mut norm = || numbers.reals::<T>(head_dim);
         let norms = normed.then(|| [norm(), norm()]);
         Self {
             heads,
@@ -102,7 +101,7 @@ impl Case {
     }
 
     /// Outputs and pool afterwards, in one launch for contexts up to `longest`, or in two.
-    fn run(&self, device: &HipDevice, one: Option<usize>) -> (Vec<bf16>, Vec<bf16>) {
+    fn run(&self, device: &HipDevice, one: Option<usize>) -> (Vec<T>, Vec<T>) {
         let (heads, kv_heads, dim, _) = self.heads;
         let rows = self.contexts.len();
         let mut pool = Array::of(device, &self.pool, 1, self.pool.len());
@@ -139,12 +138,12 @@ impl Case {
             table_rows: None,
             bounds: RowBounds { decode_rows: rows, longest_q: 0, longest_context },
         };
-        let mut o = Array::<bf16>::poisoned(device, rows, heads * dim);
+        let mut o = Array::<T>::poisoned(device, rows, heads * dim);
         let kv = (&mut pool.buffer, &self.layout);
         if one.is_some() {
             device.rope_attention(&S, o.mat_mut(), kv, &qk, (&batch, SCALE)).unwrap();
         } else {
-            let mut q = Array::<bf16>::poisoned(device, rows, heads * dim);
+            let mut q = Array::<T>::poisoned(device, rows, heads * dim);
             device.qk_norm_rope_kv_write(&S, q.mat_mut(), kv, &qk).unwrap();
             let args = Attention { q: q.mat(), rows: batch, heads, layer: 1, scale: SCALE };
             device.paged_attention(&S, o.mat_mut(), (&pool.buffer, &self.layout), &args).unwrap();
@@ -154,12 +153,12 @@ impl Case {
     }
 }
 
-fn bits(values: &[bf16]) -> Vec<[u8; 2]> {
-    values.iter().map(|v| v.to_le_bytes()).collect()
+fn bits<T: Real>(values: &[T]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.bytes()).collect()
 }
 
-fn check(device: &HipDevice, heads: Heads, contexts: &[usize], normed: bool) {
-    let case = Case::new(heads, contexts, normed);
+pub(crate) fn check<T: Real>(device: &HipDevice, heads: Heads, contexts: &[usize], normed: bool) {
+    let case = Case::<T>::new(heads, contexts, normed);
     let what = format!("{} {heads:?} {contexts:?}", device.name());
     let (o_apart, pool_apart) = case.run(device, None);
     // The launch for short contexts, and the one for any.
@@ -175,7 +174,7 @@ fn check(device: &HipDevice, heads: Heads, contexts: &[usize], normed: bool) {
             let (one, two) = (&o[row.clone()], &o_apart[row]);
             assert!(context > WHOLE || bits(one) == bits(two), "{what}: row {r} in one launch");
             let off = error(one, two);
-            assert!(off < tolerance::<bf16>(), "{what}: row {r} in one launch is {off} off");
+            assert!(off < tolerance::<T>(), "{what}: row {r} in one launch is {off} off");
         }
     }
 }
@@ -185,13 +184,13 @@ fn one_launch_gives_what_two_give() {
     // Waves of 64 lanes have no such kernel.
     for device in devices().into_iter().filter(|d| d.wave() == 32) {
         // Own tokens first and last of a tile, of a block, of a share; a padded row.
-        check(&device, (4, 2, 128, 16), &[1, 16, 0, 17, 257], true);
-        check(&device, (8, 1, 64, 32), &[64, 256, 128], true);
-        check(&device, (2, 2, 128, 48), &[50], false);
-        check(&device, (14, 2, 64, 16), &[33, 12], false);
-        check(&device, (4, 1, 128, 16), &[300], true);
+        check::<bf16>(&device, (4, 2, 128, 16), &[1, 16, 0, 17, 257], true);
+        check::<bf16>(&device, (8, 1, 64, 32), &[64, 256, 128], true);
+        check::<bf16>(&device, (2, 2, 128, 48), &[50], false);
+        check::<bf16>(&device, (14, 2, 64, 16), &[33, 12], false);
+        check::<bf16>(&device, (4, 1, 128, 16), &[300], true);
         // Several tiles a wave, and more than its ring holds.
-        check(&device, (2, 1, 64, 16), &[530, RowBounds::SHORT], true);
-        check(&device, (4, 1, 64, 32), &[1100], true);
+        check::<bf16>(&device, (2, 1, 64, 16), &[530, RowBounds::SHORT], true);
+        check::<bf16>(&device, (4, 1, 64, 32), &[1100], true);
     }
 }

@@ -7,8 +7,8 @@ use std::sync::LazyLock;
 
 use hip_runtime_sys::Api;
 use kernels::cpu::{CpuConfig, CpuDevice, Isa};
-use kernels::hip::{HipConfig, HipDevice, Libraries};
-use kernels::{Buffer, DType, Driver, Element, Mat, MatMut, Stream, bf16};
+use kernels::hip::{Half, HipConfig, HipDevice, Libraries};
+use kernels::{Buffer, DType, Driver, Element, Mat, MatMut, Stream, bf16, f16};
 
 use crate::emulated;
 
@@ -16,11 +16,17 @@ pub(crate) const S: Stream = Stream(0);
 
 /// The GPU that `HADRON_GPU` names, else the emulator with both widths of a wave.
 pub(crate) fn devices() -> Vec<HipDevice> {
+    devices_of(Half::BF16)
+}
+
+/// The same with another 16-bit type.
+pub(crate) fn devices_of(half: Half) -> Vec<HipDevice> {
     let configs = match std::env::var("HADRON_GPU") {
         Ok(vendor) => vec![real(&vendor)],
         Err(_) => [64, 32].map(emulator).to_vec(),
     };
-    configs.iter().map(|config| HipDevice::open(config).unwrap()).collect()
+    let configs = configs.into_iter().map(|config| HipConfig { half, ..config });
+    configs.map(|config| HipDevice::open(&config).unwrap()).collect()
 }
 
 /// The emulator as a device.
@@ -118,7 +124,7 @@ macro_rules! plain {
         }
     )*};
 }
-plain!(f32, bf16, i32, i64);
+plain!(f32, bf16, f16, i32, i64);
 
 /// An element type of the model.
 pub(crate) trait Real: Plain {
@@ -135,14 +141,19 @@ impl Real for f32 {
     }
 }
 
-impl Real for bf16 {
-    fn of(x: f32) -> Self {
-        Self::from_f32(x)
-    }
-    fn value(self) -> f32 {
-        self.to_f32()
-    }
+macro_rules! half {
+    ($($name:ty),*) => {$(
+        impl Real for $name {
+            fn of(x: f32) -> Self {
+                Self::from_f32(x)
+            }
+            fn value(self) -> f32 {
+                self.to_f32()
+            }
+        }
+    )*};
 }
+half!(bf16, f16);
 
 /// A matrix on a device.
 pub(crate) struct Array<T> {
@@ -197,7 +208,11 @@ pub(crate) fn error<T: Real>(got: &[T], expected: &[T]) -> f32 {
     worst.fold(0.0, |m: f32, e| if e.is_nan() { f32::INFINITY } else { m.max(e) }) / size
 }
 
-/// What the order of f32 sums and approximate exponentials may cost: an ulp at a rounding edge in bf16.
+/// What the order of f32 sums and approximate exponentials may cost: an ulp at a rounding edge in 16 bits.
 pub(crate) fn tolerance<T: Real>() -> f32 {
-    if T::DTYPE == DType::BF16 { 8e-3 } else { 3e-6 }
+    match T::DTYPE {
+        DType::BF16 => 8e-3,
+        DType::F16 => 1e-3,
+        _ => 3e-6,
+    }
 }

@@ -1,4 +1,4 @@
-//! Products of many rows whose inputs are quantised by what makes them, so that nobody stores and reads them in bf16.
+//! Products of many rows whose inputs are quantised by what makes them, so that nobody stores and reads them in 16 bits.
 
 use super::super::check::{check_dtype, check_size};
 use super::super::device::HipDevice;
@@ -14,7 +14,7 @@ impl HipDevice {
     pub(in super::super) fn joins_fp8(&self, rows: usize, dtype: DType, w: &Packed) -> bool {
         let blocks =
             w.scales().is_some_and(|scales| scales.rows > 1) && w.k().is_multiple_of(BLOCK);
-        let many = rows > 0 && dtype == DType::BF16 && !self.fits_fp8_few(rows, dtype, w);
+        let many = rows > 0 && dtype == self.half() && !self.fits_fp8_few(rows, dtype, w);
         blocks && many && w.k() <= NORMED_COLUMNS
     }
 
@@ -27,8 +27,8 @@ impl HipDevice {
         w: &Packed,
         bias: Option<Mat<'_>>,
     ) -> Result<(), DeviceError> {
-        check(&y, &before, w)?;
-        if !self.joins_fp8(y.rows(), DType::BF16, w) {
+        check(self.half(), &y, &before, w)?;
+        if !self.joins_fp8(y.rows(), self.half(), w) {
             let (what, dtype) = ("weight", w.dtype());
             return Err(DeviceError::Unsupported { kernel: KERNEL, what, dtype });
         }
@@ -43,7 +43,7 @@ impl HipDevice {
     }
 }
 
-fn check(y: &MatMut<'_>, before: &Before<'_>, w: &Packed) -> Result<(), DeviceError> {
+fn check(half: DType, y: &MatMut<'_>, before: &Before<'_>, w: &Packed) -> Result<(), DeviceError> {
     check_size(KERNEL, "rows", y.rows(), before.rows())?;
     check_size(KERNEL, "outputs", y.cols(), w.n())?;
     let inputs = match before {
@@ -59,7 +59,7 @@ fn check(y: &MatMut<'_>, before: &Before<'_>, w: &Packed) -> Result<(), DeviceEr
         }
     };
     for x in inputs {
-        check_dtype(KERNEL, "input", x.dtype(), DType::BF16)?;
+        check_dtype(KERNEL, "input", x.dtype(), half)?;
         check_wide(x)?;
     }
     Ok(())

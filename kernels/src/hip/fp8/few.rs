@@ -1,6 +1,6 @@
 //! Up to 16 rows against weights in fp8: launches of `fp8_few`.
 
-use super::super::device::{HipDevice, act_f32};
+use super::super::device::HipDevice;
 use super::super::launch::Launch;
 use super::shape::{COMPUTE, Product, SLAB};
 use super::{BLOCK, FEW, KERNEL, ROWS, THREADS, known};
@@ -41,7 +41,7 @@ impl HipDevice {
 
     /// Whether `rows` rows go through the kernel for few.
     pub(in super::super) fn fits_fp8_few(&self, rows: usize, dtype: DType, w: &Packed) -> bool {
-        let few = (1..=MOST_ROWS).contains(&rows) && dtype == DType::BF16 && w.scales().is_some();
+        let few = (1..=MOST_ROWS).contains(&rows) && dtype == self.half() && w.scales().is_some();
         few && (self.streams(w.k()) || self.fp8_strips(rows, w.n(), w.k(), 1).is_some())
     }
 
@@ -123,7 +123,7 @@ impl HipDevice {
             expected: product.bytes((1, 1), prepared, 1),
         })?;
         let defines = [
-            ("OUT_F32", act_f32(KERNEL, y.dtype())?),
+            ("OUT_F32", self.act_f32(KERNEL, y.dtype())?),
             ("NORM", u32::from(around.norm.is_some())),
             ("GATED", u32::from(gated)),
             ("RESIDUAL", u32::from(around.add)),
@@ -177,7 +177,7 @@ impl HipDevice {
             return Err(DeviceError::Shape { kernel: KERNEL, what, got, expected: MOST_ROWS });
         };
         let defines = [
-            ("OUT_F32", act_f32(KERNEL, y.dtype())?),
+            ("OUT_F32", self.act_f32(KERNEL, y.dtype())?),
             ("NORM", u32::from(around.norm.is_some())),
             ("GATED", u32::from(around.silu_mul)),
             ("RESIDUAL", u32::from(around.add)),

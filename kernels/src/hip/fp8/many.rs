@@ -2,11 +2,12 @@
 //! matrix library where it knows such scales, else by `fp8_tile`.
 
 use super::super::blaslt::{Operands, Product, Scaling};
-use super::super::device::{HipDevice, act_f32};
+use super::super::device::HipDevice;
 use super::super::error::HipError;
+use super::super::half::data_type;
 use super::super::launch::Launch;
 use super::{BLOCK, KERNEL, ROWS, THREADS, TILE, known};
-use crate::{Around, DType, DeviceError, Mat, MatMut, Packed, Scales, Stream};
+use crate::{Around, DeviceError, Mat, MatMut, Packed, Scales, Stream};
 use hip_runtime_sys::DataType;
 
 /// Rows of x and of `W` in a tile, as `TILE` in fp8_tile.hip.
@@ -136,17 +137,13 @@ impl HipDevice {
             return Err(HipError::NoKernel { kernel: KERNEL }.into());
         };
         let whole = x.out.is_null();
-        let output = match y.dtype() {
-            DType::F32 => DataType::F32,
-            _ => DataType::BF16,
-        };
         let product = Product {
             m: x.padded,
             n: w.n(),
             k: w.k(),
             strides: (w.k(), if whole { y.stride() } else { w.n() }),
             input: DataType::E4M3,
-            output,
+            output: data_type(KERNEL, y.dtype())?,
             scaling,
             bias: bias.is_some(),
             aligned: true,
@@ -181,7 +178,8 @@ impl HipDevice {
         bias: Option<Mat<'_>>,
     ) -> Result<(), DeviceError> {
         let channels = scales.rows == 1;
-        let defines = [("OUT_F32", act_f32(KERNEL, y.dtype())?), ("CHANNELS", u32::from(channels))];
+        let defines =
+            [("OUT_F32", self.act_f32(KERNEL, y.dtype())?), ("CHANNELS", u32::from(channels))];
         let kernel = self.kernel(&TILE, "fp8_tile", &defines)?;
         let grid = (w.n().div_ceil(TILE_SIDE) as u32, x.rows.div_ceil(TILE_SIDE) as u32, 1);
         let y_stride = y.stride() as u32;

@@ -42,12 +42,12 @@ KERNEL(64) tile_loads(float* c, const half_t* a, const half_t* b) {
 EXPORT(tile_loads)
 
 #if DEV_GFX
-KERNEL(64) bf16_32x32x8(float* c, const half_t* a, const half_t* b) {
+KERNEL(64) half_32x32x8(float* c, const half_t* a, const half_t* b) {
     half_x4 fa, fb;
     f32x16 fc;
     product<Mfma32x32x8, 32, 8>(c, a, b, fa.v, fb.v, fc.v, [&] { mfma_32x32x8(fc, fa, fb); });
 }
-EXPORT(bf16_32x32x8)
+EXPORT(half_32x32x8)
 #endif
 
 #if DEV_GFX >= 0x942
@@ -67,19 +67,19 @@ EXPORT(fp8_32x32x16)
 #endif
 
 #if DEV_GFX >= 0x950
-KERNEL(64) bf16_16x16x32(float* c, const half_t* a, const half_t* b) {
+KERNEL(64) half_16x16x32(float* c, const half_t* a, const half_t* b) {
     half_x8 fa, fb;
     f32x4 fc;
     product<Mfma16x16x32, 16, 32>(c, a, b, fa.v, fb.v, fc.v, [&] { mfma_16x16x32(fc, fa, fb); });
 }
-EXPORT(bf16_16x16x32)
+EXPORT(half_16x16x32)
 
-KERNEL(64) bf16_32x32x16(float* c, const half_t* a, const half_t* b) {
+KERNEL(64) half_32x32x16(float* c, const half_t* a, const half_t* b) {
     half_x8 fa, fb;
     f32x16 fc;
     product<Mfma32x32x16, 32, 16>(c, a, b, fa.v, fb.v, fc.v, [&] { mfma_32x32x16(fc, fa, fb); });
 }
-EXPORT(bf16_32x32x16)
+EXPORT(half_32x32x16)
 #endif
 
 // Bits of every fp8 number as f32, and of n f32 as fp8.

@@ -1,0 +1,59 @@
+// dev/fp8_f16.h - IEEE binary16 as fp8 meets it on NVIDIA's matrix units: an fp8 number is exact in it, and one instruction
+// turns two. So is a bf16 number times a power of two that keeps it in range. Waves of 32 lanes.
+//
+//   mma_f16(c, a.., b..)  one m16n8k16: c (16x8) += a (16x16) * b (16x8); registers as in mma_half of dev/strip.h
+#pragma once
+#include "dev/strip.h"
+
+struct f16 { u16 bits; };
+
+#if DEV_NV && DEV_SM >= 890
+DEV void mma_f16(f32x4& c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+        : "+f"(c.v[0]), "+f"(c.v[1]), "+f"(c.v[2]), "+f"(c.v[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+#elif DEV_EMU && WAVE == 32
+DEV float f32(f16 x) { return f16_value(x.bits); }
+DEV void mma_f16(f32x4& c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1 DEV_SITE) {
+    const u32 a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
+    f16 as[8], bs[4];
+    for (u32 i = 0; i < 8; ++i) as[i].bits = (u16)(a[i / 2] >> (i % 2 * 16));
+    for (u32 i = 0; i < 4; ++i) bs[i].bits = (u16)(b[i / 2] >> (i % 2 * 16));
+    emu::tile_product<HalfLayout, 16, 8, 16>(c.v, as, bs DEV_AT);
+}
+#endif
+
+// The power of two that brings a row whose largest value is `peak` just below the end of f16's range, and its inverse.
+// Values 2^29 times smaller than the largest are still exact. Rows whose largest value lies between 2^-6 and 2^15 stay as
+// they are: what f16 leaves of their smallest values is off by 2^-25. Rows of f16 need none.
+struct RowFactor { float up, down; };
+DEV bool needs_factor(float peak) {
+#if HALF_F16
+    return false;
+#else
+    return !(peak < 32768.f && (peak >= 0.015625f || peak == 0.f));
+#endif
+}
+DEV RowFactor row_factor(float peak) {
+    if (!needs_factor(peak)) return RowFactor{1.f, 1.f};
+    u32 exponent = as_u32(peak) >> 23;
+    if (exponent < 15) exponent = 15;
+    return RowFactor{as_f32((268 - exponent) << 23), as_f32((exponent - 14) << 23)};
+}
+
+// Eight half_t times `up`, which is 1 where they are f16, as f16.
+DEV u32x4 scaled_f16(const half_x8& x, float up) {
+    const u32x4 w = bits_as<u32x4>(x);
+    u32x4 r;
+#if !HALF_F16 && ((DEV_NV && DEV_SM >= 890) || (DEV_EMU && WAVE == 32))
+    UNROLL for (u32 i = 0; i < 4; ++i) r.v[i] = pack_f16(low_half(w.v[i]) * up, high_half(w.v[i]) * up);
+#else
+    UNROLL for (u32 i = 0; i < 4; ++i) r.v[i] = w.v[i];
+#endif
+    return r;
+}
+DEV float peak_of(const half_x8& x, float peak) {
+    UNROLL for (u32 i = 0; i < 8; ++i) peak = fmax_(peak, fabs_(f32(x.v[i])));
+    return peak;
+}

@@ -1,0 +1,172 @@
+//! Devices that compute with f16: every kernel that has forms of its own for a 16-bit type, against the CPU in f32 from
+//! values that f16 holds.
+
+use kernels::hip::Half;
+use kernels::{DType, HostMat, Kernels, RowBounds, f16};
+
+use crate::fp8::Grid;
+use crate::latent::{LONG, SHORT};
+use crate::pair::{Pair, bytes_of, f16_pairs, pairs, tolerance};
+use crate::support::{S, devices_of};
+use crate::{attention, fp8, kv_fp8, latent, linear, linear_many, moe, moe_fp8, rope_attention};
+
+const F16: DType = DType::F16;
+
+/// Every value plus others of any size: what is between two values, too small or too large is rounded as one sum.
+#[test]
+fn sums_round_to_nearest_even() {
+    let all: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
+    for pair in &f16_pairs() {
+        let mut numbers = pair.numbers(1);
+        let mut others = vec![f16::ZERO; all.len()];
+        for _ in 0..3 {
+            let sums: Vec<f16> = all
+                .iter()
+                .zip(&others)
+                .map(|(a, b)| f16::from_f32(a.to_f32() + b.to_f32()))
+                .collect();
+            let (a, b) = (pair.put(&all, 64, 1024), pair.put(&others, 64, 1024));
+            let mut y = pair.poisoned(F16, 64, 1024);
+            pair.gpu.add(&S, y.gpu_mut(), a.gpu(), b.gpu()).unwrap();
+            for ((got, sum), (a, b)) in
+                pair.read_gpu::<f16>(&y).iter().zip(&sums).zip(all.iter().zip(&others))
+            {
+                let same = got.to_bits() == sum.to_bits() || (got.is_nan() && sum.is_nan());
+                assert!(same, "{a:e} + {b:e} is {got:e}, not {sum:e}");
+            }
+            others.fill_with(|| f16::from_bits(numbers.bits() as u16));
+        }
+    }
+}
+
+#[test]
+fn row_kernels_agree_with_the_cpu() {
+    for pair in &f16_pairs() {
+        for (rows, cols) in [(3, 1000), (2, 4096), (5, 33)] {
+            let mut numbers = pair.numbers(cols as u64);
+            let [x, delta] = [0; 2].map(|_| pair.random(&mut numbers, F16, rows, cols));
+            let norm = pair.random(&mut numbers, F16, 1, cols);
+            let mut stream = pair.random(&mut numbers, F16, rows, cols);
+            let mut y = pair.poisoned(F16, rows, cols);
+            pair.gpu.rms_norm(&S, y.gpu_mut(), x.gpu(), norm.gpu(), 1e-5).unwrap();
+            pair.cpu.rms_norm(&S, y.cpu_mut(), x.cpu(), norm.cpu(), 1e-5).unwrap();
+            pair.check("rms_norm", &y, tolerance(F16));
+            let (to, sum) = (y.gpu_mut(), stream.gpu_mut());
+            pair.gpu.add_rms_norm(&S, to, sum, delta.gpu(), norm.gpu(), 1e-5).unwrap();
+            let (to, sum) = (y.cpu_mut(), stream.cpu_mut());
+            pair.cpu.add_rms_norm(&S, to, sum, delta.cpu(), norm.cpu(), 1e-5).unwrap();
+            pair.check("add_rms_norm", &y, tolerance(F16));
+            pair.check("its sum", &stream, tolerance(F16));
+            let both = pair.random(&mut numbers, F16, rows, 2 * cols);
+            pair.gpu.silu_mul(&S, y.gpu_mut(), both.gpu()).unwrap();
+            pair.cpu.silu_mul(&S, y.cpu_mut(), both.cpu()).unwrap();
+            pair.check("silu_mul", &y, tolerance(F16));
+        }
+    }
+}
+
+#[test]
+fn products_agree_with_the_cpu() {
+    let router = [F16, DType::F32, DType::F32];
+    for pair in &f16_pairs() {
+        for (shape, types) in [
+            ((3, 100, 1032), [F16; 3]),
+            ((9, 40, 2592), [F16, F16, DType::F32]),
+            ((17, 130, 40), [F16; 3]),
+            ((100, 72, 96), [F16, F16, DType::F32]),
+            ((6, 30, 34), [F16; 3]),
+            ((6, 30, 34), router),
+        ] {
+            linear::check_product(pair, shape, types, shape.0 != 17);
+        }
+        linear::check_neighbours(pair, 72, 264, &[1, 16]);
+        if linear::streams(pair) {
+            linear::check_product(pair, (64, 80, 1152), [F16; 3], false);
+            linear::check_neighbours(pair, 48, 512, &[17]);
+        }
+        if linear_many::has_kernel(pair) {
+            linear_many::check(pair, 64);
+        }
+    }
+}
+
+#[test]
+fn attention_agrees_with_the_cpu() {
+    for pair in &f16_pairs() {
+        attention::check(pair, (4, 2, 128, 16), F16, &[(1, 1), (1, 129), (1, 300)]);
+        attention::check(pair, (8, 1, 64, 32), F16, &[(1, 33), (1, 128)]);
+        attention::check(pair, (8, 2, 128, 16), F16, &[(37, 37), (5, 100), (2, 16)]);
+        attention::check(pair, (4, 2, 48, 6), F16, &[(1, 9), (7, 20)]);
+        for decode in [true, false] {
+            kv_fp8::check(pair, (4, 2, 128, 16), F16, decode);
+        }
+    }
+    for device in devices_of(Half::F16).iter().filter(|device| device.wave() == 32) {
+        rope_attention::check::<f16>(device, (4, 2, 128, 16), &[1, 16, 0, 257], true);
+        rope_attention::check::<f16>(device, (2, 1, 64, 16), &[RowBounds::SHORT], true);
+    }
+}
+
+#[test]
+fn latents_agree_with_the_cpu() {
+    for pair in &f16_pairs() {
+        latent::check(pair, [2, 96, 16, 24, 40, 16], (SHORT, 2), F16);
+        latent::check(pair, [17, 128, 32, 32, 48, 32], (LONG, 4), F16);
+    }
+}
+
+#[test]
+fn experts_agree_with_the_cpu() {
+    for pair in &f16_pairs() {
+        moe::check(pair, (136, 72, 4, 3), F16, 10); // Few.
+        moe::check(pair, (72, 40, 3, 2), F16, 50); // Tiles of 64.
+        moe::check(pair, (36, 20, 5, 2), F16, 7); // No wide loads.
+        // Streamed where there is a copy engine.
+        moe::check(pair, (192, 64, 40, 4), F16, 9);
+        moe::check(pair, (128, 192, 20, 8), F16, 9);
+        moe::check(pair, (128, 192, 20, 8), F16, 20);
+        moe::check(pair, (64, 64, 3, 2), F16, 150);
+        moe_fp8::check_few(pair, (192, 64, 5, 3), 10);
+        moe_fp8::check_many::<f16>(pair, (192, 128, 3, 2), 30);
+    }
+}
+
+#[test]
+fn products_with_fp8_weights_agree_with_the_cpu() {
+    for pair in &f16_pairs() {
+        fp8::check_neighbours(pair, 3, (112, 192), Grid::Blocks);
+        fp8::check_neighbours(pair, 16, (16, 1024), Grid::Channels);
+        fp8::check_many::<f16>(pair, 17, (48, 64), Grid::Channels);
+        fp8::check_many::<f16>(pair, 70, (80, 320), Grid::Blocks);
+    }
+}
+
+/// A kernel of one 16-bit type would read the other's bits as its own.
+#[test]
+fn the_other_type_is_refused() {
+    let refuses = |pair: &Pair, other: DType| {
+        let x = pair.zeros(other, 2, 64);
+        let mut y = pair.zeros(other, 2, 64);
+        let bytes = bytes_of(&[0f32; 64 * 64]);
+        let parts = [HostMat::new(&bytes, DType::F32, 64, 64).unwrap()];
+        let f32_w = pair.gpu.pack(&parts, DType::F32).unwrap();
+        let own_w = pair.gpu.pack(&parts, pair.gpu.half()).unwrap();
+        let errors = [
+            pair.gpu.pack(&parts, other).err(),
+            pair.gpu.add(&S, y.gpu_mut(), x.gpu(), x.gpu()).err(),
+            pair.gpu.rms_norm(&S, y.gpu_mut(), x.gpu(), x.gpu().rows_from(0, 1), 1e-5).err(),
+            pair.gpu.linear(&S, y.gpu_mut(), x.gpu(), &f32_w, None).err(),
+            pair.gpu.linear(&S, y.gpu_mut(), x.gpu(), &own_w, None).err(),
+        ];
+        for error in errors {
+            let error = error.expect("refused").to_string();
+            assert!(error.contains(&format!("{other:?}")), "{error}");
+        }
+    };
+    for pair in &pairs() {
+        refuses(pair, F16);
+    }
+    for pair in &f16_pairs() {
+        refuses(pair, DType::BF16);
+    }
+}
