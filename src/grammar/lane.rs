@@ -1,6 +1,6 @@
 //! One of the threads on which grammars are compiled, with the process that it tries them in.
 
-use super::compile::{Compiled, Findings, GrammarError, check};
+use super::compile::{Compiled, Compiler, Findings, GrammarError, check};
 use super::constraint::Constraint;
 use super::limits::COMPILE_STACK_BYTES;
 use super::pool::{Desk, Job, Tools};
@@ -46,12 +46,12 @@ impl Lane {
         self.renew();
     }
 
-    fn compile(&mut self, constraint: &Constraint) -> Result<Compiled, GrammarError> {
+    fn compile(&mut self, constraint: &Arc<Constraint>) -> Result<Compiled, GrammarError> {
         let desk = Arc::clone(&self.desk);
         let tools = desk.tools()?;
-        aside(|| check(constraint))?;
+        check(constraint)?;
         let findings = self.try_out(tools, constraint)?;
-        aside(|| tools.compiler.compile(constraint, findings))
+        compile_aside(&tools.compiler, constraint, findings)
     }
 
     /// Tries a grammar in the lane's process, and in another one if that ends: the system ends these processes first
@@ -59,7 +59,7 @@ impl Lane {
     fn try_out(
         &mut self,
         tools: &Tools,
-        constraint: &Constraint,
+        constraint: &Arc<Constraint>,
     ) -> Result<Findings, GrammarError> {
         match self.try_once(tools, constraint) {
             Err(GrammarError::Fatal { .. }) => self.try_once(tools, constraint),
@@ -70,14 +70,14 @@ impl Lane {
     fn try_once(
         &mut self,
         tools: &Tools,
-        constraint: &Constraint,
+        constraint: &Arc<Constraint>,
     ) -> Result<Findings, GrammarError> {
         self.process.take_if(|process| !process.is_alive());
         let process = match &mut self.process {
             Some(process) => process,
             none => none.insert(start(&self.program, tools, false)?),
         };
-        aside(|| process.ask(constraint))?
+        process.ask(constraint)?
     }
 
     /// Puts another process in the place of one that was killed: the next grammar need not wait for it, and whoever
@@ -93,14 +93,15 @@ impl Lane {
     }
 }
 
-/// Does what a grammar makes costly on a thread of little priority. The lane itself has none to spare: what it starts
-/// inherits it.
-fn aside<T: Send>(
-    work: impl FnOnce() -> Result<T, GrammarError> + Send,
-) -> Result<T, GrammarError> {
+/// Compiles on a thread of little priority. The lane itself has none to spare: what it starts inherits it.
+fn compile_aside(
+    compiler: &Compiler,
+    constraint: &Constraint,
+    findings: Findings,
+) -> Result<Compiled, GrammarError> {
     let work = || {
         yield_to_others();
-        work()
+        compiler.compile(constraint, findings)
     };
     thread::scope(|scope| {
         let named = thread::Builder::new().name("grammar-compile".to_owned());

@@ -26,7 +26,7 @@ pub struct Grammars {
 
 /// A grammar that somebody waits for.
 pub(super) struct Job {
-    pub(super) constraint: Constraint,
+    pub(super) constraint: Arc<Constraint>,
     /// What it is kept under.
     pub(super) key: String,
     pub(super) reply: Reply,
@@ -93,7 +93,8 @@ impl Grammars {
         if let Some(known) = self.desk.known(&key) {
             return reply(Ok(known));
         }
-        self.desk.add(Job { constraint, key, reply: Box::new(reply), arrived: Instant::now() });
+        let (constraint, reply) = (Arc::new(constraint), Box::new(reply));
+        self.desk.add(Job { constraint, key, reply, arrived: Instant::now() });
     }
 
     /// What grammars took.

@@ -1,16 +1,15 @@
 //! The child's end: tries what it is sent until the server is gone.
 
 use super::message::{EPOCH, FromTrial, ToTrial, Words};
-use crate::grammar::compile::{Compiler, Findings, GrammarError};
-use crate::grammar::constraint::Constraint;
+use super::watch::{Desk, Trial, watch};
+use crate::grammar::compile::Compiler;
 use crate::grammar::limits::{TRIAL_BYTES, TRIAL_STACK_BYTES};
 use crate::grammar::vocabulary::Vocabulary;
-use crate::grammar::{lock, yield_to_others};
-use protocol::link::{FrameReader, FrameWriter, LinkError, Sending, Socket};
+use crate::grammar::yield_to_others;
+use protocol::link::{FrameReader, FrameWriter, LinkError, Socket};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::{fs, io, process, thread};
 use thread_priority::{
     NormalThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy,
@@ -66,111 +65,48 @@ fn address_space() -> io::Result<u64> {
 fn answer(stream: Socket) -> Result<(), LinkError> {
     let failed = |error: io::Error| LinkError::Io(error.kind());
     let to = FrameWriter::new(stream.try_clone().map_err(failed)?, EPOCH);
-    let desk = Arc::new(Desk(Mutex::new(Outbox { to, next: 0 })));
+    let desk = Arc::new(Desk::new(to));
     let mut from = FrameReader::<_, ToTrial>::new(stream, EPOCH);
-    let mut idler = None;
-    let mut asked = None;
-    for number in 0.. {
-        let Some(message) = from.receive()? else { break };
-        match (message, &idler) {
+    let mut compiler = None;
+    while let Some(message) = from.receive()? {
+        match (message, &compiler) {
             (ToTrial::Yield, _) => yield_to_others(),
             (ToTrial::Vocabulary(words), _) => {
                 // The server has found the same compiler usable: else it is no server.
-                let compiler = Compiler::new(vocabulary(words)).map_err(|_| LinkError::Closed)?;
-                idler = Some(Idler::start(compiler, &desk).map_err(failed)?);
-                yield_to_others(); // What comes next is not the server's own.
+                let made = Compiler::new(vocabulary(words)).map_err(|_| LinkError::Closed)?;
+                let made = compiler.insert(Arc::new(made));
+                start_watch(made, &desk).map_err(failed)?;
+                idle(); // What comes next is not the server's own.
                 desk.send(FromTrial::Ready)?;
             }
-            (ToTrial::Constraint(constraint), Some(idler)) => {
-                let trial = Arc::new(Trial { number, constraint });
-                let _ = idler.queue.send(Arc::clone(&trial)); // Fails only where the process ends.
-                asked = Some(trial);
+            (ToTrial::Constraint(constraint), Some(compiler)) => {
+                let trial = Arc::new(Trial::begun(constraint));
+                desk.begin(&trial);
+                desk.tell(&trial, compiler.try_out(&trial.constraint))?;
             }
-            (ToTrial::Hurry, Some(idler)) => {
-                if let Some(trial) = asked.take().filter(|trial| desk.waits_for(trial)) {
-                    desk.tell(&trial, idler.compiler.try_out(&trial.constraint))?;
-                }
-            }
-            (ToTrial::Constraint(_) | ToTrial::Hurry, None) => return Err(LinkError::Closed),
+            (ToTrial::Constraint(_), None) => return Err(LinkError::Closed),
         }
     }
     Ok(())
 }
 
-/// A grammar that the server waits for.
-struct Trial {
-    /// Later ones have higher numbers.
-    number: u64,
-    constraint: Constraint,
+/// Starts the thread that tries what this one gets no processor for.
+fn start_watch(compiler: &Arc<Compiler>, desk: &Arc<Desk<Socket>>) -> io::Result<()> {
+    let (compiler, desk) = (Arc::clone(compiler), Arc::clone(desk));
+    let work = move || {
+        yield_to_others();
+        watch(&desk, |trial| compiler.try_out(&trial.constraint))
+    };
+    let named = thread::Builder::new().name("grammar-watch".to_owned());
+    named.stack_size(TRIAL_STACK_BYTES).spawn(|| {
+        // Nobody joins it, and the server would wait for a verdict.
+        let _ = catch_unwind(AssertUnwindSafe(work));
+        process::exit(1);
+    })?;
+    Ok(())
 }
 
-/// Where verdicts are handed in.
-struct Desk(Mutex<Outbox>);
-
-struct Outbox {
-    to: FrameWriter<Socket, FromTrial>,
-    /// Least number of a grammar without a verdict.
-    next: u64,
-}
-
-impl Desk {
-    fn send(&self, message: FromTrial) -> Result<(), LinkError> {
-        lock(&self.0).to.send(message)
-    }
-
-    fn waits_for(&self, trial: &Trial) -> bool {
-        trial.number >= lock(&self.0).next
-    }
-
-    /// Tells the verdict of a grammar, unless it has one.
-    fn tell(
-        &self,
-        trial: &Trial,
-        verdict: Result<Findings, GrammarError>,
-    ) -> Result<(), LinkError> {
-        let mut outbox = lock(&self.0);
-        if trial.number < outbox.next {
-            return Ok(());
-        }
-        outbox.next = trial.number + 1;
-        outbox.to.send(FromTrial::Verdict(verdict))
-    }
-}
-
-/// A thread that tries grammars where nobody else needs its processor. A thread may come to that and not back: where
-/// others leave nothing, the one that listens to the server tries the grammar too.
-struct Idler {
-    compiler: Arc<Compiler>,
-    queue: Sender<Arc<Trial>>,
-}
-
-impl Idler {
-    /// Errors: the system gives no thread.
-    fn start(compiler: Compiler, desk: &Arc<Desk>) -> io::Result<Self> {
-        let compiler = Arc::new(compiler);
-        let (queue, trials) = mpsc::channel::<Arc<Trial>>();
-        let work = {
-            let (compiler, desk) = (Arc::clone(&compiler), Arc::clone(desk));
-            move || {
-                idle();
-                for trial in trials {
-                    desk.tell(&trial, compiler.try_out(&trial.constraint))?;
-                }
-                Ok::<(), LinkError>(())
-            }
-        };
-        let named = thread::Builder::new().name("grammar-idle".to_owned());
-        named.stack_size(TRIAL_STACK_BYTES).spawn(|| {
-            // Nobody joins it, and the other thread listens: a process that can try nothing has to end.
-            if !matches!(catch_unwind(AssertUnwindSafe(work)), Ok(Ok(()))) {
-                process::exit(1);
-            }
-        })?;
-        Ok(Self { compiler, queue })
-    }
-}
-
-/// Lets everybody else go before this thread.
+/// Lets everybody else go before this thread, for good: the system does not give back to anybody what this gives up.
 fn idle() {
     let policy = ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Idle);
     let idle = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, policy);
@@ -183,59 +119,4 @@ fn idle() {
 fn vocabulary(words: Words) -> Vocabulary {
     let Words { tokens, special, ends } = words;
     Vocabulary { tokens, special, ends, encode: Arc::new(|_| None) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::grammar::Form;
-    use protocol::link::Receiving;
-    use std::os::unix::net::UnixStream;
-    use std::time::Duration;
-
-    const WAIT: Duration = Duration::from_mins(1);
-
-    /// What a server has of a child.
-    struct Server {
-        to: FrameWriter<UnixStream, ToTrial>,
-        from: FrameReader<UnixStream, FromTrial>,
-    }
-
-    impl Server {
-        fn hear(&mut self) -> FromTrial {
-            self.from.recv(WAIT).unwrap().expect("an answer in time")
-        }
-
-        fn ask(&mut self, regex: &str) {
-            let constraint = Constraint::new(Form::Regex(regex.to_owned()), "regex");
-            self.to.send(ToTrial::Constraint(constraint)).unwrap();
-        }
-    }
-
-    #[test]
-    fn a_hurried_grammar_has_one_verdict() {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let child = thread::spawn(|| answer(Socket::Unix(theirs)));
-        let mut server = Server {
-            to: FrameWriter::new(ours.try_clone().unwrap(), EPOCH),
-            from: FrameReader::new(ours, EPOCH),
-        };
-        let tokens = (0..=255).map(|byte| vec![byte]).chain([b"<|end|>".to_vec()]).collect();
-        let words = Words { tokens, special: vec![256], ends: vec![256] };
-        server.to.send(ToTrial::Vocabulary(words)).unwrap();
-        assert_eq!(server.hear(), FromTrial::Ready);
-        // Right and wrong ones in turn: a verdict too many would be taken for that of the next one.
-        for round in 0..50 {
-            let (right, wrong) = (format!("[a-z]{{1,40}}{round}"), format!("{round}(a"));
-            for (regex, fits) in [(right, true), (wrong, false)] {
-                server.ask(&regex);
-                server.to.send(ToTrial::Hurry).unwrap();
-                let verdict = server.hear();
-                let FromTrial::Verdict(verdict) = verdict else { panic!("{verdict:?}") };
-                assert_eq!(verdict.is_ok(), fits, "{regex}: {verdict:?}");
-            }
-        }
-        drop(server);
-        assert_eq!(child.join().unwrap(), Err(LinkError::Closed));
-    }
 }

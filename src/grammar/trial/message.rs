@@ -8,6 +8,7 @@ use protocol::frame::{self, FrameError};
 use protocol::{Epoch, Token};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// A process that is lost takes its link with it: there is one generation.
 pub(super) const EPOCH: Epoch = Epoch(1);
@@ -19,14 +20,12 @@ const FROM_TRIAL: u16 = 66;
 /// To the process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) enum ToTrial {
-    /// May come before everything: be of little priority from now on, not only behind the vocabulary.
+    /// May come before everything: be of little priority while you learn the vocabulary.
     Yield,
     /// Comes first, once.
     Vocabulary(Words),
     /// A grammar to try.
-    Constraint(Constraint),
-    /// Others leave too little of the processor to the last grammar: take a share of it.
-    Hurry,
+    Constraint(Arc<Constraint>),
 }
 
 /// A vocabulary without its tokenizer.
@@ -138,7 +137,9 @@ mod tests {
         ] {
             let sent = Constraint::new(form, "structured_outputs.json");
             for sent in [sent.clone(), sent.after("</think>")] {
-                let ToTrial::Constraint(got) = through(&ToTrial::Constraint(sent.clone())) else {
+                let sent = Arc::new(sent);
+                let ToTrial::Constraint(got) = through(&ToTrial::Constraint(Arc::clone(&sent)))
+                else {
                     panic!("another message")
                 };
                 assert_eq!(got, sent);

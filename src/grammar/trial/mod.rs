@@ -14,6 +14,7 @@
 mod child;
 mod message;
 mod process;
+mod watch;
 
 pub use child::serve;
 pub(super) use message::vocabulary_frame;

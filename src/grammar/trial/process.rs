@@ -14,6 +14,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What tries grammars: this build, told to.
@@ -80,9 +81,9 @@ impl TrialProcess {
     /// Errors: it is not done in time, or ended. It has been killed then and is of no more use.
     pub(in crate::grammar) fn ask(
         &mut self,
-        constraint: &Constraint,
+        constraint: &Arc<Constraint>,
     ) -> Result<Result<Findings, GrammarError>, GrammarError> {
-        let told = self.to.send(ToTrial::Constraint(constraint.clone()));
+        let told = self.to.send(ToTrial::Constraint(Arc::clone(constraint)));
         match told.and_then(|()| self.hear()) {
             Ok(Some(FromTrial::Verdict(verdict))) => Ok(verdict),
             Ok(None) | Err(LinkError::Io(io::ErrorKind::WouldBlock)) => {
@@ -98,18 +99,18 @@ impl TrialProcess {
     fn hear(&mut self) -> Result<Option<FromTrial>, LinkError> {
         const SLICE: Duration = Duration::from_millis(50);
         let (since, spent) = (Instant::now(), self.processor_time());
-        let mut heard = self.from.recv(COMPILE_TIME)?;
-        let had_its_chance = |process: &Self| {
-            let spent = process.processor_time().saturating_sub(spent);
-            spent >= TRIAL_CPU_LEAST || since.elapsed() >= TRIAL_TIME_MAX
-        };
-        if heard.is_none() && !had_its_chance(self) {
-            self.to.send(ToTrial::Hurry)?;
+        let mut wait = COMPILE_TIME;
+        loop {
+            let heard = self.from.recv(wait)?;
+            let had_its_chance = || {
+                let spent = self.processor_time().saturating_sub(spent);
+                spent >= TRIAL_CPU_LEAST || since.elapsed() >= TRIAL_TIME_MAX
+            };
+            if heard.is_some() || had_its_chance() {
+                return Ok(heard);
+            }
+            wait = SLICE;
         }
-        while heard.is_none() && !had_its_chance(self) {
-            heard = self.from.recv(SLICE)?;
-        }
-        Ok(heard)
     }
 
     /// Processor time of all its threads, to ten milliseconds; nothing if it has ended.

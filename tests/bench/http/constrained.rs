@@ -1,6 +1,7 @@
 //! What a costly grammar costs its neighbours: the steps of 64 plain streams alone, beside four clients whose
-//! requests, one after the other, follow it, and beside four whose grammars are refused, each another one, since those
-//! seen before are refused from memory. All in turn, several times: what the machine does beside them falls on all.
+//! requests, one after the other, follow it, and beside four whose grammars are refused, each another one; and beside
+//! as many of the same requests that are refused before their grammar is looked at. All in turn, several times: what
+//! the machine does beside them falls on all.
 //!
 //! Time of a step is what the server itself keeps of it: scheduling, hand-over and the way to the answer.
 
@@ -12,7 +13,7 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -24,32 +25,45 @@ const ROUNDS: usize = 5;
 /// What four clients ask for beside the plain streams.
 #[derive(Clone)]
 struct Beside {
-    name: &'static str,
+    name: String,
     /// The body of a request up to where its number stands, and from there on: writing it costs a client nothing.
-    body: Arc<[String; 2]>,
+    body: [String; 2],
     /// Whether each request has another grammar.
     numbered: bool,
     /// The status of every answer.
     status: &'static str,
+    /// From a client's request to its next one; `None`: the next one follows the answer.
+    every: Option<Duration>,
 }
 
 impl Beside {
     /// Requests whose grammar is followed.
-    fn followed(name: &'static str, grammar: &Value) -> Self {
-        let body = Arc::new([body(grammar), String::new()]);
-        Self { name, body, numbered: false, status: "200" }
+    fn followed(name: &str, grammar: &Value) -> Self {
+        let body = [body(grammar), String::new()];
+        Self { name: name.to_owned(), body, numbered: false, status: "200", every: None }
     }
 
     /// Requests whose grammar, with a number in it where `NUMBER` stands, is refused.
-    fn refused(name: &'static str, grammar: &Value) -> Self {
+    fn refused(name: &str, grammar: &Value) -> Self {
         let body = body(grammar);
         let (before, behind) = body.split_once(NUMBER).unwrap();
-        let body = Arc::new([before.to_owned(), behind.to_owned()]);
-        Self { name, body, numbered: true, status: "400" }
+        let body = [before.to_owned(), behind.to_owned()];
+        Self { name: name.to_owned(), body, numbered: true, status: "400", every: None }
+    }
+
+    /// As many of the same requests, refused as they are read, for a field that no server knows: what they cost
+    /// without what their grammars cost.
+    fn unread(&self, answers_per_s: f64) -> Self {
+        let [before, behind] = &self.body;
+        let field = "\"structured_outputs\":{";
+        let before = before.replace(field, &format!("{field}\"unknown\":true,"));
+        let every = Duration::from_secs_f64(CONSTRAINED as f64 / answers_per_s);
+        let name = format!("{}, unread", self.name);
+        Self { name, body: [before, behind.clone()], every: Some(every), ..self.clone() }
     }
 
     fn body(&self, n: usize) -> String {
-        let [before, behind] = &*self.body;
+        let [before, behind] = &self.body;
         if self.numbered { format!("{before}{n}{behind}") } else { before.clone() }
     }
 }
@@ -89,23 +103,44 @@ fn besides() -> Vec<Beside> {
 #[ignore = "a measurement; run it alone"]
 fn costly_grammars() {
     println!("{STREAMS} streams, steps of {} ms on the device, {ROUNDS} rounds", STEP.as_millis());
-    println!("| round | beside | steps | p50 | p99 | p99 against nobody | masks late | answers |");
+    println!(
+        "| round | beside | steps | p50 | p99 | p99 against nobody | masks late | answers/s |"
+    );
     println!("|--:|---|--:|--:|--:|--:|--:|--:|");
     let besides = besides();
-    let mut ratios = vec![Vec::new(); besides.len()];
+    let mut changes = vec![Vec::new(); besides.len()];
     for round in 0..ROUNDS {
-        let quiet = measure(round, None, None);
-        for (beside, ratios) in besides.iter().zip(&mut ratios) {
-            ratios.push(measure(round, Some(beside), Some(quiet)) / quiet);
+        let quiet = measure(round, None, None).p99;
+        for (beside, changes) in besides.iter().zip(&mut changes) {
+            let with = measure(round, Some(beside), Some(quiet));
+            let without = if beside.status == "400" {
+                measure(round, Some(&beside.unread(with.answers_per_s)), Some(quiet)).p99
+            } else {
+                quiet
+            };
+            changes.push([with.p99 / quiet, with.p99 / without]);
         }
     }
-    for (Beside { name, .. }, ratios) in besides.iter().zip(ratios) {
-        println!("{name}: median change of a round {:+.1} %", (median(ratios) - 1.0) * 100.0);
+    for (Beside { name, status, .. }, changes) in besides.iter().zip(changes) {
+        let [quiet, without] = [0, 1].map(|which| {
+            let ratios = changes.iter().map(|ratios| ratios[which]).collect();
+            (median(ratios) - 1.0) * 100.0
+        });
+        println!("{name}: median change of a round {quiet:+.1} % against nobody");
+        if *status == "400" {
+            println!("  and {without:+.1} % against the same requests, unread");
+        }
     }
 }
 
-/// The 99th percentile of the steps of the plain streams, in milliseconds.
-fn measure(round: usize, beside: Option<&Beside>, quiet: Option<f64>) -> f64 {
+/// The plain streams' steps, and the others' answers.
+struct Measured {
+    /// The 99th percentile of the steps, in milliseconds.
+    p99: f64,
+    answers_per_s: f64,
+}
+
+fn measure(round: usize, beside: Option<&Beside>, quiet: Option<f64>) -> Measured {
     let wait = Duration::from_mins(5);
     let setup = Setup {
         alphabet: Alphabet::Ascii,
@@ -116,7 +151,7 @@ fn measure(round: usize, beside: Option<&Beside>, quiet: Option<f64>) -> f64 {
     };
     let server = Server::start(&setup);
     let (address, done) = (server.address, Arc::new(AtomicBool::new(false)));
-    let answered = Arc::new(AtomicUsize::new(0));
+    let (answered, since) = (Arc::new(AtomicUsize::new(0)), Instant::now());
     let clients = {
         let (done, beside) = (Arc::clone(&done), beside.cloned());
         let answered = Arc::clone(&answered);
@@ -143,16 +178,16 @@ fn measure(round: usize, beside: Option<&Beside>, quiet: Option<f64>) -> f64 {
     }
     std::thread::sleep(Duration::from_secs(1)); // Everybody decodes.
     let (steps, p50, p99) = spread(steps(&server));
-    let answered = answered.load(Ordering::Relaxed);
+    let answers_per_s = answered.load(Ordering::Relaxed) as f64 / since.elapsed().as_secs_f64();
     let late = server.app.serving().unwrap().metrics.grammar.masks_late.load(Ordering::Relaxed);
     done.store(true, Ordering::Relaxed);
     clients.join().unwrap();
     let change = (p99 / quiet.unwrap_or(p99) - 1.0) * 100.0;
-    let beside = beside.map_or("nobody", |beside| beside.name);
+    let beside = beside.map_or("nobody", |beside| beside.name.as_str());
     println!(
-        "| {round} | {beside} | {steps} | {p50:.3} ms | {p99:.3} ms | {change:+.1} % | {late} | {answered} |"
+        "| {round} | {beside} | {steps} | {p50:.3} ms | {p99:.3} ms | {change:+.1} % | {late} | {answers_per_s:.0} |"
     );
-    p99
+    Measured { p99, answers_per_s }
 }
 
 /// One constrained request after the other, each answered with the status that is expected.
@@ -163,7 +198,11 @@ async fn follow(
     round: usize,
     answered: Arc<AtomicUsize>,
 ) {
+    let mut turn = beside.every.map(tokio::time::interval);
     for n in 0.. {
+        if let Some(turn) = &mut turn {
+            turn.tick().await;
+        }
         let body = beside.body((round * CONSTRAINED + client) * 10_000 + n);
         let head = format!(
             "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
