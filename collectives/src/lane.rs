@@ -1,6 +1,6 @@
 //! Elements in shared words.
 
-use kernels::{DType, Element, MatMut, bf16};
+use kernels::{DType, Element, MatMut, bf16, f16};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -62,27 +62,6 @@ impl Lane for i32 {
     }
 }
 
-impl Lane for bf16 {
-    const EACH: usize = 2;
-    const BLANK: Self = Self::ZERO;
-
-    fn put(row: &[Self], words: &[AtomicU32]) {
-        for (pair, word) in row.chunks(2).zip(words) {
-            let high = pair.get(1).map_or(0, |x| u32::from(x.to_bits()));
-            word.store(high << 16 | u32::from(pair[0].to_bits()), Relaxed);
-        }
-    }
-
-    fn take(words: &[AtomicU32], row: &mut [Self]) {
-        for (pair, word) in row.chunks_mut(2).zip(words) {
-            let word = word.load(Relaxed);
-            for (i, x) in pair.iter_mut().enumerate() {
-                *x = Self::from_bits((word >> (16 * i)) as u16);
-            }
-        }
-    }
-}
-
 impl Summand for f32 {
     fn add_row(sum: &mut [f32], row: &[Self]) {
         sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
@@ -99,24 +78,51 @@ impl Summand for f32 {
     }
 }
 
-impl Summand for bf16 {
-    fn add_row(sum: &mut [f32], row: &[Self]) {
-        sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x.to_f32());
-    }
+/// Types of two bytes, two of which lie in a word, the first in its lower half.
+macro_rules! halves {
+    ($($half:ty),*) => {$(
+        impl Lane for $half {
+            const EACH: usize = 2;
+            const BLANK: Self = Self::ZERO;
 
-    fn add_words(sum: &mut [f32], words: &[AtomicU32]) {
-        for (pair, word) in sum.chunks_mut(2).zip(words) {
-            let word = word.load(Relaxed);
-            for (i, sum) in pair.iter_mut().enumerate() {
-                *sum += Self::from_bits((word >> (16 * i)) as u16).to_f32();
+            fn put(row: &[Self], words: &[AtomicU32]) {
+                for (pair, word) in row.chunks(2).zip(words) {
+                    let high = pair.get(1).map_or(0, |x| u32::from(x.to_bits()));
+                    word.store(high << 16 | u32::from(pair[0].to_bits()), Relaxed);
+                }
+            }
+
+            fn take(words: &[AtomicU32], row: &mut [Self]) {
+                for (pair, word) in row.chunks_mut(2).zip(words) {
+                    let word = word.load(Relaxed);
+                    for (i, x) in pair.iter_mut().enumerate() {
+                        *x = Self::from_bits((word >> (16 * i)) as u16);
+                    }
+                }
             }
         }
-    }
 
-    fn store(sum: &[f32], row: &mut [Self]) {
-        row.iter_mut().zip(sum).for_each(|(x, sum)| *x = Self::from_f32(*sum));
-    }
+        impl Summand for $half {
+            fn add_row(sum: &mut [f32], row: &[Self]) {
+                sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x.to_f32());
+            }
+
+            fn add_words(sum: &mut [f32], words: &[AtomicU32]) {
+                for (pair, word) in sum.chunks_mut(2).zip(words) {
+                    let word = word.load(Relaxed);
+                    for (i, sum) in pair.iter_mut().enumerate() {
+                        *sum += Self::from_bits((word >> (16 * i)) as u16).to_f32();
+                    }
+                }
+            }
+
+            fn store(sum: &[f32], row: &mut [Self]) {
+                row.iter_mut().zip(sum).for_each(|(x, sum)| *x = Self::from_f32(*sum));
+            }
+        }
+    )*};
 }
+halves!(bf16, f16);
 
 /// The part of a matrix that fits into a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -159,7 +165,7 @@ pub(crate) fn part<'a, T: Lane>(x: &'a mut MatMut<'_>, row: usize, piece: &Piece
 
 /// What is refused, by type.
 pub(crate) fn is_summed(dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::BF16)
+    matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::layout::{Flag, Place, SLOT_WORDS};
 use crate::waiting::{Waiting, give_up};
 use crate::watch::Health;
 use crate::{Call, CallState, Collective, CollectiveError, Operation, RowCounts};
-use kernels::{DType, Mat, MatMut, SharedMemory, Stream, bf16};
+use kernels::{DType, Mat, MatMut, SharedMemory, Stream, bf16, f16};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -248,6 +248,7 @@ impl Collective for SharedGroup {
         let what = (dtype, x.rows(), x.cols());
         self.call(Operation::AllReduce, what, |call| match dtype {
             DType::BF16 => self.sum::<bf16>(call, x),
+            DType::F16 => self.sum::<f16>(call, x),
             _ => self.sum::<f32>(call, x),
         })
     }
@@ -263,6 +264,7 @@ impl Collective for SharedGroup {
         self.call(Operation::AllGather, what, |call| match dtype {
             DType::F32 => self.gather::<f32>(call, own, &mut all),
             DType::BF16 => self.gather::<bf16>(call, own, &mut all),
+            DType::F16 => self.gather::<f16>(call, own, &mut all),
             DType::I32 => self.gather::<i32>(call, own, &mut all),
             dtype => Err(CollectiveError::Dtype { collective: "all_gather", dtype }),
         })
@@ -279,6 +281,7 @@ impl Collective for SharedGroup {
         self.call(Operation::AllGatherRows, what, |call| match dtype {
             DType::F32 => self.gather_rows::<f32>(call, own, &mut all),
             DType::BF16 => self.gather_rows::<bf16>(call, own, &mut all),
+            DType::F16 => self.gather_rows::<f16>(call, own, &mut all),
             DType::I32 => self.gather_rows::<i32>(call, own, &mut all),
             dtype => Err(CollectiveError::Dtype { collective: "all_gather_rows", dtype }),
         })
@@ -297,6 +300,7 @@ impl Collective for SharedGroup {
         let what = (dtype, x.rows(), x.cols());
         self.call(Operation::ReduceScatter, what, |call| match dtype {
             DType::BF16 => self.scatter::<bf16>(call, x, own),
+            DType::F16 => self.scatter::<f16>(call, x, own),
             _ => self.scatter::<f32>(call, x, own),
         })
     }
@@ -322,6 +326,7 @@ impl Collective for SharedGroup {
         self.call(Operation::AllToAll, (dtype, counts.crossing(), x.cols()), |call| match dtype {
             DType::F32 => self.exchange::<f32>(call, x, &mut y, counts),
             DType::BF16 => self.exchange::<bf16>(call, x, &mut y, counts),
+            DType::F16 => self.exchange::<f16>(call, x, &mut y, counts),
             DType::I32 => self.exchange::<i32>(call, x, &mut y, counts),
             dtype => Err(CollectiveError::Dtype { collective: "all_to_all", dtype }),
         })
@@ -333,6 +338,7 @@ impl Collective for SharedGroup {
         self.call(Operation::Broadcast(from), what, |call| match dtype {
             DType::F32 => self.share::<f32>(call, x, from),
             DType::BF16 => self.share::<bf16>(call, x, from),
+            DType::F16 => self.share::<f16>(call, x, from),
             DType::I32 => self.share::<i32>(call, x, from),
             dtype => Err(CollectiveError::Dtype { collective: "broadcast", dtype }),
         })

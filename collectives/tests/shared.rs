@@ -6,7 +6,7 @@
 #![allow(clippy::print_stdout, reason = "times are shown, not judged")]
 
 use collectives::{CALLS, CallState, Collective, CollectiveError, Meeting, Operation, SharedGroup};
-use kernels::{Mat, MatMut, Stream, bf16};
+use kernels::{Element, Mat, MatMut, Stream, bf16, f16};
 use proptest::prelude::*;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::channel;
@@ -50,9 +50,36 @@ fn reduce(group: &SharedGroup, rows: usize, cols: usize) -> Result<Vec<f32>, Col
     Ok(x)
 }
 
-fn reduce_bf16(group: &SharedGroup, rows: usize, cols: usize) -> Vec<bf16> {
-    let mut x: Vec<bf16> =
-        values(group.rank(), rows * cols).into_iter().map(bf16::from_f32).collect();
+/// A type of two bytes.
+trait Half: Element + PartialEq + std::fmt::Debug {
+    fn of(x: f32) -> Self;
+    fn value(self) -> f32;
+}
+
+impl Half for bf16 {
+    fn of(x: f32) -> Self {
+        Self::from_f32(x)
+    }
+    fn value(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+impl Half for f16 {
+    fn of(x: f32) -> Self {
+        Self::from_f32(x)
+    }
+    fn value(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+fn halves<T: Half>(rank: usize, count: usize) -> Vec<T> {
+    values(rank, count).into_iter().map(T::of).collect()
+}
+
+fn reduce_halves<T: Half>(group: &SharedGroup, rows: usize, cols: usize) -> Vec<T> {
+    let mut x = halves::<T>(group.rank(), rows * cols);
     group.all_reduce(&S, MatMut::of(&mut x, rows, cols).unwrap()).unwrap();
     x
 }
@@ -135,10 +162,9 @@ fn scatter(group: &SharedGroup, most: usize, cols: usize) -> Vec<f32> {
     own
 }
 
-fn scatter_bf16(group: &SharedGroup, most: usize, cols: usize) -> Vec<bf16> {
-    let count = group.size() * most * cols;
-    let x: Vec<bf16> = values(group.rank(), count).into_iter().map(bf16::from_f32).collect();
-    let mut own = vec![bf16::NAN; most * cols];
+fn scatter_halves<T: Half>(group: &SharedGroup, most: usize, cols: usize) -> Vec<T> {
+    let x = halves::<T>(group.rank(), group.size() * most * cols);
+    let mut own = vec![T::of(f32::NAN); most * cols];
     let x = Mat::of(&x, group.size() * most, cols).unwrap();
     group.reduce_scatter(&S, x, MatMut::of(&mut own, most, cols).unwrap()).unwrap();
     own
@@ -187,24 +213,51 @@ fn check_rows(group: &SharedGroup, most: usize, cols: usize) {
     let mut sum = sums(size, size * each)[rank * each..].to_vec();
     sum.truncate(rows_of(rank, most) * cols);
     assert_eq!(scatter(group, most, cols), sum, "{most} x {cols}");
-    let halves = |i| (0..size).map(move |rank| bf16::from_f32(value(rank, i)).to_f32());
-    let sum = |i| bf16::from_f32(halves(i).fold(0.0, |sum: f32, x: f32| sum + x));
-    let expected: Vec<bf16> = (rank * each..(rank + 1) * each).map(sum).collect();
-    assert_eq!(scatter_bf16(group, most, cols), expected, "{most} x {cols} bf16");
     assert_eq!(exchange(group, most, cols), exchanged(size, rank, most, cols));
+}
+
+/// Runs the collectives on elements of two bytes: sums are f32 in the order of ranks, rounded once; others copy.
+fn check_halves<T: Half>(group: &SharedGroup, rows: usize, cols: usize) {
+    let (size, rank, count) = (group.size(), group.rank(), rows * cols);
+    let sum = |i| T::of((0..size).fold(0.0, |sum, rank| sum + T::of(value(rank, i)).value()));
+    let what = format!("{rows} x {cols} {:?}", T::DTYPE);
+    let expected: Vec<T> = (0..count).map(sum).collect();
+    assert_eq!(reduce_halves::<T>(group, rows, cols), expected, "{what}");
+    let expected: Vec<T> = (rank * count..(rank + 1) * count).map(sum).collect();
+    assert_eq!(scatter_halves::<T>(group, rows, cols), expected, "{what}");
+    let own = halves::<T>(rank, count);
+    let own = Mat::of(&own, rows, cols).unwrap();
+    let stacked: Vec<T> = (0..size).flat_map(|rank| halves::<T>(rank, count)).collect();
+    let mut all = vec![T::of(f32::NAN); size * count];
+    let to = MatMut::of(&mut all, size * rows, cols).unwrap();
+    group.all_gather_rows(&S, own, to).unwrap();
+    assert_eq!(all, stacked, "{what}");
+    let mut beside = vec![T::of(f32::NAN); size * count];
+    group.all_gather(&S, own, MatMut::of(&mut beside, rows, size * cols).unwrap()).unwrap();
+    for (r, row) in beside.chunks(size * cols).enumerate() {
+        for (rank, part) in row.chunks(cols).enumerate() {
+            assert_eq!(part, &stacked[rank * count + r * cols..][..cols], "{what}");
+        }
+    }
+    // Every rank sends all rows to the next one.
+    let to: Vec<usize> =
+        (0..size).map(|to| if to == (rank + 1) % size { rows } else { 0 }).collect();
+    let counts = group.exchange_counts(&to).unwrap();
+    let mut came = vec![T::of(f32::NAN); count];
+    group.all_to_all(&S, own, MatMut::of(&mut came, rows, cols).unwrap(), &counts).unwrap();
+    let before = (rank + size - 1) % size;
+    assert_eq!(came, stacked[before * count..(before + 1) * count], "{what}");
+    let mut shared = halves::<T>(rank, count);
+    group.broadcast(&S, MatMut::of(&mut shared, rows, cols).unwrap(), size - 1).unwrap();
+    assert_eq!(shared, stacked[(size - 1) * count..], "{what}");
 }
 
 /// Runs all collectives on matrices of one shape and compares them with what they should give.
 fn check_all(group: &SharedGroup, rows: usize, cols: usize) {
     let (size, count) = (group.size(), rows * cols);
     assert_eq!(reduce(group, rows, cols).unwrap(), sums(size, count), "{rows} x {cols}");
-    let halves = |rank| values(rank, count).into_iter().map(|x| bf16::from_f32(x).to_f32());
-    let mut expected = vec![0.0; count];
-    for rank in 0..size {
-        expected.iter_mut().zip(halves(rank)).for_each(|(sum, x): (&mut f32, f32)| *sum += x);
-    }
-    let expected: Vec<bf16> = expected.into_iter().map(bf16::from_f32).collect();
-    assert_eq!(reduce_bf16(group, rows, cols), expected, "{rows} x {cols} bf16");
+    check_halves::<bf16>(group, rows, cols);
+    check_halves::<f16>(group, rows, cols);
     // Up to a row of padding.
     for total in [size * cols, (size - 1) * cols + 1] {
         assert_eq!(gather(group, rows, cols, total), gathered(rows, cols, total));
@@ -241,7 +294,8 @@ fn what_exceeds_a_slot_goes_in_pieces() {
         ranks(2, |group| {
             let sum = reduce(&group, rows, cols).unwrap();
             assert!(sum == sums(2, rows * cols), "{rows} x {cols}");
-            assert_eq!(reduce_bf16(&group, rows, cols).len(), rows * cols);
+            check_halves::<bf16>(&group, rows, cols);
+            check_halves::<f16>(&group, rows, cols);
             let all = gather(&group, rows, cols, 2 * cols - 3);
             assert!(all == gathered(rows, cols, 2 * cols - 3), "{rows} x {cols}");
             let words = gather_words(&group, rows * cols);

@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use kernels::cpu::{CpuConfig, CpuDevice, Isa};
 use kernels::{
-    Attention, BatchRows, DType, Driver, HostMat, Kernels, KvLayout, KvOrder, Mat, MatMut, Packed,
-    QkRope, Rope, RowBounds, Stream, bf16,
+    Attention, BatchRows, DType, Driver, Element, HostMat, Kernels, KvLayout, KvOrder, Mat, MatMut,
+    Packed, QkRope, Rope, RowBounds, Stream, bf16, f16,
 };
 
 const S: Stream = Stream(0);
@@ -40,9 +40,9 @@ fn numbers(n: usize) -> Vec<bf16> {
         .collect()
 }
 
-fn packed(device: &CpuDevice, n: usize, k: usize) -> Packed {
+fn packed(device: &CpuDevice, dtype: DType, n: usize, k: usize) -> Packed {
     let bytes: Vec<u8> = numbers(n * k).iter().flat_map(|x| x.to_le_bytes()).collect();
-    device.pack(&[HostMat::new(&bytes, DType::BF16, n, k).unwrap()], DType::BF16).unwrap()
+    device.pack(&[HostMat::new(&bytes, DType::BF16, n, k).unwrap()], dtype).unwrap()
 }
 
 /// GFLOP/s of paired bf16 products in registers on all threads; 0 without AVX-512-BF16.
@@ -114,20 +114,20 @@ fn memory_ceiling(device: &CpuDevice) -> f64 {
     buffer.bytes() as f64 / seconds / 1e9
 }
 
-fn linear(device: &CpuDevice) {
-    println!("linear, bf16: rows x K x N");
+fn linear<T: Element>(device: &CpuDevice, of: fn(f32) -> T) {
+    println!("linear, {:?}: rows x K x N", T::DTYPE);
     for (k, n) in
         [(HIDDEN, 4096), (2048, HIDDEN), (HIDDEN, 6144), (3072, HIDDEN), (HIDDEN, 151_936)]
     {
         let copies = (300_000_000 / (k * n * 2)).max(1);
-        let weights: Vec<Packed> = (0..copies).map(|_| packed(device, n, k)).collect();
+        let weights: Vec<Packed> = (0..copies).map(|_| packed(device, T::DTYPE, n, k)).collect();
         for rows in [1, 2, 4, 8, 12, 16, 32, 64, 128, 512] {
             let used = if rows > 32 { copies.min(8) } else { copies };
             if rows > 32 && n > 10_000 {
                 continue;
             }
-            let x = numbers(rows * k);
-            let mut y = vec![bf16::ZERO; rows * n];
+            let x: Vec<T> = numbers(rows * k).iter().map(|x| of(x.to_f32())).collect();
+            let mut y = vec![of(0.0); rows * n];
             let seconds = best(7, || {
                 for w in &weights[..used] {
                     let out = MatMut::of(&mut y, rows, n).unwrap();
@@ -146,8 +146,8 @@ fn step(device: &CpuDevice, rows: usize) {
     const KINDS: [&str; 7] = ["qkv", "o", "gate_up", "down", "head", "norm", "silu"];
     let shapes = [(HIDDEN, 4096), (2048, HIDDEN), (HIDDEN, 6144), (3072, HIDDEN)];
     let layers: Vec<[Packed; 4]> =
-        (0..28).map(|_| shapes.map(|(k, n)| packed(device, n, k))).collect();
-    let head = packed(device, 151_936, HIDDEN);
+        (0..28).map(|_| shapes.map(|(k, n)| packed(device, DType::BF16, n, k))).collect();
+    let head = packed(device, DType::BF16, 151_936, HIDDEN);
     let wanted = if rows > 64 { 1 } else { rows };
     let x = numbers(rows * 6144);
     let mut out = vec![bf16::ZERO; rows * 6144];
@@ -278,7 +278,7 @@ fn attention(device: &CpuDevice, rows: usize, len: usize, context: usize) {
 
 fn small(device: &CpuDevice) {
     println!("row-wise kernels, H 1024, I 3072");
-    let head = packed(device, 30_000, HIDDEN);
+    let head = packed(device, DType::BF16, 30_000, HIDDEN);
     for rows in [1, 8, 32, 512] {
         let (x, gate_up) = (numbers(rows * HIDDEN), numbers(rows * 6144));
         let w = numbers(HIDDEN);
@@ -354,7 +354,8 @@ fn main() {
         }
     }
     if wanted("linear") {
-        linear(&device);
+        linear(&device, bf16::from_f32);
+        linear(&device, f16::from_f32);
         ceiling();
     }
 }

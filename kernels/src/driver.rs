@@ -307,6 +307,9 @@ pub trait Kernels: Driver {
         Err(DeviceError::Unsupported { kernel, what, dtype: qk.qkv.dtype() })
     }
 
+    /// Whether activations, weights, keys and values may be of `dtype`.
+    fn computes_in(&self, dtype: DType) -> bool;
+
     /// Whether attention over latent rows exists here: `latent_write` and `latent_attention`.
     fn has_latent_attention(&self) -> bool {
         false

@@ -3,7 +3,7 @@
 //! The pool is `[layer][block][kv head][K tile | V tile]`. Within a tile of `B` tokens and head size
 //! `D`: bf16 keys `[D / 2][B][d % 2]` and values `[B / 2][D][t % 2]`, so that scores and outputs are
 //! paired dot products over contiguous lines, with tokens (scores) or channels (outputs) along the
-//! lanes and no shuffles; f32 keys `[D][B]`, values `[B][D]`. A GPU keeps both as `[B][D]`, and so does
+//! lanes and no shuffles; f32 and f16 keys `[D][B]`, values `[B][D]`. A GPU keeps both as `[B][D]`, and so does
 //! every device in fp8, where an element stands for itself times the layer's factor.
 
 use crate::{DType, DeviceError};

@@ -3,7 +3,7 @@
 //! `W [N, K]` is cut into panels of 32 output columns (rows of `W`), each contiguous:
 //! f32: `[panel][k][32]`; bf16: `[panel][k / 2][32][k % 2]`, so that one 64-byte line holds two
 //! consecutive inputs of 16 outputs: the operand of a paired bf16 dot product, and equally two
-//! f32 vectors after a shift and a mask. Outputs beyond `N` in the last panel are zero.
+//! f32 vectors after a shift and a mask; f16: as f32, widened as it is read. Outputs beyond `N` in the last panel are zero.
 //! One copy serves every instruction set, the matrix product and the embedding lookup.
 
 use crate::{Buffer, DType};
@@ -45,7 +45,7 @@ impl Packed {
         self.k
     }
 
-    /// Element type: f32, bf16, or fp8 with scales.
+    /// Element type: f32, bf16, f16, or fp8 with scales.
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.dtype

@@ -67,7 +67,7 @@ impl PackedGroup {
         self.parts.first().map_or(0, Packed::k)
     }
 
-    /// Element type: f32, bf16, or fp8 with scales.
+    /// Element type: f32, bf16, f16, or fp8 with scales.
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.parts.first().map_or(DType::F32, Packed::dtype)

@@ -1,7 +1,7 @@
 //! `Ops`: memory, copies, and the maths of dense layers.
 //!
 //! Legend: T tokens, H hidden, N outputs, K inputs, I intermediate size, V vocabulary, n rows asked for.
-//! All sums are f32 in fixed order; results are rounded once to the model type, f32 or bf16.
+//! All sums are f32 in fixed order; results are rounded once to the model type: f32, bf16 or f16.
 
 use std::sync::Arc;
 
@@ -33,10 +33,10 @@ impl std::fmt::Debug for Ops {
 }
 
 impl Ops {
-    /// Ops on `device` with activations of `dtype`, f32 or bf16.
+    /// Ops on `device` with activations of `dtype`: f32, bf16 or f16. Refuses a type that the device has no kernels for.
     pub fn new(device: Arc<dyn Kernels>, dtype: DType) -> Result<Self, OpError> {
-        if !matches!(dtype, DType::F32 | DType::BF16) {
-            return Err(OpError::Dtype { op: "ops", what: "activations", dtype });
+        if !device.computes_in(dtype) {
+            return Err(OpError::Activations { device: device.name(), dtype });
         }
         Ok(Self { device, stream: Stream::default(), arena: Arc::default(), dtype })
     }

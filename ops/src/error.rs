@@ -27,6 +27,14 @@ pub enum OpError {
         /// Its type.
         dtype: DType,
     },
+    /// The device has no kernels for activations of a type.
+    #[error("{device} does not compute in {dtype:?}")]
+    Activations {
+        /// The device.
+        device: String,
+        /// The type.
+        dtype: DType,
+    },
     /// The KV pool is that of another kind of attention.
     #[error("{op}: the pool stores {stores}")]
     Pool {

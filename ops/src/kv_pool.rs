@@ -157,6 +157,7 @@ impl KvPool {
             ops.device.download(&ops.stream, &bytes, i * size, &mut raw[..size])?;
             Ok(match layout.dtype {
                 DType::BF16 => kernels::bf16::from_le_bytes([raw[0], raw[1]]).to_f32(),
+                DType::F16 => kernels::f16::from_le_bytes([raw[0], raw[1]]).to_f32(),
                 DType::F8E4M3 => kernels::E4m3::from_bits(raw[0]).to_f32(),
                 _ => f32::from_le_bytes(raw),
             })

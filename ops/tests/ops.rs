@@ -31,7 +31,7 @@ fn host(bytes: &[u8], rows: usize, cols: usize) -> HostMat<'_> {
 
 #[test]
 fn stacked_parts_and_slices_are_one_matrix() {
-    for dtype in [DType::F32, DType::BF16] {
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
         let ops = ops(dtype);
         let (q, k) = (numbers(40, 12, 1), numbers(8, 12, 2));
         let (q_bytes, k_bytes) = (bytes(&q), bytes(&k));
@@ -58,7 +58,7 @@ fn stacked_parts_and_slices_are_one_matrix() {
 
 #[test]
 fn a_tied_head_is_its_own_embedding() {
-    for dtype in [DType::F32, DType::BF16] {
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
         let ops = ops(dtype);
         let table = numbers(50, 16, 5);
         let table_bytes = bytes(&table);
@@ -94,7 +94,7 @@ fn results_reuse_memory_in_the_same_order() {
 #[test]
 fn attention_over_a_pool_is_the_same_in_any_chunks() {
     let (heads, kv_heads, dim, len) = (4, 2, 16, 40usize);
-    for dtype in [DType::F32, DType::BF16] {
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
         let ops = ops(dtype);
         let layout = KvLayout {
             layers: 1,
@@ -162,7 +162,8 @@ fn wrong_shapes_are_refused_with_their_numbers() {
     assert!(matches!(ops.pack_linear(&[], Some(&[1.0])), Err(OpError::Shape { .. })));
     let gate_up = [vec![host(&weights, 4, 6)]];
     assert!(ops.pack_experts((0, 1), &gate_up, &gate_up).is_err());
-    assert!(Ops::new(ops.device().clone(), DType::F16).is_err());
+    let error = Ops::new(ops.device().clone(), DType::F8E4M3).unwrap_err().to_string();
+    assert_eq!(error, format!("{} does not compute in F8E4M3", ops.device().name()));
 }
 
 /// Two rows of logits, two seats: the second row is no number.

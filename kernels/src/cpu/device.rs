@@ -164,6 +164,10 @@ impl Driver for CpuDevice {
 }
 
 impl Kernels for CpuDevice {
+    fn computes_in(&self, dtype: DType) -> bool {
+        matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
+    }
+
     fn pack(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<Packed, DeviceError> {
         self.pack_parts(parts, dtype)
     }
@@ -395,7 +399,7 @@ impl Kernels for CpuDevice {
     }
 }
 
-/// Calls a method generic over the element type for the model types, f32 and bf16.
+/// Calls a method generic over the element type for the model types.
 macro_rules! for_float {
     ($kernel:expr, $dtype:expr, $T:ident => $call:expr) => {
         match $dtype {
@@ -405,6 +409,10 @@ macro_rules! for_float {
             }
             $crate::DType::BF16 => {
                 type $T = half::bf16;
+                $call
+            }
+            $crate::DType::F16 => {
+                type $T = half::f16;
                 $call
             }
             dtype => {

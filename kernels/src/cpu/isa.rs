@@ -5,7 +5,7 @@
 pub enum Isa {
     /// Plain Rust, any architecture.
     Portable,
-    /// AVX2 with fused multiply-add.
+    /// AVX2 with fused multiply-add and f16 conversions.
     Avx2,
     /// AVX-512 F, BW, VL and DQ.
     Avx512,
@@ -28,7 +28,9 @@ impl Isa {
     pub fn available(self) -> bool {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         {
-            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            let avx2 = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c");
             let avx512 = avx2
                 && is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")

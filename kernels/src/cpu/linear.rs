@@ -9,11 +9,13 @@ use std::sync::PoisonError;
 
 use super::device::{CpuDevice, for_float};
 use super::elementwise::min_rows;
-use super::product::{Ahead, HALF, Operands, Products, Segment, TILE_COLUMNS, TILE_ROWS};
-use super::row_kernel::{RowKernel, dispatch};
+use super::product::{
+    Ahead, HALF, Operands, Products, Segment, TILE_COLUMNS, TILE_ROWS, column_bytes,
+};
+use super::row_kernel::{RowKernel, Widen, dispatch};
 use super::share::Rows;
 use crate::check::{check_dtype, check_size};
-use crate::dtype::Float;
+use crate::dtype::{Float, bf16, f16};
 use crate::{Buffer, DType, DeviceError, Driver, Element, Mat, MatMut, PANEL_COLUMNS, Packed};
 
 const KERNEL: &str = "linear";
@@ -39,28 +41,18 @@ impl CpuDevice {
             check_dtype(KERNEL, "bias", bias.dtype(), DType::F32)?;
         }
         let bias = bias.map(|b| b.row::<f32>(0));
-        if x.dtype() == DType::BF16 && w.dtype() == DType::F32 {
-            // A router computes in f32 from f32-upcast inputs.
-            let wide: Vec<f32> =
-                (0..x.rows()).flat_map(|r| x.row::<half::bf16>(r)).map(|v| v.load()).collect();
-            let wide = Mat::of(&wide, x.rows(), x.cols())?;
-            return self.linear_of_type(&mut y, wide, w, bias);
+        // A router computes in f32 from inputs of 16 bits.
+        if w.dtype() != DType::F32 || !matches!(x.dtype(), DType::BF16 | DType::F16) {
+            check_dtype(KERNEL, "input", x.dtype(), w.dtype())?;
         }
-        check_dtype(KERNEL, "input", x.dtype(), w.dtype())?;
-        self.linear_of_type(&mut y, x, w, bias)
-    }
-
-    fn linear_of_type(
-        &self,
-        y: &mut MatMut<'_>,
-        x: Mat<'_>,
-        w: &Packed,
-        bias: Option<&[f32]>,
-    ) -> Result<(), DeviceError> {
+        let mut spread = self.spread().lock().unwrap_or_else(PoisonError::into_inner);
+        let x = match (x.dtype(), w.dtype()) {
+            (DType::BF16, DType::F32) => self.widen_rows::<bf16>(&mut spread, x)?,
+            (DType::F16, _) => self.widen_rows::<f16>(&mut spread, x)?,
+            _ => self.spread_rows(&mut spread, x)?,
+        };
         for_float!(KERNEL, y.dtype(), T => {
-            let mut spread = self.spread().lock().unwrap_or_else(PoisonError::into_inner);
-            let x = self.spread_rows(&mut spread, x)?;
-            let out = Rows::<T>::new(y);
+            let out = Rows::<T>::new(&mut y);
             let job = Linear { x, w, bias, out, isa: self.isa() };
             self.threads().split(w.panels(), 1, 2, &|panels| job.run(panels));
         });
@@ -78,27 +70,59 @@ const MEMORY_BOUND_ROWS: usize = 4;
 /// latency, more costs bandwidth where memory is the limit.
 const AHEAD_BYTES: usize = 8192;
 
+/// Bytes of a line of cache.
+const LINE: usize = 64;
+
+/// Memory for at least `bytes`.
+fn room<'a>(
+    device: &CpuDevice,
+    buffer: &'a mut Option<Buffer>,
+    bytes: usize,
+) -> Result<&'a mut Buffer, DeviceError> {
+    match buffer.take().filter(|b| b.bytes() >= bytes) {
+        Some(enough) => Ok(buffer.insert(enough)),
+        None => Ok(buffer.insert(device.alloc(bytes.next_power_of_two())?)),
+    }
+}
+
 impl CpuDevice {
+    /// `x` in f32, rows a line further apart if they would clash in cache.
+    fn widen_rows<'a, T: Float>(
+        &self,
+        buffer: &'a mut Option<Buffer>,
+        x: Mat<'_>,
+    ) -> Result<Mat<'a>, DeviceError> {
+        let (rows, cols) = (x.rows(), x.cols());
+        let clash = rows > TILE_ROWS && (cols * 4).is_multiple_of(CLASHING_BYTES);
+        let stride = cols + if clash { LINE / 4 } else { 0 };
+        let buffer = room(self, buffer, rows * stride * 4)?;
+        let mut to = buffer.mat_mut(DType::F32, rows, stride)?;
+        let (isa, out) = (self.isa(), Rows::<f32>::new(&mut to));
+        self.threads().split(rows, 1, min_rows(cols), &|range| {
+            for r in range {
+                // SAFETY: each row belongs to one thread.
+                let to = unsafe { out.part(r, 0, cols) };
+                dispatch(isa, Widen { to, from: x.row::<T>(r) });
+            }
+        });
+        Ok(buffer.mat_strided(DType::F32, rows, cols, stride))
+    }
+
     /// `x`, or a copy whose rows lie a line further apart if they would clash in cache.
     fn spread_rows<'a>(
         &self,
         buffer: &'a mut Option<Buffer>,
         x: Mat<'a>,
     ) -> Result<Mat<'a>, DeviceError> {
-        const LINE: usize = 64;
         let row_bytes = x.cols() * x.dtype().bytes();
         if x.rows() <= TILE_ROWS || !(x.stride() * x.dtype().bytes()).is_multiple_of(CLASHING_BYTES)
         {
             return Ok(x);
         }
         let stride = row_bytes.next_multiple_of(LINE) + LINE;
-        let bytes = stride * x.rows();
-        if buffer.as_ref().is_none_or(|b| b.bytes() < bytes) {
-            *buffer = Some(self.alloc(bytes.next_power_of_two())?);
-        }
-        let Some(buffer) = buffer else { return Ok(x) };
+        let buffer = room(self, buffer, stride * x.rows())?;
         let mut to = buffer.mat_mut(DType::BF16, x.rows(), stride / 2)?;
-        let out = Rows::<half::bf16>::new(&mut to);
+        let out = Rows::<bf16>::new(&mut to);
         self.threads().split(x.rows(), 1, min_rows(row_bytes / 2), &|range| {
             for r in range {
                 // SAFETY: each row belongs to one thread; rows of `x` are `row_bytes` long.
@@ -127,6 +151,7 @@ impl<T: Float + Element> Linear<'_, T> {
         let (rows, pair) = (self.x.rows(), self.w.dtype() == DType::BF16);
         let steps = if pair { self.w.k() / 2 } else { self.w.k() };
         let tiles = rows.div_ceil(TILE_ROWS);
+        let column = column_bytes(self.w.dtype());
         let mut sums = Tile([[0.0; TILE_COLUMNS]; TILE_ROWS]);
         for p in panels.clone() {
             let panel = self.w.panel(p);
@@ -136,8 +161,8 @@ impl<T: Float + Element> Linear<'_, T> {
                 let operands = Operands {
                     a: self.x.row_ptr(from),
                     a_stride: self.x.stride() * self.x.dtype().bytes(),
-                    b: &[Segment { start: [panel, panel.wrapping_add(HALF * 4)], steps }],
-                    b_stride: TILE_COLUMNS * 4,
+                    b: &[Segment { start: [panel, panel.wrapping_add(HALF * column)], steps }],
+                    b_stride: TILE_COLUMNS * column,
                     c: sums.0.as_mut_ptr().cast(),
                     c_stride: TILE_COLUMNS,
                     resume: false,

@@ -2,7 +2,7 @@
 
 use super::device::CpuDevice;
 use super::share::SendPtr;
-use crate::dtype::{Float, bf16};
+use crate::dtype::{Float, bf16, f16};
 use crate::{DType, DeviceError, Driver, HostMat, PANEL_COLUMNS, Packed};
 
 const KERNEL: &str = "pack";
@@ -18,7 +18,7 @@ impl CpuDevice {
             let (what, got) = ("columns of a part", part.cols());
             return Err(DeviceError::Shape { kernel: KERNEL, what, got, expected: k });
         }
-        if !matches!(dtype, DType::F32 | DType::BF16) {
+        if !matches!(dtype, DType::F32 | DType::BF16 | DType::F16) {
             return Err(DeviceError::Unsupported { kernel: KERNEL, what: "weight", dtype });
         }
         if dtype == DType::BF16 && !k.is_multiple_of(2) {
@@ -30,6 +30,7 @@ impl CpuDevice {
         let mut packed = Packed { buffer: self.alloc(bytes)?, dtype, n, k, scales: None };
         match dtype {
             DType::BF16 => self.fill::<bf16>(&mut packed, parts),
+            DType::F16 => self.fill::<f16>(&mut packed, parts),
             _ => self.fill::<f32>(&mut packed, parts),
         }
         Ok(packed)
@@ -105,6 +106,13 @@ mod tests {
                 assert_eq!(all.row::<f32>(0)[packed.index(n, j)], value(n, j));
             }
         }
+        let packed = device.pack_parts(&parts, DType::F16).unwrap();
+        let all = packed.buffer.mat(DType::F16, 1, 64 * k).unwrap();
+        for n in 0..41 {
+            for j in 0..k {
+                assert_eq!(all.row::<f16>(0)[packed.index(n, j)].to_f32(), value(n, j));
+            }
+        }
         let packed = device.pack_parts(&parts, DType::BF16).unwrap();
         let all = packed.buffer.mat(DType::BF16, 1, 64 * k).unwrap();
         for n in 0..41 {
@@ -122,6 +130,7 @@ mod tests {
         assert!(device.pack_parts(&[odd], DType::BF16).is_err());
         assert!(device.pack_parts(&[odd], DType::F32).is_ok());
         assert!(device.pack_parts(&[odd, odd.column_range(0, 2)], DType::F32).is_err());
-        assert!(device.pack_parts(&[odd], DType::F16).is_err());
+        assert!(device.pack_parts(&[odd], DType::F16).is_ok());
+        assert!(device.pack_parts(&[odd], DType::F8E4M3).is_err());
     }
 }

@@ -92,8 +92,8 @@ impl CpuDevice {
     }
 }
 
-/// Writes one value row into the pair of rows it lies in: bf16 rows alternate element by element, f32
-/// rows follow each other. The other row keeps its elements.
+/// Writes one value row into the pair of rows it lies in: bf16 rows alternate element by element, others
+/// follow each other. The other row keeps its elements.
 struct StoreValue<'a, T> {
     rows: &'a mut [T],
     x: &'a [T],
@@ -149,8 +149,8 @@ impl<T: Float> Step<'_, T> {
         if layout.dtype == DType::F8E4M3 {
             return self.store_fp8(tile + layout.key(row, 0), key, self.args.kv_scales[0]);
         }
-        // Channels that lie together: pairs of bf16, single f32.
-        let together = 4 / T::DTYPE.bytes();
+        // Channels that lie together: pairs of bf16, others alone.
+        let together = if T::DTYPE == DType::BF16 { 2 } else { 1 };
         for (i, part) in key.chunks_exact(together).enumerate() {
             let at = tile + layout.key(row, i * together);
             // SAFETY: slots and layer were checked, so the tile lies in the pool; this thread alone

@@ -5,11 +5,27 @@
 //! the same bits.
 
 use super::isa::Isa;
+use crate::dtype::Float;
 
 /// A loop nest over captured data. `run` must be `#[inline(always)]`, as must all it calls.
 pub(super) trait RowKernel {
     /// Does the work.
     fn run(self);
+}
+
+/// Elements of one type as those of another that holds them exactly.
+pub(super) struct Widen<'a, T, U> {
+    pub(super) to: &'a mut [U],
+    pub(super) from: &'a [T],
+}
+
+impl<T: Float, U: Float> RowKernel for Widen<'_, T, U> {
+    #[inline(always)]
+    fn run(self) {
+        for (to, from) in self.to.iter_mut().zip(self.from) {
+            *to = U::truncate(from.load());
+        }
+    }
 }
 
 /// Runs the version for `isa`, which the device has checked to be available.

@@ -10,6 +10,10 @@ use crate::{
 };
 
 impl Kernels for HipDevice {
+    fn computes_in(&self, dtype: DType) -> bool {
+        dtype == DType::F32 || dtype == self.half()
+    }
+
     fn pack(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<Packed, DeviceError> {
         self.load(parts, dtype)
     }

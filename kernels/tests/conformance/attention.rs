@@ -4,6 +4,7 @@ use kernels::{
     Attention, BatchRows, Buffer, DeviceError, Driver, Kernels, KvLayout, KvOrder, Mat, MatMut,
     QkRope, Rope, Stream, bf16,
     cpu::{CpuDevice, Isa},
+    f16,
 };
 
 use crate::support::{Numbers, Real, cast, device, devices, error, tolerance};
@@ -256,6 +257,7 @@ fn agrees_with_the_formula() {
         let what = format!("{heads:?} blocks of {block_tokens}");
         check::<f32>(&Case::new::<f32>(seed as u64, heads, block_tokens, lens), &what);
         check::<bf16>(&Case::new::<bf16>(seed as u64, heads, block_tokens, lens), &what);
+        check::<f16>(&Case::new::<f16>(seed as u64, heads, block_tokens, lens), &what);
     }
 }
 
@@ -299,22 +301,56 @@ fn a_token_does_not_depend_on_chunks_batch_or_threads() {
     for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
         check_invariance::<f32>((4, 2, 64), 16, isa);
         check_invariance::<bf16>((4, 2, 64), 16, isa);
+        check_invariance::<f16>((4, 2, 64), 16, isa);
         check_invariance::<bf16>((3, 1, 32), 6, isa);
+        check_invariance::<f16>((3, 1, 32), 6, isa);
     }
 }
 
 /// A former owner's infinities in the same block must not leak into a request.
+fn check_stale<T: Real>() {
+    for device in devices(2) {
+        let case = Case::new::<T>(2, (4, 2, 64), 16, &[21]);
+        let clean = case.step::<T>(&device, &mut case.pool(&device), &[(0, 0, 21)]);
+        let mut pool = case.pool(&device);
+        let poison: Vec<u8> =
+            std::iter::repeat_n(stored(T::of(f32::NAN)), case.layout.bytes() / T::DTYPE.bytes())
+                .flatten()
+                .collect();
+        device.upload(&mut pool, 0, &poison).unwrap();
+        assert_eq!(case.step::<T>(&device, &mut pool, &[(0, 0, 21)]), clean);
+    }
+}
+
 #[test]
 fn stale_blocks_do_not_poison() {
+    check_stale::<f32>();
+    check_stale::<bf16>();
+    check_stale::<f16>();
+}
+
+/// Keys and values that fp8 holds exactly give the bits that they give in the type of the activations.
+fn check_fp8<T: Real>(block_tokens: usize) {
+    let mut case = Case::new::<T>(1, (4, 2, 32), block_tokens, &[1, 70, 19]);
+    let eighths = |x: &mut f32| *x = (*x * 8.0).round() / 8.0;
+    case.requests.iter_mut().flat_map(|(qkv, _)| qkv).for_each(eighths);
+    case.rope.0.fill(1.0);
+    case.rope.1.fill(0.0);
     for device in devices(2) {
-        let case = Case::new::<bf16>(2, (4, 2, 64), 16, &[21]);
-        let clean = case.step::<bf16>(&device, &mut case.pool(&device), &[(0, 0, 21)]);
-        let mut pool = case.pool(&device);
-        let poison: Vec<u8> = std::iter::repeat_n(bf16::NAN.to_le_bytes(), case.layout.bytes() / 2)
-            .flatten()
-            .collect();
-        device.upload(&mut pool, 0, &poison).unwrap();
-        assert_eq!(case.step::<bf16>(&device, &mut pool, &[(0, 0, 21)]), clean);
+        case.layout.dtype = T::DTYPE;
+        let same = case.step::<T>(&device, &mut case.pool(&device), &case.whole());
+        case.layout.dtype = kernels::DType::F8E4M3;
+        let fp8 = case.step::<T>(&device, &mut case.pool(&device), &case.whole());
+        assert_eq!(fp8, same, "{:?} on {:?}", T::DTYPE, device.isa());
+    }
+}
+
+#[test]
+fn a_pool_in_fp8_serves_every_model_type() {
+    for block_tokens in [16, 6] {
+        check_fp8::<f32>(block_tokens);
+        check_fp8::<bf16>(block_tokens);
+        check_fp8::<f16>(block_tokens);
     }
 }
 
@@ -387,6 +423,7 @@ impl<T: Real> Slots<T> {
 fn stored<T: Real>(x: T) -> Vec<u8> {
     match T::DTYPE {
         kernels::DType::BF16 => bf16::from_f32(x.value()).to_le_bytes().to_vec(),
+        kernels::DType::F16 => f16::from_f32(x.value()).to_le_bytes().to_vec(),
         _ => x.value().to_le_bytes().to_vec(),
     }
 }
@@ -418,6 +455,7 @@ fn check_slots<T: Real>() {
 fn only_named_slots_are_written() {
     check_slots::<f32>();
     check_slots::<bf16>();
+    check_slots::<f16>();
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn asked(row: usize, first: usize) -> usize {
     if context - questions < first { 0 } else { questions }
 }
 
-/// Inputs, all exact in bf16.
+/// Inputs, all exact in bf16 and f16.
 struct Case {
     sizes: [usize; 5],
     /// Of each row `[context][C + P]` and `[context][N (M + P)]`.
@@ -274,12 +274,14 @@ fn check<T: Real>(absorbs: bool, tolerance: f64) {
 fn keys_and_values_made_of_latents_give_the_formula() {
     check::<f32>(false, 2e-5);
     check::<kernels::bf16>(false, 3e-2);
+    check::<kernels::f16>(false, 3e-2 / 8.0);
 }
 
 #[test]
 fn queries_taken_to_latents_give_the_formula() {
     check::<f32>(true, 2e-5);
     check::<kernels::bf16>(true, 3e-2);
+    check::<kernels::f16>(true, 3e-2 / 8.0);
 }
 
 /// Who asks where nothing is seen is refused: the third row begins at position 0.

@@ -1,6 +1,6 @@
 //! `linear` over odd shapes, and its independence of batch, threads and tile.
 
-use kernels::{DType, Kernels, Mat, MatMut, Packed, Stream, bf16};
+use kernels::{DType, Kernels, Mat, MatMut, Packed, Stream, bf16, f16};
 
 use crate::support::{Numbers, Real, bytes_of, cast, devices, error, host, tolerance};
 
@@ -62,8 +62,10 @@ fn agrees_with_the_formula() {
     ] {
         check::<f32>(rows, n, k);
         check::<bf16>(rows, n, k);
+        check::<f16>(rows, n, k);
     }
-    check::<f32>(4, 35, 7); // f32 inputs need not be even.
+    check::<f32>(4, 35, 7); // Inputs need not be even, but for bf16.
+    check::<f16>(4, 35, 7);
 }
 
 /// A row's bits are the same alone, in any batch, at any place, on any number of threads.
@@ -96,29 +98,62 @@ fn check_invariance<T: Real>() {
 fn a_row_does_not_depend_on_its_batch() {
     check_invariance::<f32>();
     check_invariance::<bf16>();
+    check_invariance::<f16>();
 }
 
-#[test]
-fn logits_are_not_rounded_and_routers_widen() {
+fn check_logits<T: Real>() {
     let (rows, n, k) = (3, 40, 64);
     let mut numbers = Numbers::new(5);
-    let (x, w) = (cast::<bf16>(&numbers.floats(rows * k)), numbers.floats(n * k));
+    let (x, w) = (cast::<T>(&numbers.floats(rows * k)), numbers.floats(n * k));
     let bytes = bytes_of(&w);
     let expected: Vec<f64> = (0..rows * n)
         .map(|i| {
             let products =
-                (0..k).map(|j| f64::from(x[i / n * k + j].to_f32()) * f64::from(w[i % n * k + j]));
+                (0..k).map(|j| f64::from(x[i / n * k + j].value()) * f64::from(w[i % n * k + j]));
             products.sum()
         })
         .collect();
     for device in devices(1) {
-        for dtype in [DType::F32, DType::BF16] {
+        for dtype in [DType::F32, T::DTYPE] {
             let packed = device.pack(&[host(&bytes, n, k)], dtype).unwrap();
             let mut y = vec![0.0f32; rows * n];
             let out = MatMut::of(&mut y, rows, n).unwrap();
             device.linear(&S, out, Mat::of(&x, rows, k).unwrap(), &packed, None).unwrap();
             assert!(error(&y, &expected) < 3e-6, "{dtype:?} on {:?}", device.isa());
         }
+    }
+}
+
+#[test]
+fn logits_are_not_rounded_and_routers_widen() {
+    check_logits::<bf16>();
+    check_logits::<f16>();
+}
+
+/// Products of f16 are those of the same numbers in f32, to the bit: largest, least and infinite ones among them.
+#[test]
+fn halves_give_the_bits_of_their_numbers_in_f32() {
+    let (rows, n, k) = (13, 70, 37);
+    let mut numbers = Numbers::new(17);
+    let mut draw = |count: usize| -> Vec<f32> {
+        let of = |bits: u64| f16::from_bits((bits & 0xffff) as u16).to_f32();
+        let finite = |x: f32| if x.is_finite() { x } else { of(1) };
+        (0..count).map(|_| finite(of(numbers.bits()))).collect()
+    };
+    let (x, mut w) = (draw(rows * k), draw(n * k));
+    w[3] = f32::INFINITY;
+    let (bytes, halves) = (bytes_of(&w), cast::<f16>(&x));
+    for device in devices(2) {
+        let product = |dtype, x: Mat<'_>| {
+            let packed = device.pack(&[host(&bytes, n, k)], dtype).unwrap();
+            let mut y = vec![0.0f32; rows * n];
+            device.linear(&S, MatMut::of(&mut y, rows, n).unwrap(), x, &packed, None).unwrap();
+            let bits = |y: f32| if y.is_nan() { f32::NAN.to_bits() } else { y.to_bits() };
+            y.into_iter().map(bits).collect::<Vec<_>>()
+        };
+        let wide = product(DType::F32, Mat::of(&x, rows, k).unwrap());
+        let half = product(DType::F16, Mat::of(&halves, rows, k).unwrap());
+        assert_eq!(half, wide, "{:?}", device.isa());
     }
 }
 

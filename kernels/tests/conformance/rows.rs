@@ -2,7 +2,7 @@
 
 use kernels::{
     DType, ExpertGroups, Experts, GroupScore, Kernels, Mat, MatMut, RouteRule, RouterScore, Routes,
-    Spread, Stream, bf16,
+    Spread, Stream, bf16, f16,
 };
 
 use crate::support::{Numbers, Real, bytes_of, cast, devices, error, host, tolerance};
@@ -108,18 +108,21 @@ fn lookups<T: Real>() {
 fn norms_agree_with_the_formula() {
     norms::<f32>();
     norms::<bf16>();
+    norms::<f16>();
 }
 
 #[test]
 fn activations_and_sums_agree_with_the_formula() {
     activations::<f32>();
     activations::<bf16>();
+    activations::<f16>();
 }
 
 #[test]
 fn lookups_copy_rows() {
     lookups::<f32>();
     lookups::<bf16>();
+    lookups::<f16>();
 }
 
 #[test]
@@ -319,6 +322,7 @@ fn named_sums<T: Real>() {
 fn rows_are_summed_in_the_order_they_are_named() {
     named_sums::<f32>();
     named_sums::<bf16>();
+    named_sums::<f16>();
 }
 
 /// Experts against the formula, and a token's result against the same token alone.
@@ -394,5 +398,6 @@ fn experts<T: Real>() {
 fn experts_agree_with_the_formula_and_with_themselves_alone() {
     experts::<f32>();
     experts::<bf16>();
+    experts::<f16>();
     assert_eq!(DType::BF16.bytes(), 2);
 }

@@ -1,7 +1,7 @@
 //! Devices to test, reproducible numbers, and host matrices.
 
 use kernels::cpu::{CpuConfig, CpuDevice, Isa};
-use kernels::{DType, HostMat, bf16};
+use kernels::{DType, HostMat, bf16, f16};
 
 /// One device per available instruction set.
 pub(crate) fn devices(threads: usize) -> Vec<CpuDevice> {
@@ -14,7 +14,7 @@ pub(crate) fn device(threads: usize, isa: Isa) -> CpuDevice {
     CpuDevice::new(CpuConfig { threads, isa }).unwrap()
 }
 
-/// Numbers in (−1, 1) that depend on the seed alone; exact in bf16.
+/// Numbers in (−1, 1) that depend on the seed alone; exact in bf16 and f16.
 pub(crate) struct Numbers(u64);
 
 impl Numbers {
@@ -66,6 +66,15 @@ impl Real for bf16 {
     }
 }
 
+impl Real for f16 {
+    fn of(x: f32) -> Self {
+        Self::from_f32(x)
+    }
+    fn value(self) -> f32 {
+        self.to_f32()
+    }
+}
+
 pub(crate) fn cast<T: Real>(x: &[f32]) -> Vec<T> {
     x.iter().map(|x| T::of(*x)).collect()
 }
@@ -88,5 +97,9 @@ pub(crate) fn error<T: Real>(got: &[T], expected: &[f64]) -> f64 {
 
 /// What rounding to the model type and f32 sums may cost.
 pub(crate) fn tolerance<T: Real>() -> f64 {
-    if T::DTYPE == DType::BF16 { 6e-3 } else { 3e-6 }
+    match T::DTYPE {
+        DType::BF16 => 6e-3,
+        DType::F16 => 6e-3 / 8.0,
+        _ => 3e-6,
+    }
 }

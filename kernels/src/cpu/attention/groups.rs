@@ -2,11 +2,11 @@
 //!
 //! Where 16 divides the block size, such a group lies inside one block and is used in place. Other
 //! block sizes are for tests and odd configurations: the group is copied together first.
-//! Both element types are handled as 4-byte words: one f32, or a pair of bf16. Of a pool in fp8 every group
-//! is copied, and dequantised on the way.
+//! Elements are handled as columns of a step: one f32, a pair of bf16, or one f16. Of a pool in fp8 every
+//! group is copied, and dequantised on the way.
 
-use super::super::product::HALF;
-use crate::{DType, E4m3, KvLayout, bf16};
+use super::super::product::{HALF, column_bytes};
+use crate::{DType, E4m3, KvLayout, bf16, f16};
 
 /// The blocks of one row and one KV head.
 pub(super) struct Blocks<'a> {
@@ -20,14 +20,12 @@ pub(super) struct Blocks<'a> {
     pub(super) head: usize,
 }
 
-const WORD: usize = 4;
-
 /// Values of `k` per step: 2 for bf16 pairs.
 pub(super) fn per_step(layout: &KvLayout) -> usize {
     if layout.dtype == DType::BF16 { 2 } else { 1 }
 }
 
-/// Words that `Blocks` may copy keys or values of one group to.
+/// Words that suffice for a copy of the keys or values of one group.
 pub(super) fn group_words(layout: &KvLayout) -> usize {
     HALF * layout.head_dim
 }
@@ -43,29 +41,34 @@ impl Blocks<'_> {
         (block as usize, position % self.layout.block_tokens)
     }
 
+    /// Bytes of a column.
+    fn column(&self) -> usize {
+        column_bytes(self.layout.dtype)
+    }
+
     fn at(&self, element: usize) -> *const u8 {
         self.pool.wrapping_add(element * self.layout.dtype.bytes())
     }
 
     fn keys_of(&self, position: usize) -> *const u8 {
         let (block, t) = self.place(position);
-        self.at(self.layout.key_tile(self.layer, block, self.head)).wrapping_add(t * WORD)
+        self.at(self.layout.key_tile(self.layer, block, self.head)).wrapping_add(t * self.column())
     }
 
     fn values_of(&self, position: usize) -> *const u8 {
         let (block, t) = self.place(position);
-        let row = t / per_step(self.layout) * self.layout.head_dim * WORD;
+        let row = t / per_step(self.layout) * self.layout.head_dim * self.column();
         self.at(self.layout.value_tile(self.layer, block, self.head)).wrapping_add(row)
     }
 
     /// Bytes between steps of keys: a step is one channel, or a pair.
     pub(super) fn key_stride(&self) -> usize {
-        WORD * if self.in_place() { self.layout.block_tokens } else { HALF }
+        self.column() * if self.in_place() { self.layout.block_tokens } else { HALF }
     }
 
     /// Bytes between steps of values: a step is one position, or a pair.
     pub(super) fn value_stride(&self) -> usize {
-        self.layout.head_dim * WORD
+        self.layout.head_dim * self.column()
     }
 
     /// First step of keys `[position, position + 16)`, of which `count` exist.
@@ -79,18 +82,20 @@ impl Blocks<'_> {
                 let tile = self.layout.key_tile(self.layer, block, self.head);
                 for step in 0..self.layout.head_dim / per_step(self.layout) {
                     let d = step * per_step(self.layout);
-                    copy[step * HALF + i] = self.fp8_word(tile + t * self.layout.head_dim + d, 1);
+                    let word = self.fp8_word(tile + t * self.layout.head_dim + d, 1);
+                    self.put(copy, step * HALF + i, word);
                 }
             }
             return copy.as_ptr().cast();
         }
-        let stride = self.layout.block_tokens * WORD;
+        let stride = self.layout.block_tokens * self.column();
         let steps = self.layout.head_dim / per_step(self.layout);
         for i in 0..count {
             let from = self.keys_of(position + i);
             for step in 0..steps {
                 // SAFETY: the position has a block in the pool, as `check` saw.
-                copy[step * HALF + i] = unsafe { from.add(step * stride).cast::<u32>().read() };
+                let word = unsafe { self.read(from.add(step * stride)) };
+                self.put(copy, step * HALF + i, word);
             }
         }
         copy.as_ptr().cast()
@@ -104,30 +109,59 @@ impl Blocks<'_> {
         let dim = self.layout.head_dim;
         let per_step = per_step(self.layout);
         if self.fp8 {
-            for (step, row) in copy.chunks_exact_mut(dim).enumerate().take(count.div_ceil(per_step))
-            {
+            for step in 0..count.div_ceil(per_step) {
                 let (block, t) = self.place(position + step * per_step);
                 let tile = self.layout.value_tile(self.layer, block, self.head);
-                for (d, word) in row.iter_mut().enumerate() {
-                    *word = self.fp8_word(tile + t * dim + d, dim);
+                for d in 0..dim {
+                    self.put(copy, step * dim + d, self.fp8_word(tile + t * dim + d, dim));
                 }
             }
             return copy.as_ptr().cast();
         }
-        for (step, row) in copy.chunks_exact_mut(dim).enumerate().take(count.div_ceil(per_step)) {
+        for step in 0..count.div_ceil(per_step) {
             let from = self.values_of(position + step * per_step);
-            // SAFETY: as for keys; blocks hold an even number of positions, so a pair is in one block.
-            unsafe { row.as_mut_ptr().copy_from_nonoverlapping(from.cast(), dim) };
+            for d in 0..dim {
+                // SAFETY: as for keys; blocks hold an even number of positions, so a pair is in one block.
+                let word = unsafe { self.read(from.add(d * self.column())) };
+                self.put(copy, step * dim + d, word);
+            }
         }
         copy.as_ptr().cast()
     }
 
-    /// An fp8 element as f32, or with the one `next` behind it as a pair of bf16.
+    /// One column of a step.
+    ///
+    /// # Safety
+    /// There is one at `from`.
+    unsafe fn read(&self, from: *const u8) -> u32 {
+        // SAFETY: on the caller's promise; columns lie at multiples of their size.
+        unsafe {
+            match self.column() {
+                2 => u32::from(from.cast::<u16>().read()),
+                _ => from.cast::<u32>().read(),
+            }
+        }
+    }
+
+    /// Writes a column of a copy.
+    fn put(&self, copy: &mut [u32], column: usize, word: u32) {
+        if self.column() == 4 {
+            copy[column] = word;
+            return;
+        }
+        assert!(column / 2 < copy.len(), "column {column} of {} words", copy.len());
+        // SAFETY: two columns lie in each word, and this one was found inside.
+        unsafe { copy.as_mut_ptr().cast::<u16>().add(column).write(word as u16) };
+    }
+
+    /// An fp8 element as f32 or f16, or with the one `next` behind it as a pair of bf16.
     fn fp8_word(&self, element: usize, next: usize) -> u32 {
         // SAFETY: as for keys: the position has a block in the pool, and a pair lies in one block.
         let at = |i: usize| E4m3::from_bits(unsafe { self.pool.add(i).read() }).to_f32();
-        if per_step(self.layout) == 1 {
-            return at(element).to_bits();
+        match self.layout.dtype {
+            DType::F16 => return u32::from(f16::from_f32(at(element)).to_bits()),
+            DType::F32 => return at(element).to_bits(),
+            _ => {}
         }
         let [low, high] = [element, element + next].map(|i| bf16::from_f32(at(i)).to_le_bytes());
         u32::from_ne_bytes([low[0], low[1], high[0], high[1]])

@@ -18,10 +18,10 @@ impl Running {
 }
 
 /// One key tile of all queries of a tile of work.
-pub(super) struct KeyTile<'a, T> {
+pub(super) struct KeyTile<'a, T: Float> {
     pub(super) scores: &'a [[f32; KEY_TILE]],
-    /// Probabilities under the new maximum; zero for keys the query does not see.
-    pub(super) probabilities: &'a mut [[T; KEY_TILE]],
+    /// Probabilities under the new maximum, rounded to `T`; zero for keys the query does not see.
+    pub(super) probabilities: &'a mut [[T::Operand; KEY_TILE]],
     pub(super) running: &'a mut [Running],
     /// Outputs so far, `out_stride` apart, rescaled to the new maximum.
     pub(super) out: &'a mut [f32],
@@ -38,7 +38,7 @@ impl<T: Float> RowKernel for KeyTile<'_, T> {
         let rows = self.scores.iter().zip(self.probabilities).zip(self.running).zip(outs);
         for ((((scores, probabilities), running), out), &visible) in rows.zip(self.visible) {
             if visible == 0 {
-                *probabilities = [T::store(0.0); KEY_TILE];
+                *probabilities = [T::Operand::store(0.0); KEY_TILE];
                 continue;
             }
             let mut masked = [0.0f32; KEY_TILE];
@@ -52,7 +52,7 @@ impl<T: Float> RowKernel for KeyTile<'_, T> {
                 weights[j] = T::store(exp(masked[j] - max)).load();
             }
             for j in 0..KEY_TILE {
-                probabilities[j] = T::truncate(weights[j]);
+                probabilities[j] = T::Operand::truncate(weights[j]);
             }
             let keep = exp(running.max - max);
             *running = Running { max, sum: running.sum * keep + sum(&weights) };

@@ -6,10 +6,11 @@
 use std::arch::x86_64::{
     __m512, __mmask16, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm256_storeu_si256,
     _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps,
-    _mm512_cvtepi32_epi16, _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_loadu_ps, _mm512_mask_mul_ps,
-    _mm512_max_ps, _mm512_mul_ps, _mm512_reduce_add_ps, _mm512_reduce_max_ps, _mm512_roundscale_ps,
-    _mm512_scalef_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32,
-    _mm512_srli_epi32, _mm512_storeu_ps, _mm512_sub_ps,
+    _mm512_cvtepi32_epi16, _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_fmadd_ps, _mm512_fnmadd_ps,
+    _mm512_loadu_ps, _mm512_mask_mul_ps, _mm512_max_ps, _mm512_mul_ps, _mm512_reduce_add_ps,
+    _mm512_reduce_max_ps, _mm512_roundscale_ps, _mm512_scalef_ps, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_ps,
+    _mm512_sub_ps,
 };
 
 use super::KEY_TILE;
@@ -27,7 +28,7 @@ pub(super) fn run<T: Float>(tile: KeyTile<'_, T>) {
     let rows = tile.scores.iter().zip(tile.probabilities).zip(tile.running).zip(outs);
     for ((((scores, probabilities), running), out), &visible) in rows.zip(tile.visible) {
         if visible == 0 {
-            *probabilities = [T::store(0.0); KEY_TILE];
+            *probabilities = [T::Operand::store(0.0); KEY_TILE];
             continue;
         }
         let masked = mask(scores, visible, tile.scale);
@@ -38,7 +39,7 @@ pub(super) fn run<T: Float>(tile: KeyTile<'_, T>) {
         for (i, score) in masked.into_iter().enumerate() {
             let weight = exp(_mm512_sub_ps(score, _mm512_set1_ps(max)));
             let to = &mut probabilities[i * LANES..(i + 1) * LANES];
-            sums = _mm512_add_ps(sums, store(to, weight));
+            sums = _mm512_add_ps(sums, store::<T>(to, weight));
         }
         let keep = first(exp(_mm512_set1_ps(running.max - max)));
         let sum = running.sum * keep + _mm512_reduce_add_ps(sums);
@@ -82,10 +83,10 @@ fn exp(x: __m512) -> __m512 {
     _mm512_scalef_ps(p, n)
 }
 
-/// Stores 16 weights rounded to `T` and returns them as rounded.
+/// Stores 16 weights rounded to `T`, as products take them, and returns them as rounded.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl")]
-fn store<T: Float>(to: &mut [T], weight: __m512) -> __m512 {
+fn store<T: Float>(to: &mut [T::Operand], weight: __m512) -> __m512 {
     assert_eq!(to.len(), LANES);
     if T::DTYPE == DType::BF16 {
         // Nearest even. Weights are at most 1, and a NaN that arithmetic makes survives the carry.
@@ -97,9 +98,14 @@ fn store<T: Float>(to: &mut [T], weight: __m512) -> __m512 {
         unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(rounded)) };
         _mm512_castsi512_ps(_mm512_slli_epi32::<16>(rounded))
     } else {
+        let rounded = if T::DTYPE == DType::F16 {
+            _mm512_cvtph_ps(_mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(weight))
+        } else {
+            weight
+        };
         // SAFETY: `to` is 16 elements of four bytes.
-        unsafe { _mm512_storeu_ps(to.as_mut_ptr().cast(), weight) };
-        weight
+        unsafe { _mm512_storeu_ps(to.as_mut_ptr().cast(), rounded) };
+        rounded
     }
 }
 

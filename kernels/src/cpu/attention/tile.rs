@@ -1,12 +1,14 @@
 //! One tile of queries against all keys they see.
 
-use super::super::product::{Ahead, HALF, Operands, Segment, TILE_COLUMNS, TILE_ROWS};
-use super::super::row_kernel::dispatch;
+use super::super::product::{
+    Ahead, HALF, Operands, Segment, TILE_COLUMNS, TILE_ROWS, column_bytes,
+};
+use super::super::row_kernel::{Widen, dispatch};
 use super::groups::{Blocks, group_words, per_step};
 use super::softmax::{Finish, KeyTile, Running, weigh};
 use super::{Call, KEY_TILE};
-use crate::KvLayout;
 use crate::dtype::Float;
+use crate::{Element, KvLayout};
 
 /// Up to 12 (token, query head) pairs of one KV head, numbered token by token.
 #[derive(Debug, Clone, Copy)]
@@ -23,12 +25,12 @@ pub(super) struct Tile {
 const GROUPS: usize = KEY_TILE / HALF;
 
 /// Working memory of a thread.
-pub(super) struct Scratch<T> {
+pub(super) struct Scratch<T: Float> {
     /// Queries `[12][D]`.
-    q: Vec<T>,
+    q: Vec<T::Operand>,
     /// `[12][64]`.
     scores: Vec<[f32; KEY_TILE]>,
-    probabilities: Vec<[T; KEY_TILE]>,
+    probabilities: Vec<[T::Operand; KEY_TILE]>,
     /// Outputs `[12][D]`, rows padded to whole tile columns.
     out: Vec<f32>,
     running: [Running; TILE_ROWS],
@@ -40,7 +42,7 @@ pub(super) struct Scratch<T> {
 
 impl<T: Float> Scratch<T> {
     pub(super) fn new(layout: &KvLayout) -> Self {
-        let zero = T::store(0.0);
+        let zero = T::Operand::store(0.0);
         let dim = layout.head_dim;
         let words = group_words(layout);
         Self {
@@ -99,7 +101,8 @@ impl Tile {
         let dim = call.layout.head_dim;
         for (i, q) in s.q.chunks_exact_mut(dim).enumerate().take(self.pairs) {
             let (token, head) = self.pair(call, i);
-            q.copy_from_slice(&call.args.q.row(token)[head * dim..][..dim]);
+            let from: &[T] = &call.args.q.row(token)[head * dim..][..dim];
+            dispatch(call.isa, Widen { to: q, from });
         }
         s.out[..self.pairs * out_stride(dim)].fill(0.0);
         s.running = [Running::EMPTY; TILE_ROWS];
@@ -126,7 +129,7 @@ impl Tile {
             };
             let operands = Operands {
                 a: s.q.as_ptr().cast(),
-                a_stride: dim * T::DTYPE.bytes(),
+                a_stride: dim * T::Operand::DTYPE.bytes(),
                 b: &[Segment { start: [low, high], steps: dim / per_step(&call.layout) }],
                 b_stride: blocks.key_stride(),
                 c: s.scores.as_mut_ptr().cast::<f32>().wrapping_add(from),
@@ -134,7 +137,7 @@ impl Tile {
                 resume: false,
                 ahead: Ahead::Nothing,
             };
-            // SAFETY: a group reaches 16 words in every step: it lies in one block of the pool, or in
+            // SAFETY: a group reaches 16 columns in every step: it lies in one block of the pool, or in
             // a copy of that size; queries and scores have the rows of a full tile.
             unsafe { call.products.run(self.pairs, &operands) };
         }
@@ -148,7 +151,7 @@ impl Tile {
         }
         weigh(
             call.isa,
-            KeyTile {
+            KeyTile::<T> {
                 scores: &s.scores[..self.pairs],
                 probabilities: &mut s.probabilities,
                 running: &mut s.running,
@@ -171,16 +174,17 @@ impl Tile {
     ) {
         let dim = call.layout.head_dim;
         let (segments, count) = value_segments(s, blocks, start, keys);
+        let bytes = column_bytes(call.layout.dtype);
         for channel in (0..dim).step_by(TILE_COLUMNS) {
             // Behind a head of 16, 48, .. channels the half is computed again into the padding.
             let high = if channel + HALF < dim { channel + HALF } else { channel };
             let b = segments.map(|(start, steps)| Segment {
-                start: [channel, high].map(|channel| start.wrapping_add(channel * 4)),
+                start: [channel, high].map(|channel| start.wrapping_add(channel * bytes)),
                 steps,
             });
             let operands = Operands {
                 a: s.probabilities.as_ptr().cast(),
-                a_stride: KEY_TILE * T::DTYPE.bytes(),
+                a_stride: KEY_TILE * T::Operand::DTYPE.bytes(),
                 b: &b[..count],
                 b_stride: blocks.value_stride(),
                 c: s.out.as_mut_ptr().wrapping_add(channel),
@@ -188,7 +192,7 @@ impl Tile {
                 resume: true,
                 ahead: Ahead::Nothing,
             };
-            // SAFETY: every step of a segment holds `dim` words; probabilities and outputs have the
+            // SAFETY: every step of a segment holds `dim` columns; probabilities and outputs have the
             // rows of a full tile.
             unsafe { call.products.run(self.pairs, &operands) };
         }

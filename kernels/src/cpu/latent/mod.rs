@@ -3,7 +3,7 @@
 //! *Expanded*: keys and values of every head are made of the latents, then ordinary attention. *Absorbed*: queries are taken to
 //! the latents instead, `(W q)ᵀ c = qᵀ (Wᵀ c)`, and one value projection follows the mean of latents: less work where a row asks
 //! few questions of many tokens. In f32, the oracle, everything is expanded, so that a row's result does not depend on the chunk
-//! it came in; in bf16 rows of few tokens are absorbed.
+//! it came in; in bf16 and f16 rows of few tokens are absorbed.
 
 mod absorbed;
 mod expanded;
@@ -14,7 +14,7 @@ use crate::check::check_size;
 use crate::{Buffer, DeviceError, LatentAttention, LatentLayout, MatMut};
 
 const KERNEL: &str = "latent_attention";
-/// Tokens of a row up to which bf16 queries are taken to the latents. By multiplications alone both forms cost the same at
+/// Tokens of a row up to which 16-bit queries are taken to the latents. By multiplications alone both forms cost the same at
 /// `C (M + V) / (2 C − M − V)`, 170 tokens in DeepSeek-V3; expanded keys meet the tile product, which is several times faster.
 /// Decodes among them, with as many drafts as a row may have (16): drafts must not change how a token is computed.
 const ABSORBED_TOKENS: usize = 17;

@@ -9,6 +9,7 @@
 //!
 //! bf16 takes pairs: a step is two consecutive `k`, `b` holds `[j][k % 2]`. AVX-512-BF16 multiplies and
 //! adds a pair per instruction; the other paths widen to f32 and add the even, then the odd product.
+//! f16 takes one `k` a step as f32 does, and the same sums: `a` is f32 by then, `b` is widened as it is read.
 
 mod portable;
 #[cfg(target_arch = "x86_64")]
@@ -52,7 +53,7 @@ pub(super) struct Operands<'a> {
 pub(super) struct Segment {
     /// Columns `[0, 16)` and `[16, 32)` of its first step.
     pub(super) start: [*const u8; 2],
-    /// Values of `k` (f32) or pairs of them (bf16).
+    /// Values of `k` (f32, f16) or pairs of them (bf16).
     pub(super) steps: usize,
 }
 
@@ -67,6 +68,14 @@ pub(super) enum Ahead {
     TwoLines(*const u8),
 }
 
+/// Bytes of one column of one step of `b`: an f32, a pair of bf16, or one f16.
+pub(super) const fn column_bytes(dtype: DType) -> usize {
+    match dtype {
+        DType::F16 => 2,
+        _ => 4,
+    }
+}
+
 /// Computes one tile of a fixed number of rows.
 pub(super) type Product = unsafe fn(&Operands<'_>);
 
@@ -75,18 +84,27 @@ pub(super) type Product = unsafe fn(&Operands<'_>);
 pub(super) struct Products([Product; TILE_ROWS]);
 
 impl Products {
-    /// Kernels for operands of `dtype`, f32 or bf16.
+    /// Kernels for `b` of `dtype`, f32, bf16 or f16, and `a` of the same type, f32 for f16.
     pub(super) fn new(isa: Isa, dtype: DType) -> Self {
-        let pairs = dtype == DType::BF16;
-        match isa {
+        Self(match (isa, dtype) {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 if pairs => Self(x86::BF16),
+            (Isa::Avx512Bf16, DType::BF16) => x86::BF16,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Avx512Bf16 => Self(if pairs { x86::WIDE_16 } else { x86::F32_16 }),
+            (Isa::Avx512, DType::BF16) => x86::WIDE_16,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => Self(if pairs { x86::WIDE_8 } else { x86::F32_8 }),
-            _ => Self(if pairs { portable::PAIRS } else { portable::SINGLES }),
-        }
+            (Isa::Avx512 | Isa::Avx512Bf16, DType::F16) => x86::F16_16,
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512 | Isa::Avx512Bf16, _) => x86::F32_16,
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx2, DType::BF16) => x86::WIDE_8,
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx2, DType::F16) => x86::F16_8,
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx2, _) => x86::F32_8,
+            (_, DType::BF16) => portable::PAIRS,
+            (_, DType::F16) => portable::HALVES,
+            _ => portable::SINGLES,
+        })
     }
 
     /// Computes a tile of `rows` rows.

@@ -1,13 +1,14 @@
 //! Tiles in plain Rust: any architecture, and the reference of the vector paths.
 
 use super::{HALF, Operands, Product, Segment, TILE_COLUMNS, TILE_ROWS, by_rows};
-use crate::dtype::{Float, bf16};
+use crate::dtype::{Float, bf16, f16};
 
-pub(super) const SINGLES: [Product; TILE_ROWS] = by_rows!(singles);
+pub(super) const SINGLES: [Product; TILE_ROWS] = by_rows!(singles, f32);
+pub(super) const HALVES: [Product; TILE_ROWS] = by_rows!(singles, f16);
 pub(super) const PAIRS: [Product; TILE_ROWS] = by_rows!(pairs);
 
-/// f32 operands.
-unsafe fn singles<const M: usize>(o: &Operands<'_>) {
+/// `a` of f32, `b` of f32 or f16.
+unsafe fn singles<const M: usize, T: Float>(o: &Operands<'_>) {
     for r in 0..M {
         // SAFETY: the caller vouches for every extent.
         unsafe {
@@ -17,9 +18,9 @@ unsafe fn singles<const M: usize>(o: &Operands<'_>) {
                 let x = *a;
                 a = a.add(1);
                 for (half, sums) in segment.start.iter().zip(sums.as_chunks_mut::<HALF>().0) {
-                    let w = &*half.add(step * o.b_stride).cast::<[f32; HALF]>();
+                    let w = &*half.add(step * o.b_stride).cast::<[T; HALF]>();
                     for (s, w) in sums.iter_mut().zip(w) {
-                        *s += x * w;
+                        *s += x * w.load();
                     }
                 }
             }

@@ -3,11 +3,11 @@
 //! All functions are inlined into kernels that enable the instruction set; none is called elsewhere.
 
 use std::arch::x86_64::{
-    __m256, __m512, _mm256_and_si256, _mm256_castsi256_ps, _mm256_fmadd_ps, _mm256_loadu_ps,
-    _mm256_loadu_si256, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32,
-    _mm256_storeu_ps, _mm512_and_si512, _mm512_castsi512_ps, _mm512_fmadd_ps, _mm512_loadu_ps,
-    _mm512_loadu_si512, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32,
-    _mm512_storeu_ps,
+    __m256, __m512, _mm_loadu_si128, _mm256_and_si256, _mm256_castsi256_ps, _mm256_cvtph_ps,
+    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_set1_epi32, _mm256_set1_ps,
+    _mm256_setzero_ps, _mm256_slli_epi32, _mm256_storeu_ps, _mm512_and_si512, _mm512_castsi512_ps,
+    _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_storeu_ps,
 };
 
 /// A vector register of f32.
@@ -27,6 +27,8 @@ pub(super) unsafe trait Lanes: Copy {
     unsafe fn mul_add(self, x: Self, y: Self) -> Self;
     /// Stores consecutive elements.
     unsafe fn store(self, to: *mut f32);
+    /// Consecutive f16.
+    unsafe fn load_halves(from: *const u8) -> Self;
     /// The even and the odd bf16 of `LANES` pairs.
     unsafe fn load_pairs(from: *const u8) -> [Self; 2];
 }
@@ -63,6 +65,11 @@ unsafe impl Lanes for __m512 {
         unsafe { _mm512_storeu_ps(to, self) }
     }
     #[inline(always)]
+    unsafe fn load_halves(from: *const u8) -> Self {
+        // SAFETY: see the trait.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+    }
+    #[inline(always)]
     unsafe fn load_pairs(from: *const u8) -> [Self; 2] {
         // SAFETY: see the trait.
         unsafe {
@@ -73,7 +80,7 @@ unsafe impl Lanes for __m512 {
     }
 }
 
-// SAFETY: intrinsics of AVX2 and FMA, on the caller's promise.
+// SAFETY: intrinsics of AVX2, FMA and F16C, on the caller's promise.
 unsafe impl Lanes for __m256 {
     const LANES: usize = 8;
     #[inline(always)]
@@ -100,6 +107,11 @@ unsafe impl Lanes for __m256 {
     unsafe fn store(self, to: *mut f32) {
         // SAFETY: see the trait.
         unsafe { _mm256_storeu_ps(to, self) }
+    }
+    #[inline(always)]
+    unsafe fn load_halves(from: *const u8) -> Self {
+        // SAFETY: see the trait.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
     }
     #[inline(always)]
     unsafe fn load_pairs(from: *const u8) -> [Self; 2] {

@@ -13,12 +13,14 @@ use super::{Ahead, HALF, Operands, Product, TILE_ROWS, by_rows};
 pub(super) const BF16: [Product; TILE_ROWS] = by_rows!(bf16);
 pub(super) const F32_16: [Product; TILE_ROWS] = by_rows!(f32_16);
 pub(super) const WIDE_16: [Product; TILE_ROWS] = by_rows!(wide_16);
+pub(super) const F16_16: [Product; TILE_ROWS] = by_rows!(f16_16);
 pub(super) const F32_8: [Product; TILE_ROWS] = by_rows!(f32_8);
 pub(super) const WIDE_8: [Product; TILE_ROWS] = by_rows!(wide_8);
+pub(super) const F16_8: [Product; TILE_ROWS] = by_rows!(f16_8);
 
 const LINE: usize = 64;
-/// One column of one step, of `a` or `b`: an f32, or a pair of bf16.
-const COLUMN_BYTES: usize = 4;
+/// One step of `a`: an f32, or a pair of bf16.
+const STEP_BYTES: usize = 4;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn bf16<const M: usize>(o: &Operands<'_>) {
@@ -89,6 +91,12 @@ unsafe fn wide_16<const M: usize>(o: &Operands<'_>) {
     unsafe { tile::<__m512, Pairs, M, 2>(o, 0, 0) }
 }
 
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn f16_16<const M: usize>(o: &Operands<'_>) {
+    // SAFETY: passed on; the instruction set is enabled here.
+    unsafe { tile::<__m512, Halves, M, 2>(o, 0, 0) }
+}
+
 #[target_feature(enable = "avx2,fma")]
 unsafe fn f32_8<const M: usize>(o: &Operands<'_>) {
     // SAFETY: passed on; the instruction set is enabled here.
@@ -99,6 +107,12 @@ unsafe fn f32_8<const M: usize>(o: &Operands<'_>) {
 unsafe fn wide_8<const M: usize>(o: &Operands<'_>) {
     // SAFETY: passed on; the instruction set is enabled here.
     unsafe { narrow::<Pairs, M>(o) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn f16_8<const M: usize>(o: &Operands<'_>) {
+    // SAFETY: passed on; the instruction set is enabled here.
+    unsafe { narrow::<Halves, M>(o) }
 }
 
 /// AVX2 has 16 registers: 4 rows of one half (two registers) at a time.
@@ -121,8 +135,10 @@ unsafe fn narrow<S: Step, const M: usize>(o: &Operands<'_>) {
     }
 }
 
-/// How a step reads its operands: one f32, or a pair of bf16 widened to two.
+/// How a step reads its operands: one f32, a pair of bf16 widened to two, or an f32 of `a` and an f16 of `b`.
 trait Step {
+    /// One column of `b`.
+    const COLUMN_BYTES: usize = 4;
     /// Multiplications per step.
     const DEPTH: usize;
     unsafe fn a(from: *const u8, step: usize) -> [f32; 2];
@@ -130,6 +146,7 @@ trait Step {
 }
 
 struct Singles;
+struct Halves;
 struct Pairs;
 
 impl Step for Singles {
@@ -143,6 +160,21 @@ impl Step for Singles {
     unsafe fn b<V: Lanes>(from: *const u8) -> [V; 2] {
         // SAFETY: the caller vouches for `b`.
         unsafe { [V::load(from.cast()), V::zero()] }
+    }
+}
+
+impl Step for Halves {
+    const COLUMN_BYTES: usize = 2;
+    const DEPTH: usize = 1;
+    #[inline(always)]
+    unsafe fn a(from: *const u8, step: usize) -> [f32; 2] {
+        // SAFETY: passed on.
+        unsafe { Singles::a(from, step) }
+    }
+    #[inline(always)]
+    unsafe fn b<V: Lanes>(from: *const u8) -> [V; 2] {
+        // SAFETY: the caller vouches for `b`.
+        unsafe { [V::load_halves(from), V::zero()] }
     }
 }
 
@@ -183,7 +215,7 @@ unsafe fn tile<V: Lanes, S: Step, const M: usize, const R: usize>(
         let mut a = o.a.add(row * o.a_stride);
         for segment in o.b {
             let from: [*const u8; R] = std::array::from_fn(|i| {
-                segment.start[place(i) / HALF].add(place(i) % HALF * COLUMN_BYTES)
+                segment.start[place(i) / HALF].add(place(i) % HALF * S::COLUMN_BYTES)
             });
             for step in 0..segment.steps {
                 // No closure: compilers that check overflow leave one out of line, and its instructions with it.
@@ -201,7 +233,7 @@ unsafe fn tile<V: Lanes, S: Step, const M: usize, const R: usize>(
                     }
                 }
             }
-            a = a.add(segment.steps * COLUMN_BYTES);
+            a = a.add(segment.steps * STEP_BYTES);
         }
         for (r, sums) in sums.iter().enumerate() {
             for (i, sum) in sums.iter().enumerate() {
