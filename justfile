@@ -55,9 +55,9 @@ indexer:
 trials:
     cargo test --release --test bench -- --ignored --exact --nocapture http::trials::latency_of_trials
 
-# What grammars that are accepted and costly do to the steps of others.
+# What costly grammars, accepted and refused, do to the steps of others.
 costly-grammars:
-    cargo test --test bench -- --ignored --exact --nocapture http::constrained::costly_grammars
+    cargo test --release --test bench -- --ignored --exact --nocapture http::constrained::costly_grammars
 
 # What parsers of tool calls and reasoning take for hostile outputs of a megabyte.
 hostile-outputs:
