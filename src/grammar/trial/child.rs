@@ -99,9 +99,10 @@ fn start_watch(compiler: &Arc<Compiler>, desk: &Arc<Desk<Socket>>) -> io::Result
     };
     let named = thread::Builder::new().name("grammar-watch".to_owned());
     named.stack_size(TRIAL_STACK_BYTES).spawn(|| {
-        // Nobody joins it, and the server would wait for a verdict.
-        let _ = catch_unwind(AssertUnwindSafe(work));
-        process::exit(1);
+        // Nobody joins it, and the server would wait for a verdict. Without a server all ends anyway.
+        if catch_unwind(AssertUnwindSafe(work)).is_err() {
+            process::abort();
+        }
     })?;
     Ok(())
 }
