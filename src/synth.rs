@@ -22,7 +22,7 @@ pub fn run(args: &SynthArgs) -> Result<ExitCode> {
     let dtype = match args.dtype {
         Dtype::Auto | Dtype::Bfloat16 => SynthDType::BF16,
         Dtype::Float32 => SynthDType::F32,
-        Dtype::Float16 => bail!("--dtype float16: weights are written as bfloat16 or float32"),
+        Dtype::Float16 => SynthDType::F16,
     };
     let options = SynthOptions { seed: args.seed, dtype, ..SynthOptions::default() };
     let progress = Progress::new(&format!("write {out}"), 0, Unit::Bytes);

@@ -78,6 +78,11 @@ pub(crate) fn kv_dtype(settings: &Settings, dtype: DType) -> DType {
 pub(crate) fn dtype(config: &ExecutorConfig) -> DType {
     match (config.settings.dtype, config.model.dtype) {
         (Dtype::Float32, _) | (Dtype::Auto, Some(CheckpointDType::F32)) => DType::F32,
+        (Dtype::Float16, _) => DType::F16,
+        // GPUs are opened for bf16: that loses three bits of mantissa and no range.
+        (Dtype::Auto, Some(CheckpointDType::F16)) if config.settings.device == Device::Cpu => {
+            DType::F16
+        }
         (Dtype::Bfloat16 | Dtype::Auto, _) => DType::BF16,
     }
 }

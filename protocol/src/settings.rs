@@ -179,13 +179,15 @@ pub struct DeviceLibraries {
 /// Type of weights and activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Dtype {
-    /// What the checkpoint names; half precision becomes bfloat16, which the CPU computes in.
+    /// What the checkpoint names; half precision becomes bfloat16 on GPUs.
     #[default]
     Auto,
-    /// 16 bits; sums in f32.
+    /// 16 bits, 8 of them exponent; sums in f32.
     Bfloat16,
     /// 32 bits: the exact reference.
     Float32,
+    /// 16 bits, 5 of them exponent; sums in f32.
+    Float16,
 }
 
 /// Type of the KV cache.

@@ -39,11 +39,11 @@ pub use bench::{
 };
 pub(crate) use cluster::SECRET_VARIABLE;
 pub use cluster::{Cluster, ClusterVariables, NodeArgs, Secret};
-pub(crate) use engine::BF16_CACHE_OF_F32;
 pub use engine::{
     Admission, CacheDtype, DeviceKind, EngineArgs, ExecutorPlace, ParallelArgs, Placement,
     SchedulingPolicy,
 };
+pub(crate) use engine::{BF16_CACHE_OF_OTHERS, FLOAT16_ON_GPU};
 pub use environment::Environment;
 pub use eval::{ClientArgs, EqualArgs, EvalCommand, GoldenArgs, LogprobsArgs, TasksArgs};
 pub use events::{CheckArgs, DumpArgs, EventsCommand, SubscribeArgs, TailArgs};
@@ -151,7 +151,7 @@ pub struct SynthArgs {
     /// Another seed is another set of weights
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Type of the weights, bfloat16 or float32; the values are the same. float16 is refused
+    /// Type of the weights; auto is bfloat16, and the values are the same in all. config.json names float16 where it is that
     #[arg(long, default_value = "auto")]
     pub dtype: Dtype,
 }

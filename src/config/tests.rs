@@ -73,6 +73,9 @@ fn spellings_of_three_engines_mean_the_same() {
     assert_eq!(args.model.max_model_len, Some(32_768));
     assert_eq!(args.model.served_model_name, ["a", "b"]);
     assert_eq!(serve("M --port 1 --port 2").http.port, 2);
+    for half in ["float16", "half", "fp16"] {
+        assert_eq!(serve(&format!("M --dtype {half}")).model.dtype, Dtype::Float16);
+    }
 }
 
 #[test]
@@ -185,11 +188,12 @@ fn what_cannot_be_honoured_is_refused_with_the_reason() {
         ("M -q fp8", "--quantization is not supported"),
         ("M --uds /tmp/socket", "HTTP/1.1 and TCP"),
         ("M --attention-backend FLASHINFER", "this server's own"),
-        ("M --dtype half", "bfloat16 or float32"),
+        ("M --dtype half --device cuda", "--dtype float16: on GPUs"),
         ("M --cudagraph-capture-sizes 4,0", "at least 1"),
         ("M --cudagraph-capture-sizes 4 8 --max-cudagraph-capture-size 4", "go up to 8"),
         ("M --device-ids 1,2,1", "1 is there twice"),
         ("M --kv-cache-dtype bf16 --dtype float32", "--dtype bfloat16"),
+        ("M --kv-cache-dtype bf16 --dtype half", "--dtype bfloat16"),
         ("M --no_mmap", "always mapped"),
         ("M --spec-method eagle", "--spec-method eagle: this release speculates by ngram and mtp"),
         ("M --spec-method ngram --spec-tokens 99", "--spec-tokens 99: 1 to 16"),

@@ -3,9 +3,9 @@
 use super::model_files::ModelFiles;
 use super::start_up::Patience;
 use crate::config::{
-    AccessArgs, Admission, BF16_CACHE_OF_F32, CacheDtype, DeviceKind, Dtype, EngineArgs,
-    Environment, ExecutorPlace, LoadFormat, LogArgs, Placement, ReasoningPlace, ReplyArgs,
-    SchedulingPolicy, ServeArgs, Strings,
+    AccessArgs, Admission, BF16_CACHE_OF_OTHERS, CacheDtype, DeviceKind, Dtype, EngineArgs,
+    Environment, ExecutorPlace, FLOAT16_ON_GPU, LoadFormat, LogArgs, Placement, ReasoningPlace,
+    ReplyArgs, SchedulingPolicy, ServeArgs, Strings,
 };
 use crate::engine_client::AdmissionLimits;
 use crate::metrics::MetricsConfig;
@@ -330,21 +330,42 @@ pub fn patience(args: &ServeArgs) -> Patience {
     }
 }
 
+/// Refuses types that the device does not compute in, which the command line could not know before the device was
+/// found and the checkpoint read, and says where `auto` does not take the checkpoint's.
+fn check_dtype(
+    args: &ServeArgs,
+    checkpoint: Option<CheckpointDType>,
+    device: Device,
+) -> Result<()> {
+    let dtype = args.model.dtype;
+    if dtype == Dtype::Float16 && device != Device::Cpu {
+        bail!(FLOAT16_ON_GPU);
+    }
+    if dtype != Dtype::Auto {
+        return Ok(()); // The command line has been asked.
+    }
+    let rounded = checkpoint == Some(CheckpointDType::F16) && device != Device::Cpu;
+    if rounded {
+        tracing::warn!("a checkpoint in float16 is computed in bfloat16, as --dtype auto on a GPU");
+    }
+    let other = matches!(checkpoint, Some(CheckpointDType::F32 | CheckpointDType::F16));
+    if args.engine.kv_cache_dtype == CacheDtype::Bf16 && other && !rounded {
+        bail!(BF16_CACHE_OF_OTHERS);
+    }
+    Ok(())
+}
+
 /// What the executor is told.
 ///
-/// Errors: more likeliest ids than a GPU lists; a replaced `config.json` that has no text form.
+/// Errors: a type that the device does not compute in; more likeliest ids than a GPU lists; a replaced `config.json` that
+/// has no text form.
 pub fn executor(
     args: &ServeArgs,
     files: &ModelFiles,
     environment: &Environment,
 ) -> Result<ExecutorConfig> {
     let (engine, device) = (&args.engine, device(args.engine.device));
-    // The command line has refused it where it names the type.
-    let is_f32 =
-        args.model.dtype == Dtype::Auto && files.config.dtype == Some(CheckpointDType::F32);
-    if engine.kv_cache_dtype == CacheDtype::Bf16 && is_f32 {
-        bail!(BF16_CACHE_OF_F32);
-    }
+    check_dtype(args, files.config.dtype, device)?;
     let settings = Settings {
         dir: files.dir.clone(),
         overrides: args.model.hf_overrides.as_ref().map(serde_json::to_string).transpose()?,
@@ -358,8 +379,8 @@ pub fn executor(
         kernel_cache: environment.kernel_cache.clone(),
         dtype: match args.model.dtype {
             Dtype::Auto => executor::Dtype::Auto,
-            // The command line has refused half precision.
-            Dtype::Bfloat16 | Dtype::Float16 => executor::Dtype::Bfloat16,
+            Dtype::Bfloat16 => executor::Dtype::Bfloat16,
+            Dtype::Float16 => executor::Dtype::Float16,
             Dtype::Float32 => executor::Dtype::Float32,
         },
         kv_dtype: match engine.kv_cache_dtype {

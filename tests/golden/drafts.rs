@@ -1,6 +1,6 @@
 //! The layer behind the last one, which guesses the token after next.
 
-use crate::check_bf16;
+use crate::check_half;
 use crate::fixture::Fixture;
 use crate::replay::{self, Place, Replay, Row, Sharing, closeness, difference, in_a_world, top};
 use ops::DType;
@@ -70,6 +70,6 @@ fn drafts_in_bf16_are_close() {
     for logits in [many, few] {
         let found =
             closeness(&logits[logits.len() - fixture.draft_logits.len()..], &fixture.draft_logits);
-        check_bf16(&fixture, &found);
+        check_half(&fixture, &found, DType::BF16);
     }
 }

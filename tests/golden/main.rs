@@ -28,6 +28,9 @@ const LOGIT_TOLERANCE: f32 = 2e-4;
 /// wider they are for it, and why.
 const BF16_GATE: [f32; 3] = [0.06, 0.20, 0.20];
 
+/// How much smaller the differences of f16 are: it rounds three bits later than bf16.
+const F16_SHARE: f32 = 1.0 / 8.0;
+
 /// Mean and 99th percentile of the differences of log-probabilities, and regret, with keys and values in fp8:
 /// each is off by up to 1/16, which is what the probabilities and sums of a layer are off by. Found in f32 and
 /// bf16: means to 0.056, 99th percentiles to 0.25, and at one of 150 positions a regret of 0.37.
@@ -60,7 +63,20 @@ macro_rules! cases {
             #[test]
             fn bf16_is_close_and_as_invariant() {
                 let fixture = super::Fixture::read($file);
-                super::bf16_is_close_and_as_invariant(&super::Place::alone(), &fixture);
+                super::half_is_close_and_as_invariant(
+                    &super::Place::alone(),
+                    &fixture,
+                    super::DType::BF16,
+                );
+            }
+            #[test]
+            fn f16_is_close_and_as_invariant() {
+                let fixture = super::Fixture::read($file);
+                super::half_is_close_and_as_invariant(
+                    &super::Place::alone(),
+                    &fixture,
+                    super::DType::F16,
+                );
             }
         })*
     };
@@ -193,20 +209,20 @@ fn greedy_tokens_are_equal_in_a_batch(place: &Place, fixture: &Fixture) {
     assert_eq!(found, fixture.greedy);
 }
 
-/// A GPU has kernels for few rows and others for many, whose sums differ in the last bits of bf16.
+/// A GPU has kernels for few rows and others for many, whose sums differ in the last bits of 16.
 fn few_rows_differ(dtype: DType) -> bool {
-    dtype == DType::BF16 && replay::on_a_gpu()
+    dtype != DType::F32 && replay::on_a_gpu()
 }
 
-/// bf16 rounds, but its results depend on nothing but the sequence either.
-fn bf16_is_close_and_as_invariant(place: &Place, fixture: &Fixture) {
-    let mut replay = Replay::load(place, fixture, DType::BF16);
+/// Halves round, but its results depend on nothing but the sequence either.
+fn half_is_close_and_as_invariant(place: &Place, fixture: &Fixture, dtype: DType) {
+    let mut replay = Replay::load(place, fixture, dtype);
     let whole = Row::new(&mut replay, &fixture.tokens);
     let expected = replay.run(&[&whole]);
     let row = Row::new(&mut replay, &fixture.tokens);
     let chunked = chunks(&mut replay, &row, 7);
     let latent = fixture.has_latents();
-    assert!(chunked == expected || latent || few_rows_differ(DType::BF16), "chunks of 7");
+    assert!(chunked == expected || latent || few_rows_differ(dtype), "chunks of 7");
     let tipped = place.is_shared() || replay::on_a_gpu() || latent;
     let found = if tipped && !fixture.routes.is_empty() {
         let routes = replay.watched(&whole).routes;
@@ -214,13 +230,14 @@ fn bf16_is_close_and_as_invariant(place: &Place, fixture: &Fixture) {
     } else {
         closeness(&expected, &fixture.logits)
     };
-    check_bf16(fixture, &found);
+    check_half(fixture, &found, dtype);
     if latent {
         // Queries of few rows go to the latents; for those of many, keys are made of them.
         let seen = watched_chunks(&mut replay, &row, 7);
         assert!(seen.logits == chunked, "watched and not");
         assert!(chunks(&mut replay, &row, 1) == chunked, "chunks of 1 and of 7");
-        check_bf16(fixture, &closeness_where_routes_agree(fixture, &chunked, &seen.routes));
+        let found = closeness_where_routes_agree(fixture, &chunked, &seen.routes);
+        check_half(fixture, &found, dtype);
     }
 }
 
@@ -229,14 +246,15 @@ fn gate_here(fixture: &Fixture) -> Gate {
     fixture.fp8_gate.filter(|_| replay::on_a_gpu()).unwrap_or(fixture.bf16_gate)
 }
 
-fn check_bf16(fixture: &Fixture, found: &Closeness) {
-    println!("{found:?}");
-    let gate = BF16_GATE.map(|x| x * gate_here(fixture).scale);
+fn check_half(fixture: &Fixture, found: &Closeness, dtype: DType) {
+    println!("{dtype:?} {found:?}");
+    let share = if dtype == DType::F16 { F16_SHARE } else { 1.0 };
+    let gate = BF16_GATE.map(|x| x * share * gate_here(fixture).scale);
     let close = found.mean <= gate[0] && found.p99 <= gate[1] && found.regret <= gate[2];
     assert!(close, "{found:?} against {gate:?}");
 }
 
-/// Ranks round their parts of a sum to bf16 before they add them, and a GPU adds in another order, which tips other near ties
+/// Ranks round their parts of a sum to 16 bits before they add them, and a GPU adds in another order, which tips other near ties
 /// of the router than one rank of the CPU does; scores that are sigmoids lie closer together than those of a softmax. Compares
 /// where the same experts are chosen as in f32.
 fn closeness_where_routes_agree(
@@ -302,7 +320,8 @@ fn ranks_that_share_it_do_all_of_that(name: &str) {
             matches_transformers(place, &fixture);
             chunks_and_hits_change_no_bit(place, &fixture);
             greedy_tokens_are_equal_in_a_batch(place, &fixture);
-            bf16_is_close_and_as_invariant(place, &fixture);
+            half_is_close_and_as_invariant(place, &fixture, DType::BF16);
+            half_is_close_and_as_invariant(place, &fixture, DType::F16);
         });
         match (size, sharing) {
             (2, Sharing::Replicas) => gathered = Some(bits),
@@ -317,7 +336,7 @@ fn ranks_that_share_it_do_all_of_that(name: &str) {
 fn a_cache_in_fp8_is_close_and_as_invariant() {
     for name in ["llama-untied", "qwen3-d128-gqa4", "qwen3-fp8-blocks", "qwen3-fp8-channels"] {
         let fixture = Fixture::read(name);
-        for dtype in [DType::F32, DType::BF16] {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
             let place = Place::alone();
             let mut replay = Replay::with_fp8_cache(&place, &fixture, dtype);
             let whole = Row::new(&mut replay, &fixture.tokens);
@@ -328,7 +347,7 @@ fn a_cache_in_fp8_is_close_and_as_invariant() {
             let found = closeness(&expected, &fixture.logits);
             println!("{name} {dtype:?} {found:?}");
             // A GPU also quantises what meets weights in fp8: both roundings add up.
-            let quantises = dtype == DType::BF16 && replay::on_a_gpu();
+            let quantises = dtype != DType::F32 && replay::on_a_gpu();
             let scale = fixture.fp8_gate.filter(|_| quantises).map_or(0.0, |gate| gate.scale);
             let gate: [f32; 3] = std::array::from_fn(|i| FP8_CACHE_GATE[i] + BF16_GATE[i] * scale);
             let close = found.mean <= gate[0] && found.p99 <= gate[1] && found.regret <= gate[2];
@@ -358,7 +377,7 @@ fn unusual_sizes_run_and_stay_invariant() {
             "max_position_embeddings": 512
         });
         let tokens: Vec<i32> = (0..40).map(|i| i * 7 % vocab).collect();
-        for dtype in [DType::F32, DType::BF16] {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
             let place = Place::alone();
             let mut replay = Replay::of(&place, &config.to_string(), 3, dtype);
             let whole = Row::new(&mut replay, &tokens);

@@ -5,7 +5,7 @@ use crate::fixture::Fixture;
 use collectives::{Group, Meeting};
 use kernels::Kernels;
 use kernels::cpu::{CpuConfig, CpuDevice};
-use kernels::hip::{HipConfig, HipDevice, Libraries};
+use kernels::hip::{Half, HipConfig, HipDevice, Libraries};
 use models::sharding::{Part, Ranks};
 use models::synth::{self, SynthDType, SynthOptions};
 use models::{Config, Exchange, Forward, LoadFormat, LoadOptions, Model, Probe, load_model};
@@ -166,7 +166,11 @@ impl<'a> Replay<'a> {
         let dir = tempfile::tempdir().unwrap();
         let source = dir.path().join("source.json");
         fs::write(&source, &fixture.config).unwrap();
-        let stored = if dtype == DType::F32 { SynthDType::F32 } else { SynthDType::BF16 };
+        let stored = match dtype {
+            DType::F32 => SynthDType::F32,
+            DType::F16 => SynthDType::F16,
+            _ => SynthDType::BF16,
+        };
         let options = SynthOptions { seed: fixture.seed, dtype: stored, shard_bytes: 200_000 };
         let out = dir.path().join("model");
         synth::write(&source, &out, &options, &mut |_, _| ()).unwrap();
@@ -202,7 +206,7 @@ impl<'a> Replay<'a> {
         [dtype, kv_dtype]: [DType; 2],
         format: LoadFormat,
     ) -> Self {
-        let ops = Ops::new(device(place.ranks.tp.size), dtype).unwrap();
+        let ops = Ops::new(device(place.ranks.tp.size, dtype), dtype).unwrap();
         let progress = RefCell::new((0, 0));
         let mut tell = |done, total| *progress.borrow_mut() = (done, total);
         let options = LoadOptions {
@@ -318,8 +322,9 @@ pub(crate) fn on_a_gpu() -> bool {
     std::env::var_os("HADRON_GPU").is_some()
 }
 
-/// The CPU, shared by `ranks`, or the GPU that `HADRON_GPU` names (`cuda` or `rocm`): the fixtures are the same.
-fn device(ranks: usize) -> Arc<dyn Kernels> {
+/// The CPU, shared by `ranks`, or the GPU that `HADRON_GPU` names (`cuda` or `rocm`), for a model in `dtype`: the fixtures are
+/// the same.
+fn device(ranks: usize, dtype: DType) -> Arc<dyn Kernels> {
     let libraries = match std::env::var("HADRON_GPU").as_deref() {
         Ok("cuda") => Libraries::Cuda,
         Ok("rocm") => Libraries::Rocm,
@@ -330,7 +335,8 @@ fn device(ranks: usize) -> Arc<dyn Kernels> {
             return Arc::new(CpuDevice::new(config).unwrap());
         }
     };
-    Arc::new(HipDevice::open(&HipConfig { libraries, ..HipConfig::default() }).unwrap())
+    let half = if dtype == DType::F16 { Half::F16 } else { Half::BF16 };
+    Arc::new(HipDevice::open(&HipConfig { libraries, half, ..HipConfig::default() }).unwrap())
 }
 
 impl Row {

@@ -98,11 +98,11 @@ fn batch_mates_with_and_without_drafts_change_nothing() {
     }
 }
 
-/// Rows of few tokens and of many go different ways there in bf16.
+/// Rows of few tokens and of many go different ways there in 16 bits.
 #[test]
 fn as_many_drafts_as_can_be_change_nothing_in_latents() {
     let mut drafted = 0;
-    for dtype in [Dtype::Float32, Dtype::Bfloat16] {
+    for dtype in crate::DTYPES {
         let mut player = Player::with(speculating(latents(dtype), 16));
         for sampling in rules() {
             let mut plain = job(3, &sampling, 0);

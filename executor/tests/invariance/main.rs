@@ -18,17 +18,19 @@ use protocol::{
 
 const PROMPT: usize = 50;
 const TOTAL: usize = 74;
-const DTYPES: [Dtype; 2] = [Dtype::Float32, Dtype::Bfloat16];
+const DTYPES: [Dtype; 3] = [Dtype::Float32, Dtype::Bfloat16, Dtype::Float16];
 /// Log-probabilities of a model in f32 whose sums are those of several ranks.
 const LOGPROB_TOLERANCE: f32 = 2e-4;
 
 /// Whom the same must hold for: an executor alone; two ranks with a KV head each; four that hold the two KV heads
 /// twice; experts in parts, spread, and placed.
 fn worlds() -> Vec<ExecutorConfig> {
-    use Dtype::{Bfloat16, Float32};
+    use Dtype::{Bfloat16, Float16, Float32};
     vec![
         config(Float32, 2),
         config(Bfloat16, 2),
+        config(Float16, 2),
+        shared(experts(Float16), 2, false),
         shared(config(Float32, 1), 2, false),
         shared(config(Bfloat16, 1), 4, false),
         shared(experts(Bfloat16), 2, false),

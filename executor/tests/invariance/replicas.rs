@@ -130,10 +130,10 @@ fn replicas_that_share_experts_find_the_tokens_of_one() {
     }
 }
 
-/// Who else computes, and how much of it, changes no bit: neither in f32 nor in bf16.
+/// Who else computes, and how much of it, changes no bit: in no type.
 #[test]
 fn company_in_other_replicas_changes_no_bit() {
-    for dtype in [Dtype::Float32, Dtype::Bfloat16] {
+    for dtype in crate::DTYPES {
         let config = model(dtype, 1, 2);
         let pact = Arc::new(Pact::new(&config));
         let idle = {

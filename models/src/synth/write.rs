@@ -2,9 +2,10 @@
 
 use super::tokenizer::Family;
 use super::values::{Generator, Values};
+use crate::config::CheckpointDType;
 use crate::table::{TensorSpec, copies, tensors};
 use crate::{Config, ConfigError};
-use half::bf16;
+use half::{bf16, f16};
 use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -15,8 +16,21 @@ use std::path::{Path, PathBuf};
 pub enum SynthDType {
     /// `F32`
     F32,
-    /// `BF16`; the values are the same, as they are exact in both.
+    /// `BF16`; the values are the same, as they are exact in all three.
     BF16,
+    /// `F16`
+    F16,
+}
+
+impl SynthDType {
+    /// As `config.json` names it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::BF16 => "bfloat16",
+            Self::F16 => "float16",
+        }
+    }
 }
 
 /// How to write.
@@ -83,13 +97,33 @@ pub fn write(
         return Err(SynthError::Vocabulary { path, found: config.vocab, least });
     }
     at(out, fs::create_dir_all(out))?;
-    let text = at(config_path, fs::read(config_path))?;
-    let path = out.join("config.json");
-    at(&path, fs::write(&path, text))?;
+    write_config(config_path, &config, out, options.dtype)?;
     write_json(&out.join("tokenizer.json"), &family.tokenizer(&config))?;
     write_json(&out.join("tokenizer_config.json"), &family.tokenizer_config(&config))?;
     write_json(&out.join("generation_config.json"), &family.generation_config())?;
     write_weights(&all(&config, options), out, options, progress)
+}
+
+/// The configuration as it is, but for a name of float16 that is missing or no longer true: of the types, that one
+/// decides what the weights are computed in where nothing else is said.
+fn write_config(
+    from: &Path,
+    config: &Config,
+    out: &Path,
+    dtype: SynthDType,
+) -> Result<(), SynthError> {
+    let text = at(from, fs::read(from))?;
+    let path = out.join("config.json");
+    let (named, stored) = (config.dtype == Some(CheckpointDType::F16), dtype == SynthDType::F16);
+    if named == stored {
+        return at(&path, fs::write(&path, text));
+    }
+    let mut json: Value = at(from, serde_json::from_slice(&text).map_err(io::Error::from))?;
+    if let Some(members) = json.as_object_mut() {
+        let field = if members.contains_key("dtype") { "dtype" } else { "torch_dtype" };
+        members.insert(field.to_owned(), dtype.name().into());
+    }
+    write_json(&path, &json)
 }
 
 /// A tensor to write.
@@ -105,6 +139,7 @@ struct Stored {
 enum Element {
     F32,
     BF16,
+    F16,
     E4m3,
 }
 
@@ -138,6 +173,7 @@ fn stored(spec: &TensorSpec, options: &SynthOptions) -> Vec<Stored> {
     let element = match options.dtype {
         SynthDType::F32 => Element::F32,
         SynthDType::BF16 => Element::BF16,
+        SynthDType::F16 => Element::F16,
     };
     vec![tensor(&spec.name, spec.shape.clone(), element, spec.values)]
 }
@@ -151,7 +187,7 @@ impl Stored {
         self.elements()
             * match self.element {
                 Element::F32 => 4,
-                Element::BF16 => 2,
+                Element::BF16 | Element::F16 => 2,
                 Element::E4m3 => 1,
             }
     }
@@ -160,6 +196,7 @@ impl Stored {
         match self.element {
             Element::F32 => "F32",
             Element::BF16 => "BF16",
+            Element::F16 => "F16",
             Element::E4m3 => "F8_E4M3",
         }
     }
@@ -170,6 +207,7 @@ impl Stored {
             match self.element {
                 Element::F32 => to.write_all(&values.value(i).to_le_bytes())?,
                 Element::BF16 => to.write_all(&bf16::from_f32(values.value(i)).to_le_bytes())?,
+                Element::F16 => to.write_all(&f16::from_f32(values.value(i)).to_le_bytes())?,
                 Element::E4m3 => to.write_all(&[values.e4m3(i)])?,
             }
         }

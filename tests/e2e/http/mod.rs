@@ -7,6 +7,7 @@ pub(crate) mod executor_process;
 mod faults;
 mod forced_calls;
 mod grammar_process;
+mod half;
 mod kv_events;
 mod latents;
 mod limits;
