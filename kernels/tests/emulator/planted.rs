@@ -204,8 +204,8 @@ fn tile_not_aligned() {
     let gpu = Gpu::open();
     let source = plant(
         include_str!("kernels/matrix.hip"),
-        "SHARED(bf16x8, row_pieces, 16 * 3);",
-        "SHARED(bf16, row_pieces, 16 * 24);",
+        "SHARED(half_x8, row_pieces, 16 * 3);",
+        "SHARED(half_t, row_pieces, 16 * 24);",
     );
     let [c, a, b] = [256 * 4, 256 * 2, 256 * 2].map(|bytes| Arg::At(gpu.alloc(bytes)));
     let kernel = gpu.kernel(&source, &[], "tile_loads");
