@@ -1,15 +1,16 @@
 //! The thread that takes over a trial where others leave the idle one nothing.
 //!
 //! An idle thread gets some three thousandths of a processor that others use up: too little for any grammar. Instead
-//! of a share of its own it has this thread, of low priority, which tries the same grammar once the idle one has had
-//! as long as a grammar may take. The server waits longer for one that had next to no processor time.
+//! of a share of its own it has this thread, of low priority, which tries the same grammar once it can be seen that the
+//! idle one starves: early enough to have had its processor time by the end of the time that a grammar may take.
 
 use super::message::FromTrial;
 use crate::grammar::compile::{Findings, GrammarError};
 use crate::grammar::constraint::Constraint;
-use crate::grammar::limits::COMPILE_TIME;
+use crate::grammar::limits::{COMPILE_TIME, TRIAL_CPU_LEAST};
 use crate::grammar::lock;
 use protocol::link::{FrameWriter, LinkError, Sending};
+use rustix::time::{ClockId, clock_gettime};
 use std::io::Write;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
@@ -19,6 +20,8 @@ type Verdict = Result<Findings, GrammarError>;
 
 /// From one look at the trials to the next: waking up with each of them would cost what idleness saves.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Time after which a trial without its least processor time is taken over.
+const STARVED_AFTER: Duration = Duration::from_millis(300);
 /// Looks that find nothing before the thread sleeps until there is a trial.
 const LOOKS_IN_VAIN: u32 = 20;
 
@@ -26,16 +29,27 @@ const LOOKS_IN_VAIN: u32 = 20;
 pub(super) struct Trial {
     pub(super) constraint: Arc<Constraint>,
     since: Instant,
+    /// Processor time of this process when it began.
+    spent: Duration,
 }
 
 impl Trial {
     pub(super) fn begun(constraint: Arc<Constraint>) -> Self {
-        Self { constraint, since: Instant::now() }
+        Self { constraint, since: Instant::now(), spent: processor_time() }
     }
 
-    fn is_late(&self) -> bool {
-        self.since.elapsed() > COMPILE_TIME
+    /// Whether others leave it nothing, or it takes as long as a grammar may: then the server lets it go on for no
+    /// other reason.
+    fn starves(&self) -> bool {
+        let (age, spent) = (self.since.elapsed(), processor_time().saturating_sub(self.spent));
+        age > COMPILE_TIME || age > STARVED_AFTER && spent < TRIAL_CPU_LEAST
     }
+}
+
+/// Of all threads of this process.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
 /// Where trials begin and verdicts are handed in.
@@ -88,7 +102,7 @@ impl<W: Write> Desk<W> {
     }
 }
 
-/// Tries what is late, for ever.
+/// Tries what starves, for ever.
 ///
 /// Errors: the server is gone.
 pub(super) fn watch<W: Write>(
@@ -101,7 +115,7 @@ pub(super) fn watch<W: Write>(
         while in_vain < LOOKS_IN_VAIN {
             thread::sleep(LOOK_EVERY);
             match desk.pending() {
-                Some(trial) if trial.is_late() => desk.tell(&trial, try_out(&trial))?,
+                Some(trial) if trial.starves() => desk.tell(&trial, try_out(&trial))?,
                 Some(_) => in_vain = 0,
                 None => in_vain += 1,
             }
@@ -142,7 +156,7 @@ mod tests {
             let starving = begin();
             let heard = server.recv(WAIT).unwrap();
             assert_eq!(heard, Some(FromTrial::Verdict(verdict("watch"))));
-            assert!(since.elapsed() > COMPILE_TIME, "it had its time");
+            assert!(since.elapsed() > STARVED_AFTER, "it had its time");
             desk.tell(&starving, verdict("late")).unwrap();
             let quick = begin();
             desk.tell(&quick, verdict("quick")).unwrap();
