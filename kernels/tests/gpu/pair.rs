@@ -198,11 +198,12 @@ impl Twin {
     }
 }
 
-/// What one rounding to `dtype` and sums in another order may cost, relative to the largest value.
+/// What one rounding to `dtype` and sums in another order may cost, relative to the largest value. In f16 the CPU computes in
+/// f32 and rounds nothing on the way, where a kernel rounds up to three times by 2^-11.
 pub(crate) fn tolerance(dtype: DType) -> f32 {
     match dtype {
         DType::BF16 => 8e-3,
-        DType::F16 => 1e-3,
+        DType::F16 => 2e-3,
         _ => 1e-5,
     }
 }
