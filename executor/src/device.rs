@@ -1,10 +1,9 @@
 //! Opens what an executor computes on.
 
-use crate::{ExecutorConfig, ExecutorError};
+use crate::ExecutorError;
 use kernels::Kernels;
 use kernels::cpu::{CpuConfig, CpuDevice};
 use kernels::hip::{Api, Half, HipConfig, HipDevice, Libraries};
-use models::config::CheckpointDType;
 use ops::DType;
 use protocol::{Device, DeviceLibraries, Dtype, KvDtype, Settings};
 use std::sync::Arc;
@@ -38,7 +37,7 @@ pub(crate) fn open(settings: &Settings) -> Result<Opened, ExecutorError> {
         folders: Vec::new(),
         device: settings.gpus.get(rank).map_or(rank, |&gpu| gpu as usize),
         cache_dir: settings.kernel_cache.clone(),
-        half: Half::BF16,
+        half: half(settings.dtype),
         emulated_wave: libraries.and_then(|named| named.emulated_wave),
     };
     let cores = available_parallelism().map_or(1, usize::from);
@@ -53,6 +52,14 @@ fn cpu_threads(settings: &Settings) -> usize {
         (Some(threads), _) => threads as usize,
         (None, 0 | 1) => 0,
         (None, ranks) => (available_parallelism().map_or(1, usize::from) / ranks).max(1),
+    }
+}
+
+/// The 16-bit type that kernels are compiled for.
+fn half(dtype: Dtype) -> Half {
+    match dtype {
+        Dtype::Float16 => Half::F16,
+        Dtype::Bfloat16 | Dtype::Float32 => Half::BF16,
     }
 }
 
@@ -75,14 +82,10 @@ pub(crate) fn kv_dtype(settings: &Settings, dtype: DType) -> DType {
 }
 
 /// Type of weights and activations.
-pub(crate) fn dtype(config: &ExecutorConfig) -> DType {
-    match (config.settings.dtype, config.model.dtype) {
-        (Dtype::Float32, _) | (Dtype::Auto, Some(CheckpointDType::F32)) => DType::F32,
-        (Dtype::Float16, _) => DType::F16,
-        // GPUs are opened for bf16: that loses three bits of mantissa and no range.
-        (Dtype::Auto, Some(CheckpointDType::F16)) if config.settings.device == Device::Cpu => {
-            DType::F16
-        }
-        (Dtype::Bfloat16 | Dtype::Auto, _) => DType::BF16,
+pub(crate) fn dtype(settings: &Settings) -> DType {
+    match settings.dtype {
+        Dtype::Bfloat16 => DType::BF16,
+        Dtype::Float16 => DType::F16,
+        Dtype::Float32 => DType::F32,
     }
 }

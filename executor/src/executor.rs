@@ -59,10 +59,10 @@ impl Executor {
             settings.speculation.is_some_and(|how| how.drafter == Drafter::Layer);
         let settings = &config.settings;
         let placement = settings.placement.as_ref();
-        let Opened { kernels, gpu, threads } = device::open(&config.settings)?;
+        let Opened { kernels, gpu, threads } = device::open(settings)?;
         let [tp, dp] = ranks::groups(settings, gpu.as_ref(), progress)?;
-        let dtype = device::dtype(&config);
-        let kv_dtype = device::kv_dtype(&config.settings, dtype);
+        let dtype = device::dtype(settings);
+        let kv_dtype = device::kv_dtype(settings, dtype);
         if config.model.latent.is_some() && kv_dtype != dtype {
             return Err(ExecutorError::LatentKv);
         }

@@ -67,6 +67,8 @@ size_t bytes_of(int type) {
     }
 }
 
+bool adds(int type) { return type == F32 || type == BF16 || type == F16; }
+
 float of_f16(u16 bits) {
     const int exponent = bits >> 10 & 31, digits = bits & 1023;
     float size = exponent ? ldexpf((float)(digits + 1024), exponent - 25) : ldexpf((float)digits, -24);
@@ -250,7 +252,7 @@ HIP int ncclCommFinalize(Comm*) { return SUCCESS; }
 HIP int ncclCommDestroy(Comm* c) { return ncclCommAbort(c); }
 
 HIP int ncclAllReduce(const u8* from, u8* to, size_t count, int type, int op, Comm* c, Stream* s) {
-    if ((type != F32 && type != BF16) || op != 0) return INVALID_ARGUMENT;
+    if (!adds(type) || op != 0) return INVALID_ARGUMENT;
     return put_work(c, s, [=] { sum(c, from, to, count, type); });
 }
 
@@ -266,7 +268,7 @@ HIP int ncclAllGather(const u8* from, u8* to, size_t count, int type, Comm* c, S
 }
 
 HIP int ncclReduceScatter(const u8* from, u8* to, size_t count, int type, int op, Comm* c, Stream* s) {
-    if ((type != F32 && type != BF16) || op != 0) return INVALID_ARGUMENT;
+    if (!adds(type) || op != 0) return INVALID_ARGUMENT;
     const size_t own = count * bytes_of(type);
     return put_work(c, s, [=] {
         std::vector<u8> sums(own * c->size);

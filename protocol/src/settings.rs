@@ -177,17 +177,26 @@ pub struct DeviceLibraries {
 }
 
 /// Type of weights and activations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Dtype {
-    /// What the checkpoint names; half precision becomes bfloat16 on GPUs.
-    #[default]
-    Auto,
     /// 16 bits, 8 of them exponent; sums in f32.
     Bfloat16,
     /// 32 bits: the exact reference.
     Float32,
     /// 16 bits, 5 of them exponent; sums in f32.
     Float16,
+}
+
+impl Dtype {
+    /// As `config.json` and `--dtype` write it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bfloat16 => "bfloat16",
+            Self::Float32 => "float32",
+            Self::Float16 => "float16",
+        }
+    }
 }
 
 /// Type of the KV cache.

@@ -246,12 +246,8 @@ const CPU_TOKENS_PER_STEP: u32 = 512;
 const GPU_TOKENS_PER_STEP: u32 = 8192;
 
 /// Why there is no cache in bfloat16 of a model computed in another type.
-pub(crate) const BF16_CACHE_OF_OTHERS: &str = "--kv-cache-dtype bf16: a KV cache that is not fp8 has the activations' type, which is another \
-     here; say --dtype bfloat16";
-
-/// Why float16 is not computed on a GPU.
-pub(crate) const FLOAT16_ON_GPU: &str =
-    "--dtype float16: on GPUs this release computes in bfloat16 or float32; say --device cpu";
+pub(crate) const BF16_CACHE_OF_OTHERS: &str = "--kv-cache-dtype bf16: a KV cache \
+     that is not fp8 has the activations' type, which is another here; say --dtype bfloat16";
 
 impl EngineArgs {
     /// Tokens of one step, `--max-num-batched-tokens` or the device's default.
@@ -284,10 +280,6 @@ impl EngineArgs {
         let other = matches!(dtype, Dtype::Float32 | Dtype::Float16);
         if self.kv_cache_dtype == CacheDtype::Bf16 && other {
             return refused(BF16_CACHE_OF_OTHERS);
-        }
-        let gpu = matches!(self.device, DeviceKind::Rocm | DeviceKind::Cuda);
-        if gpu && dtype == Dtype::Float16 {
-            return refused(FLOAT16_ON_GPU);
         }
         self.check_graphs()?;
         let positive = [

@@ -39,11 +39,11 @@ pub use bench::{
 };
 pub(crate) use cluster::SECRET_VARIABLE;
 pub use cluster::{Cluster, ClusterVariables, NodeArgs, Secret};
+pub(crate) use engine::BF16_CACHE_OF_OTHERS;
 pub use engine::{
     Admission, CacheDtype, DeviceKind, EngineArgs, ExecutorPlace, ParallelArgs, Placement,
     SchedulingPolicy,
 };
-pub(crate) use engine::{BF16_CACHE_OF_OTHERS, FLOAT16_ON_GPU};
 pub use environment::Environment;
 pub use eval::{ClientArgs, EqualArgs, EvalCommand, GoldenArgs, LogprobsArgs, TasksArgs};
 pub use events::{CheckArgs, DumpArgs, EventsCommand, SubscribeArgs, TailArgs};

@@ -28,7 +28,7 @@ pub struct ModelArgs {
     /// Members to replace in config.json
     #[arg(long, value_parser = json_object, value_name = "JSON")]
     pub hf_overrides: Option<Map<String, Value>>,
-    /// Type of the weights and activations; auto takes what config.json says; float16 on the CPU alone so far
+    /// Type of the weights and activations; auto takes what config.json says
     #[arg(long, default_value = "auto")]
     pub dtype: Dtype,
     /// Where weights come from; synth generates them in place from config.json

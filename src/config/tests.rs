@@ -188,7 +188,6 @@ fn what_cannot_be_honoured_is_refused_with_the_reason() {
         ("M -q fp8", "--quantization is not supported"),
         ("M --uds /tmp/socket", "HTTP/1.1 and TCP"),
         ("M --attention-backend FLASHINFER", "this server's own"),
-        ("M --dtype half --device cuda", "--dtype float16: on GPUs"),
         ("M --cudagraph-capture-sizes 4,0", "at least 1"),
         ("M --cudagraph-capture-sizes 4 8 --max-cudagraph-capture-size 4", "go up to 8"),
         ("M --device-ids 1,2,1", "1 is there twice"),

@@ -3,11 +3,18 @@
 use super::start_up::Up;
 use crate::config::ServeArgs;
 use crate::server::app::Serving;
+use protocol::Settings;
 use scheduler::Limits;
 use serde_json::{Value, json};
 
 /// The configuration in force, without secrets.
-pub fn of(args: &ServeArgs, serving: &Serving, up: &Up, limits: &Limits) -> Value {
+pub fn of(
+    args: &ServeArgs,
+    settings: &Settings,
+    serving: &Serving,
+    up: &Up,
+    limits: &Limits,
+) -> Value {
     let bounds = &serving.bounds;
     json!({
         "version": env!("CARGO_PKG_VERSION"),
@@ -17,6 +24,7 @@ pub fn of(args: &ServeArgs, serving: &Serving, up: &Up, limits: &Limits) -> Valu
         "flags": args.flags,
         "engine": {
             "device": format!("{:?}", args.engine.device).to_lowercase(),
+            "dtype": settings.dtype.name(),
             "replicas": bounds.replicas,
             "tensor_parallel_size": args.parallel.tensor_parallel_size,
             "max_model_len": bounds.max_model_len,

@@ -1,11 +1,12 @@
 //! The model as files: where they are, what they say, and the text parts read from them.
 
 use super::{demo, settings};
-use crate::config::{Environment, LoadFormat, ModelArgs, ServeArgs};
+use crate::config::{Dtype, Environment, LoadFormat, ModelArgs, ServeArgs};
 use crate::hub::{self, Wanted};
 use crate::text::{ChatTemplate, Tokenizer};
 use anyhow::{Context, Result, bail};
 use models::Config;
+use models::config::CheckpointDType;
 use std::fs;
 use std::hash::{DefaultHasher, Hasher};
 use std::path::PathBuf;
@@ -92,6 +93,19 @@ impl ModelFiles {
         }
     }
 
+    /// What is computed in where `asked` is: `auto` is what the checkpoint names, bfloat16 if it names nothing.
+    pub fn dtype(&self, asked: Dtype) -> executor::Dtype {
+        match (asked, self.config.dtype) {
+            (Dtype::Float32, _) | (Dtype::Auto, Some(CheckpointDType::F32)) => {
+                executor::Dtype::Float32
+            }
+            (Dtype::Float16, _) | (Dtype::Auto, Some(CheckpointDType::F16)) => {
+                executor::Dtype::Float16
+            }
+            (Dtype::Bfloat16 | Dtype::Auto, _) => executor::Dtype::Bfloat16,
+        }
+    }
+
     /// `hadron-<version>-<model hash8>`, the same for the same version and configuration: the file,
     /// what replaces parts of it, the weights' source and the type computed in.
     pub fn fingerprint(&self, model: &ModelArgs) -> Result<String> {
@@ -100,7 +114,7 @@ impl ModelFiles {
         let mut hasher = DefaultHasher::new();
         hasher.write(&config);
         hasher.write(serde_json::to_string(&model.hf_overrides)?.as_bytes());
-        hasher.write(format!("{:?} {:?}", self.source, model.dtype).as_bytes());
+        hasher.write(format!("{:?} {:?}", self.source, self.dtype(model.dtype)).as_bytes());
         let hash = hasher.finish() as u32;
         Ok(format!("hadron-{}-{hash:08x}", env!("CARGO_PKG_VERSION")))
     }

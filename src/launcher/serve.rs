@@ -109,7 +109,7 @@ fn serve(args: &ServeArgs, environment: &Environment, runtime: &Runtime) -> Resu
     let bounds = settings::bounds(args, max_model_len, files.config.vocab as u32, logprobs_max);
     metrics.life.started(&up.phases, configured, began.elapsed());
     let mut serving = serving(args, &files, &up, text, bounds, (&host, metrics))?;
-    serving.info = info::of(args, &serving, &up, &limits);
+    serving.info = info::of(args, world.settings(), &serving, &up, &limits);
     serving.kv_event_sources = publishers.iter().map(|p| Arc::clone(p.source())).collect();
     app.set_serving(serving);
     if let Ok(serving) = app.serving() {

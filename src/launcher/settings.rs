@@ -3,9 +3,9 @@
 use super::model_files::ModelFiles;
 use super::start_up::Patience;
 use crate::config::{
-    AccessArgs, Admission, BF16_CACHE_OF_OTHERS, CacheDtype, DeviceKind, Dtype, EngineArgs,
-    Environment, ExecutorPlace, FLOAT16_ON_GPU, LoadFormat, LogArgs, Placement, ReasoningPlace,
-    ReplyArgs, SchedulingPolicy, ServeArgs, Strings,
+    AccessArgs, Admission, BF16_CACHE_OF_OTHERS, CacheDtype, DeviceKind, EngineArgs, Environment,
+    ExecutorPlace, LoadFormat, LogArgs, Placement, ReasoningPlace, ReplyArgs, SchedulingPolicy,
+    ServeArgs, Strings,
 };
 use crate::engine_client::AdmissionLimits;
 use crate::metrics::MetricsConfig;
@@ -18,7 +18,7 @@ use crate::server::trace::Tracer;
 use anyhow::{Context, Result, anyhow, bail};
 use axum::http::StatusCode;
 use executor::{ExecutorConfig, GPU_LOGPROBS_MAX, KvSize};
-use models::config::{CheckpointDType, GenerationConfig};
+use models::config::GenerationConfig;
 use protocol::{
     Capture, Device, Drafter, Epoch, ExpertPlacement, Parallel, Rank, Settings, Speculation,
 };
@@ -330,26 +330,11 @@ pub fn patience(args: &ServeArgs) -> Patience {
     }
 }
 
-/// Refuses types that the device does not compute in, which the command line could not know before the device was
-/// found and the checkpoint read, and says where `auto` does not take the checkpoint's.
-fn check_dtype(
-    args: &ServeArgs,
-    checkpoint: Option<CheckpointDType>,
-    device: Device,
-) -> Result<()> {
-    let dtype = args.model.dtype;
-    if dtype == Dtype::Float16 && device != Device::Cpu {
-        bail!(FLOAT16_ON_GPU);
-    }
-    if dtype != Dtype::Auto {
-        return Ok(()); // The command line has been asked.
-    }
-    let rounded = checkpoint == Some(CheckpointDType::F16) && device != Device::Cpu;
-    if rounded {
-        tracing::warn!("a checkpoint in float16 is computed in bfloat16, as --dtype auto on a GPU");
-    }
-    let other = matches!(checkpoint, Some(CheckpointDType::F32 | CheckpointDType::F16));
-    if args.engine.kv_cache_dtype == CacheDtype::Bf16 && other && !rounded {
+/// Refuses a KV cache in a type that the model turns out not to be computed in, which the command line could not know
+/// before the checkpoint was read.
+fn check_cache(args: &ServeArgs, dtype: executor::Dtype) -> Result<()> {
+    let cache = args.engine.kv_cache_dtype;
+    if cache == CacheDtype::Bf16 && dtype != executor::Dtype::Bfloat16 {
         bail!(BF16_CACHE_OF_OTHERS);
     }
     Ok(())
@@ -357,7 +342,7 @@ fn check_dtype(
 
 /// What the executor is told.
 ///
-/// Errors: a type that the device does not compute in; more likeliest ids than a GPU lists; a replaced `config.json` that
+/// Errors: a KV cache in another type than the model's; more likeliest ids than a GPU lists; a replaced `config.json` that
 /// has no text form.
 pub fn executor(
     args: &ServeArgs,
@@ -365,7 +350,8 @@ pub fn executor(
     environment: &Environment,
 ) -> Result<ExecutorConfig> {
     let (engine, device) = (&args.engine, device(args.engine.device));
-    check_dtype(args, files.config.dtype, device)?;
+    let dtype = files.dtype(args.model.dtype);
+    check_cache(args, dtype)?;
     let settings = Settings {
         dir: files.dir.clone(),
         overrides: args.model.hf_overrides.as_ref().map(serde_json::to_string).transpose()?,
@@ -377,12 +363,7 @@ pub fn executor(
         gpus: gpus(args)?,
         libraries: engine.device_libraries.clone(),
         kernel_cache: environment.kernel_cache.clone(),
-        dtype: match args.model.dtype {
-            Dtype::Auto => executor::Dtype::Auto,
-            Dtype::Bfloat16 => executor::Dtype::Bfloat16,
-            Dtype::Float16 => executor::Dtype::Float16,
-            Dtype::Float32 => executor::Dtype::Float32,
-        },
+        dtype,
         kv_dtype: match engine.kv_cache_dtype {
             CacheDtype::Fp8 => executor::KvDtype::Fp8,
             CacheDtype::Auto | CacheDtype::Bf16 => executor::KvDtype::Auto,

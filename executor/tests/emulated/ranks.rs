@@ -1,7 +1,7 @@
 //! Ranks on GPUs: the tokens of one of them, launched and replayed, and an end for all when one is gone.
 
 use crate::player::{Job, Pact, Player, config, experts, shared};
-use crate::{Output, assert_close, emulated, on_emulator, play, small};
+use crate::{HALF_NEAR, Output, assert_close, assert_within, emulated, on_emulator, play, small};
 use collectives::{CallState, Operation};
 use executor::{Dtype, ExecutorConfig};
 use protocol::{Parallel, Sampling};
@@ -51,6 +51,18 @@ fn sums_by_the_library_find_the_same_tokens() {
     let found = play(&mut Player::with(world.clone()));
     world.settings.one_shot_sums = false;
     assert_eq!(play(&mut Player::with(world)), found);
+}
+
+/// Sums in f16 round on their way, in one shot and in the library alike.
+#[test]
+fn ranks_in_f16_stay_near_one_in_f32() {
+    let expected = play(&mut Player::with(small(config(Dtype::Float32, 2))));
+    let mut world = on_gpus("halves", 32, shared(config(Dtype::Float16, 2), 2, false), false);
+    let replayed = play(&mut Player::with(world.clone()));
+    assert_within(&replayed, &expected, HALF_NEAR, "one shot");
+    world.settings.one_shot_sums = false;
+    let launched = play(&mut Player::with(world));
+    assert_within(&launched, &expected, HALF_NEAR, "by the library");
 }
 
 /// Requests of one replica, one after the other on the odd ones, which are idle at first.

@@ -229,7 +229,7 @@ pub(crate) fn settings() -> impl Strategy<Value = Settings> {
                     collectives: eager.then(|| "libnccl.so.2".into()),
                 }),
                 kernel_cache: cache.map(Into::into),
-                dtype: if eager { Dtype::Auto } else { Dtype::Float32 },
+                dtype: if eager { Dtype::Float16 } else { Dtype::Float32 },
                 kv_dtype: if eager { KvDtype::Fp8 } else { KvDtype::Auto },
                 threads,
                 block_tokens: numbers[0],

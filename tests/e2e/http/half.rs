@@ -1,7 +1,7 @@
-//! float16: written, followed by `auto`, computed alone and by ranks, and refused where it cannot be.
+//! float16: written, followed by `auto`, computed alone and by ranks, and refused where the KV cache is to be in another type.
 
 use super::process::{Process, command};
-use crate::http_client::post;
+use crate::http_client::{get, post};
 use serde_json::{Value, json};
 use std::fs;
 use std::net::SocketAddr;
@@ -63,14 +63,17 @@ fn float16_is_written_followed_by_auto_and_computed_in() {
     let types = stored_types(&dir.join("model.safetensors"));
     assert!(!types.is_empty() && types.iter().all(|name| name == "F16"), "{types:?}");
 
-    let served = |flags: &[&str]| {
+    let served = |flags: &[&str], dtype: &str| {
         let flags = [&[dir.to_str().unwrap(), "--threads", "1", "--device", "cpu"], flags].concat();
-        logprobs(Process::start(&flags).address)
+        let process = Process::start(&flags);
+        let info = get(process.address, "/server_info").json();
+        assert_eq!(info["engine"]["dtype"], dtype, "{flags:?}");
+        logprobs(process.address)
     };
-    let [exact, rounded] = ["float32", "bfloat16"].map(|dtype| served(&["--dtype", dtype]));
-    let half = served(&["--dtype", "float16"]);
-    assert_eq!(served(&[]), half, "auto takes what config.json says");
-    let shared = served(&["--dtype", "half", "--tensor-parallel-size", "2"]);
+    let [exact, rounded] = ["float32", "bfloat16"].map(|dtype| served(&["--dtype", dtype], dtype));
+    let half = served(&["--dtype", "float16"], "float16");
+    assert_eq!(served(&[], "float16"), half, "auto takes what config.json says");
+    let shared = served(&["--dtype", "half", "--tensor-parallel-size", "2"], "float16");
     let off = [&half, &shared, &rounded].map(|found| furthest(found, &exact));
     println!("f16, by two ranks, bf16: {off:?}");
     assert!(off[0] > 0.0 && off[0] < off[2] / 2.0, "{off:?}");
@@ -78,11 +81,10 @@ fn float16_is_written_followed_by_auto_and_computed_in() {
 }
 
 #[test]
-fn float16_is_refused_where_it_cannot_be_computed_or_kept() {
+fn float16_is_refused_beside_a_cache_in_another_type() {
     let folder = model();
     let dir = folder.path().join("model");
-    let cases: [(&[&str], &str); 3] = [
-        (&["--dtype", "float16", "--device", "cuda"], "--dtype float16: on GPUs"),
+    let cases: [(&[&str], &str); 2] = [
         (&["--dtype", "float16", "--kv-cache-dtype", "bf16"], "--kv-cache-dtype bf16: "),
         (&["--device", "cpu", "--kv-cache-dtype", "bf16"], "--kv-cache-dtype bf16: "),
     ];
