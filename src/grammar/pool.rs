@@ -86,14 +86,15 @@ impl Grammars {
     /// Compiles a constraint and tells `reply`, at once if it is known.
     pub fn compile(
         &self,
-        constraint: Constraint,
+        constraint: impl Into<Arc<Constraint>>,
         reply: impl FnOnce(Result<Compiled, GrammarError>) + Send + 'static,
     ) {
+        let constraint = constraint.into();
         let key = constraint.key();
         if let Some(known) = self.desk.known(&key) {
             return reply(Ok(known));
         }
-        let (constraint, reply) = (Arc::new(constraint), Box::new(reply));
+        let reply = Box::new(reply);
         self.desk.add(Job { constraint, key, reply, arrived: Instant::now() });
     }
 

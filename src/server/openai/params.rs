@@ -8,6 +8,7 @@ use crate::server::error::ApiError;
 use crate::server::fields::{Fields, string_list, wrong_kind};
 use crate::server::json::Json;
 use protocol::{Sampling, Token};
+use std::sync::Arc;
 
 /// Bounds that depend on the model and the command line.
 #[derive(Debug, Clone)]
@@ -74,7 +75,7 @@ pub struct Params {
     /// Sampling rules but for stop ids, bad words and log-probabilities, which need more context.
     pub sampling: Sampling,
     /// What the output must be. A chat request may set it where none of its own fields does: for tools.
-    pub constraint: Option<Constraint>,
+    pub constraint: Option<Arc<Constraint>>,
     /// Choices per prompt.
     pub n: u32,
     /// Seed of the random numbers.
@@ -150,7 +151,7 @@ impl Params {
         refused::best_of(fields, n)?;
         Ok(Self {
             model: fields.string("model", 512)?,
-            constraint: constraint::take(fields)?,
+            constraint: constraint::take(fields)?.map(Arc::new),
             n,
             seed: fields.int("seed", i64::MIN..=i64::MAX)?,
             max_tokens: None,

@@ -97,7 +97,8 @@ pub fn generate(
             stream
         }
         (Some(constraint), budget) => {
-            submit_constrained(serving, params, (constraint.clone(), budget), submits, ticket)
+            let guide = (Arc::clone(constraint), budget);
+            submit_constrained(serving, params, guide, submits, ticket)
         }
     };
     Ok(Generation::new(stream, choices, n, facts, params.stream_interval))
@@ -117,7 +118,7 @@ pub fn detokenizer(serving: &Serving, params: &Params, kept: Option<&Arc<[Token]
 fn submit_constrained(
     serving: &Serving,
     params: &Params,
-    (constraint, budget): (Constraint, Option<Budget>),
+    (constraint, budget): (Arc<Constraint>, Option<Budget>),
     submits: Vec<Submit>,
     ticket: Ticket,
 ) -> EventStream {

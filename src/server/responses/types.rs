@@ -12,6 +12,7 @@ use crate::server::openai::params::{Bounds, Defaults, Params};
 use crate::server::openai::thinking;
 use crate::text::{ChatInput, Tool};
 use serde_json::{Map, Value, json};
+use std::sync::Arc;
 
 const METADATA_MAX: usize = 16;
 const METADATA_KEY_MAX: usize = 64;
@@ -65,7 +66,7 @@ pub(super) fn take(
         let message = "is one constraint too many: the request has another one";
         return Err(ApiError::invalid("text.format", message));
     }
-    params.constraint = params.constraint.or(constraint);
+    params.constraint = params.constraint.or(constraint.map(Arc::new));
     repeated.extend([
         ("background".to_owned(), json!(background)),
         ("instructions".to_owned(), json!(instructions)),

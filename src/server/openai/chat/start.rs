@@ -104,10 +104,10 @@ pub fn start(
 /// Errors: 400 if there must be a call and something else, or nobody knows how calls are written.
 fn constraint(
     serving: &Serving,
-    asked: Option<Constraint>,
+    asked: Option<Arc<Constraint>>,
     tools: &Tools,
     beginning: Option<Beginning>,
-) -> Result<Option<Constraint>, ApiError> {
+) -> Result<Option<Arc<Constraint>>, ApiError> {
     const FIELD: &str = "tool_choice";
     let constraint = match (asked, tools.must_call()) {
         (asked, false) => asked,
@@ -122,7 +122,7 @@ fn constraint(
             };
             tools.check_schemas()?;
             let grammar = syntax.grammar(tools.callable(), tools.parallel, &serving.tokenizer);
-            Some(Constraint::new(Form::Lark(grammar), FIELD))
+            Some(Arc::new(Constraint::new(Form::Lark(grammar), FIELD)))
         }
     };
     let thinks = match beginning {
@@ -130,7 +130,8 @@ fn constraint(
         Some(Beginning::Open) => serving.parsers.opens_reasoning,
         Some(Beginning::Behind) | None => false,
     };
-    Ok(constraint.map(|it| if thinks { it.after(Reasoning::END) } else { it }))
+    let behind = |it: Arc<Constraint>| Arc::unwrap_or_clone(it).after(Reasoning::END).into();
+    Ok(if thinks { constraint.map(behind) } else { constraint })
 }
 
 /// Where the output begins, if reasoning is told apart.
