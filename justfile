@@ -55,7 +55,7 @@ indexer:
 trials:
     cargo test --release --test bench -- --ignored --exact --nocapture http::trials::latency_of_trials
 
-# What costly grammars, accepted and refused, do to the steps of others.
+# What costly grammars, accepted and refused, do to the steps of others: tests/bench/results/cpu/costly_grammars.md.
 costly-grammars:
     cargo test --release --test bench -- --ignored --exact --nocapture http::constrained::costly_grammars
 
