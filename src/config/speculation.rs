@@ -51,6 +51,14 @@ impl SpeculationArgs {
         (self.spec_method != "none").then(|| config.speculation())
     }
 
+    /// The flag that asks for it, as refusals name it.
+    pub fn flag(&self) -> String {
+        match self.speculative_config {
+            Some(_) => "--speculative-config".to_owned(),
+            None => format!("--spec-method {}", self.spec_method),
+        }
+    }
+
     /// Refuses what nobody here can guess by, and what two flags say differently.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         let named = self.spec_method != "none";

@@ -276,7 +276,7 @@ pub fn check_world(args: &ServeArgs, model: &models::Config) -> Result<()> {
     })?;
     let (how, place) = (args.speculation.speculation(), (device(args.engine.device), parallel));
     let checked = executor::check_speculation(how, place, model, placed.as_ref());
-    checked.map_err(|error| anyhow!("--speculative-config: {error}"))
+    checked.map_err(|error| anyhow!("{}: {error}", args.speculation.flag()))
 }
 
 /// Executors of each node.

@@ -294,10 +294,14 @@ fn what_has_no_draft_layer_or_cannot_run_it_is_refused_by_name() {
 
 #[test]
 fn devices_that_verify_nothing_are_refused() {
-    let output =
-        command(&["--port", "0", "--device", "cuda", "--speculative-config", CONFIG]).output();
-    let output = output.unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("--speculative-config: drafts are verified on the CPU only"), "{said}");
+    for (asked, named) in [
+        (["--speculative-config", CONFIG], "--speculative-config"),
+        (["--spec-method", "ngram"], "--spec-method ngram"),
+    ] {
+        let flags = [&["--port", "0", "--device", "cuda"], &asked[..]].concat();
+        let output = command(&flags).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(&format!("{named}: drafts are verified on the CPU only")), "{said}");
+    }
 }
