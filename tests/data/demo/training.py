@@ -330,7 +330,7 @@ def train(args, make_subject):
 def loop(args, training, questions, run_step, log):
     torch, subject = training.torch, training.subject
     step, best, last_eval, first_step, since, since_time = 0, (-1,), time.time(), time.time(), 0, time.time()
-    total = args.seconds - (first_step - START) - 8  # the last seconds are for the last evaluation and save
+    total = max(1, args.seconds - (first_step - START) - 8)  # the last seconds are for the last evaluation and save
     peak = args.lr
 
     def report(text):

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 def answers(folder, dtype, device, questions, batch, max_new_tokens=48):
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, experts_implementation="eager").to(device).eval()
     out = [None] * len(questions)
     order = sorted(range(len(questions)), key=lambda i: len(str(questions[i]["messages"])))
     for at in range(0, len(order), batch):
