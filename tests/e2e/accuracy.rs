@@ -10,15 +10,15 @@ use std::process::{Child, Command, Stdio};
 const HADRON: &str = env!("CARGO_BIN_EXE_hadron");
 const QUESTIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/demo/questions.jsonl");
 
-/// A server of the demo model on a port of its own.
-struct Server {
+/// A server of a demo model on a port of its own.
+pub(super) struct Server {
     process: Child,
     stderr: BufReader<std::process::ChildStderr>,
-    url: String,
+    pub(super) url: String,
 }
 
 impl Server {
-    fn start(flags: &str) -> Self {
+    pub(super) fn start(flags: &str) -> Self {
         let mut process = Command::new(HADRON)
             .args(["serve", "--port", "0"])
             .args(flags.split_whitespace())
@@ -43,7 +43,7 @@ impl Server {
     }
 
     /// Right answers out of all questions.
-    fn score(&self, concurrency: u32) -> (u32, u32) {
+    pub(super) fn score(&self, concurrency: u32) -> (u32, u32) {
         let output = Command::new(HADRON)
             .args(["eval", "tasks", "--base-url", &self.url, "--data", QUESTIONS])
             .args(["--concurrency", &concurrency.to_string()])
@@ -58,7 +58,7 @@ impl Server {
     }
 
     /// Ends the server as an operator would and returns its report.
-    fn stop(mut self) -> String {
+    pub(super) fn stop(mut self) -> String {
         let pid = self.process.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
         let mut log = String::new();
@@ -88,7 +88,7 @@ fn total(log: &str, name: &str) -> u64 {
 }
 
 /// Score and report of one configuration.
-fn run(flags: &str, concurrency: u32) -> (u32, String) {
+pub(super) fn run(flags: &str, concurrency: u32) -> (u32, String) {
     let server = Server::start(flags);
     let (right, asked) = server.score(concurrency);
     assert_eq!(asked, 500);

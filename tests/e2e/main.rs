@@ -15,6 +15,7 @@ mod kv_feed;
 mod small_tokenizer;
 
 mod accuracy;
+mod accuracy_deepseek;
 mod hostile_grammars;
 mod http;
 mod invariance;
