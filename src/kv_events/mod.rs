@@ -5,7 +5,6 @@
 //! half reads: `decode`, `Follower` and `Resident` are what a subscriber needs, ours or a test's.
 
 mod arrears;
-mod backlog;
 mod decode;
 mod encode;
 mod endpoint;

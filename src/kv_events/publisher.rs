@@ -1,7 +1,6 @@
 //! The publisher's thread: owns both sockets of one replica and sleeps until there is something to send.
 
 use super::arrears::Arrears;
-use super::backlog::Backlog;
 use super::encode::Encoder;
 use super::endpoint::TopicWords;
 use super::feed::{Bell, Changes, Feed, Room, unix_seconds};
@@ -90,7 +89,6 @@ impl Bound {
             journal,
             changes,
             publish,
-            backlog: Backlog::new(source.config.hwm, source.config.max_queue_bytes),
             replay: replay.map(|router| ReplayDesk::new(router, &topic)),
             topic,
             woken,
@@ -148,7 +146,6 @@ struct Desk {
     journal: Journal,
     changes: Receiver<Changes>,
     publish: Socket,
-    backlog: Backlog,
     topic: String,
     replay: Option<ReplayDesk>,
     woken: UnixStream,
@@ -214,10 +211,6 @@ impl Desk {
         count(&figures.batches, 1);
         count(&figures.events, events as u64);
         let seq = entry.seq.to_be_bytes();
-        if let Some(limit) = self.backlog.add(entry.payload.len()) {
-            // It takes any number; a socket that is closing takes none, and sends nothing either.
-            let _ = self.publish.set_sndhwm(limit);
-        }
         // A PUB socket never waits: whoever reads too slowly misses batches, and sees it by the number.
         let frames: [&[u8]; 3] = [self.topic.as_bytes(), &seq, &entry.payload];
         if self.publish.send_multipart(frames, DONTWAIT).is_err() {

@@ -23,6 +23,17 @@ pub enum SocketError {
     },
 }
 
+/// What a batch has at most, nearly always: a step that fills a prompt of some thousand tokens has as much.
+const BATCH_BYTES: u64 = 64 << 10;
+
+/// Batches that may wait for one slow subscriber, so that they stay within its bytes. The socket counts batches alone,
+/// and has to be told once and for all: libzmq hears of what a subscriber has taken only after half as many batches
+/// as it was told, so one that has taken everything looks full for good once fewer are allowed.
+fn waiting_max(config: &KvEventsConfig) -> i32 {
+    let by_bytes = i32::try_from((config.max_queue_bytes / BATCH_BYTES).max(1)).unwrap_or(i32::MAX);
+    if config.hwm == 0 { by_bytes } else { by_bytes.min(config.hwm) }
+}
+
 /// Open sockets and where they are.
 pub(super) struct Sockets {
     pub(super) publish: Socket,
@@ -42,7 +53,7 @@ pub(super) fn open(
     let at = endpoint::of_rank("endpoint", &config.endpoint, words.rank)?;
     let binds = endpoint::binds(config.bind, &at);
     let (publish, endpoint) =
-        socket(context, zmq::PUB, &at, binds, |publish| publish.set_sndhwm(config.hwm))?;
+        socket(context, zmq::PUB, &at, binds, |publish| publish.set_sndhwm(waiting_max(config)))?;
     let replay = config.replay_endpoint.as_ref().map(|replay| {
         let at = endpoint::of_rank("replay_endpoint", replay, words.rank)?;
         let replies = i32::try_from(2 * (config.buffer_steps + 1)).unwrap_or(i32::MAX);

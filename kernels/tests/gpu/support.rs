@@ -40,12 +40,20 @@ pub(crate) fn emulator(wave: u32) -> HipConfig {
     HipConfig { libraries, cache_dir, emulated_wave: Some(wave), ..HipConfig::default() }
 }
 
-/// A real GPU: `cuda` or `rocm`; `HADRON_GPU_FOLDERS` says where libraries lie that the loader does not find.
+/// A real GPU: `cuda` or `rocm`, or `cuda-alone`, where our own kernels take the products that the matrix library would;
+/// `HADRON_GPU_FOLDERS` says where libraries lie that the loader does not find.
 fn real(vendor: &str) -> HipConfig {
     let libraries = match vendor {
         "rocm" => Libraries::Rocm,
         "cuda" => Libraries::Cuda,
-        _ => panic!("HADRON_GPU={vendor} is neither cuda nor rocm"),
+        "cuda-alone" => Libraries::Named {
+            api: Api::Cuda,
+            driver: "libcuda.so.1".into(),
+            rtc: "libnvrtc.so.13".into(),
+            blas: None,
+            collectives: None,
+        },
+        _ => panic!("HADRON_GPU={vendor} is none of cuda, cuda-alone and rocm"),
     };
     let folders = std::env::var("HADRON_GPU_FOLDERS").unwrap_or_default();
     let folders = std::env::split_paths(&folders).collect();
