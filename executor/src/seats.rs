@@ -28,6 +28,8 @@ pub(crate) struct SeatState {
     sampled_at: Option<StepId>,
     /// What the row under way guesses.
     pub(crate) drafts: Vec<Token>,
+    /// The mask of a step may lie on the device's seat.
+    masked: bool,
     table_len: usize,
 }
 
@@ -50,6 +52,7 @@ impl Seats {
             prompt_len: 0,
             sampled_at: None,
             drafts: Vec::new(),
+            masked: false,
             table_len: 0,
         };
         Self { states: (0..seats).map(|_| empty()).collect(), width, blocks }
@@ -86,11 +89,26 @@ impl Seats {
         &self.states[seat.0 as usize]
     }
 
-    /// Notes that `step` samples a token on a seat. Which one is the last where drafts are verified only the host
+    /// Notes that `step` samples a token for `row`. Which one is the last where drafts are verified only the host
     /// finds out: no later row may refer to it.
-    pub(crate) fn samples(&mut self, seat: Seat, step: StepId) {
-        let state = &mut self.states[seat.0 as usize];
+    pub(crate) fn samples(&mut self, row: &Row, step: StepId) {
+        let state = &mut self.states[row.seat.0 as usize];
         state.sampled_at = state.drafts.is_empty().then_some(step);
+        state.masked |= row.masked;
+    }
+
+    /// Whether `row` samples without a mask where one of an earlier step may still lie.
+    pub(crate) fn is_unmasked_by(&self, row: &Row) -> bool {
+        self.get(row.seat).masked && row.samples && !row.masked
+    }
+
+    /// Stages that nothing but its own rules limits a seat any more.
+    pub(crate) fn unmask(&mut self, seat: Seat, vocab: usize, stage: &mut Stage) {
+        let state = &mut self.states[seat.0 as usize];
+        state.masked = false;
+        let mask_at = stage_own_mask(&state.sampling, vocab, stage);
+        let (seat, rules) = (seat.0 as i32, state.rules);
+        stage.inits.push(StageInit { seat, mask_at, rules, ..StageInit::default() });
     }
 
     /// Drafts of the row under way on a seat that `update` has accepted; rules that read earlier ids read them too.
@@ -132,6 +150,7 @@ impl SeatState {
         self.rules = rules(init);
         self.prompt_len = init.prompt_len;
         self.sampled_at = None;
+        self.masked = false;
         self.table_len = 0;
     }
 
@@ -176,9 +195,7 @@ pub(crate) fn mask_words(vocab: usize) -> usize {
 /// Stages the device's part of a seat.
 pub(crate) fn stage_init(seat: Seat, init: &SeatInit, vocab: usize, stage: &mut Stage) {
     let sampling = &init.sampling;
-    let allowed = allowed_mask(sampling, vocab);
-    let mask_at =
-        allowed.map_or(-1, |mask| stage.push_words(mask.into_iter().map(|word| word as i32)));
+    let mask_at = stage_own_mask(sampling, vocab, stage);
     let history = if sampling.reads_history() { &init.history[..] } else { &[] };
     stage.inits.push(StageInit {
         seat: seat.0 as i32,
@@ -209,6 +226,12 @@ pub(crate) fn stage_mask(
     let rules = SeatRules { flags: state.rules.flags | ops::RULE_MASKED, ..state.rules };
     let seat = seat.0 as i32;
     stage.inits.push(StageInit { seat, mask_at, rules, ..StageInit::default() });
+}
+
+/// Stages the allowed ids of a request; where they begin, -1 if all are allowed.
+fn stage_own_mask(sampling: &Sampling, vocab: usize, stage: &mut Stage) -> i32 {
+    let allowed = allowed_mask(sampling, vocab);
+    allowed.map_or(-1, |mask| stage.push_words(mask.into_iter().map(|word| word as i32)))
 }
 
 /// The allowed ids of a request as bits; `None` = all.

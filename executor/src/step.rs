@@ -224,7 +224,7 @@ impl State {
         let none = StepMasks::default();
         let first = if masked { 0 } else { self.stage_slice(batch, &none, &questions) };
         for row in batch.rows.iter().filter(|row| row.samples) {
-            self.seats.samples(row.seat, batch.step);
+            self.seats.samples(row, batch.step);
         }
         pending.timing.inputs_ns = ns_since(started);
         let graph = if masked { None } else { self.recorded(batch, first) };
@@ -271,10 +271,15 @@ impl State {
             if let Some(drafts) = drafts.get(i) {
                 self.seats.guess(row, drafts, &mut self.stage);
             }
+            let unmasked = self.seats.is_unmasked_by(row);
+            let full = || self.stage.inits.len() >= self.size.limits.rows;
+            if (unmasked || row.init.is_some()) && (self.stage.words.len() > 3 * heavy || full()) {
+                self.flush(engine)?;
+            }
+            if unmasked {
+                self.seats.unmask(row.seat, self.size.limits.vocab, &mut self.stage);
+            }
             if let Some(init) = &row.init {
-                if self.stage.words.len() + heavy > 4 * heavy {
-                    self.flush(engine)?;
-                }
                 seats::stage_init(row.seat, init, self.size.limits.vocab, &mut self.stage);
             }
         }

@@ -257,6 +257,33 @@ fn masked_rows_are_those_of_the_cpu() {
     }
 }
 
+/// Masks may end in the middle of an output, where the last one forced a token or its row went without: what it forbade
+/// is allowed behind it, but for what the request forbids itself.
+#[test]
+fn a_mask_limits_one_token_and_none_behind_it() {
+    let ended = |config: ExecutorConfig, preempted: bool| {
+        let mut player = Player::with(config);
+        let mut jobs = [0, 1].map(|id| Job::new(id, 9, rules()[id as usize].clone()));
+        for job in &mut jobs {
+            job.masked = true;
+            player.finish(job, 9, 14);
+            job.masked = false;
+            if preempted {
+                let blocks = job.preempt(7);
+                player.free(blocks);
+            }
+            player.finish(job, 14, 26);
+        }
+        jobs.map(|job| job.output())
+    };
+    let expected = ended(small(config(Dtype::Float32, 2)), true);
+    assert_close(&ended(small(config(Dtype::Float32, 2)), false), &expected, "cpu");
+    for wave in WAVES {
+        let found = ended(gpu_config(wave, Dtype::Float32, false), false);
+        assert_close(&found, &expected, &format!("wave {wave}"));
+    }
+}
+
 /// A row without its mask leaves nothing behind: not on its seat, not in the rows beside it.
 #[test]
 fn late_masks_delay_their_rows_and_change_nothing() {
