@@ -51,7 +51,7 @@ impl Executor {
     ) -> Result<Self, ExecutorError> {
         let settings = &config.settings;
         let placement = settings.placement.as_ref();
-        check_world(settings.parallel, settings.device, &config.model, placement)?;
+        check_world(settings.parallel, &config.model, placement)?;
         let ranks = ranks::ranks(settings.parallel, settings.rank)?;
         let place = (settings.device, settings.parallel);
         check_speculation(settings.speculation, place, &config.model, placement)?;

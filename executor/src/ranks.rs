@@ -6,7 +6,7 @@ use collectives::{CollectiveError, DeviceGroup, Group, SharedGroup};
 use kernels::hip::HipDevice;
 use models::sharding::{Part, Ranks};
 use models::{Config, check_split};
-use protocol::{Device, ExpertPlacement, Parallel, Phase, Rank, Settings};
+use protocol::{ExpertPlacement, Parallel, Phase, Rank, Settings};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -26,12 +26,6 @@ pub enum WorldError {
     /// Nothing to spread.
     #[error("expert parallelism was asked for, but the model has no experts")]
     NoExperts,
-    /// Copies of experts in places of an operator's choice.
-    #[error("--expert-placement is not supported on {device:?}, only on the CPU")]
-    Places {
-        /// What the ranks compute on.
-        device: Device,
-    },
     /// Nobody said where the ranks meet.
     #[error("{ranks} ranks that share layers need shared memory to meet in")]
     NoMeeting {
@@ -45,7 +39,6 @@ pub enum WorldError {
 /// Errors: what is in the way, with the numbers and the nearest ones that work.
 pub fn check_world(
     parallel: Parallel,
-    device: Device,
     model: &Config,
     placement: Option<&ExpertPlacement>,
 ) -> Result<(), ExecutorError> {
@@ -56,9 +49,6 @@ pub fn check_world(
     }
     if experts && model.moe.is_none() {
         return refused(WorldError::NoExperts);
-    }
-    if placement.is_some() && device != Device::Cpu {
-        return refused(WorldError::Places { device });
     }
     Ok(check_split(model, &ranks(parallel, Rank(0))?, placement)?)
 }

@@ -3,15 +3,20 @@
 //
 // A rank brings a piece to a round by filling one of its two slots, waits for all others, and reads all slots. The
 // rounds take turns, so nobody writes to a slot that is still read. A rank that is aborted stops waiting, and leaves
-// its results as they are, as hardware does. Sends and receives are paired in groups that all ranks call.
+// its results as they are, as hardware does. Sends meet their receives in a box for each pair of ranks, so that who has
+// nothing to send or to receive makes no call.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <set>
+#include <vector>
 
 #include "hip.h"
 
@@ -25,6 +30,7 @@ enum Type : int { I32 = 2, I64 = 4, F16 = 6, F32 = 7, BF16 = 9 };
 struct UniqueId { u8 bytes[128]; };
 
 const size_t SLOT_BYTES = 64 << 10;
+const size_t BOX_BYTES = 16 << 10;
 
 struct Seat {
     alignas(64) std::atomic<u64> rounds;
@@ -35,12 +41,23 @@ struct Room {
     Seat seats[1];
 };
 
+// What one rank sends another one, a piece at a time: it is full while more was sent than taken.
+struct Box {
+    alignas(64) std::atomic<u64> sent;
+    alignas(64) std::atomic<u64> taken;
+    size_t bytes;
+    u8 piece[BOX_BYTES];
+};
+
 struct Comm {
     int size, rank;
     Room* room;
     char path[64];
     u64 rounds = 0;
     std::atomic<bool> aborted{false};
+
+    // They lie behind the seats.
+    Box& box(int from, int to) const { return ((Box*)(room->seats + size))[from * size + to]; }
 
     u8* slot(int of) const { return room->seats[of].slots[rounds % 2]; }
 
@@ -138,7 +155,7 @@ int put_work(Comm* c, Stream* s, Work work) {
 }
 
 // Sends and receives of a group, by the other rank.
-struct Transfer { bool out; u8* at; size_t bytes; int peer; };
+struct Transfer { bool out; u8* at; size_t bytes; int peer; size_t done; };
 struct Group {
     bool open = false;
     Comm* comm = nullptr;
@@ -147,37 +164,36 @@ struct Group {
 };
 thread_local Group group;
 
-// What each rank sends to each lies one behind the other in what it brings; the first round tells how much it is.
-void exchange(Comm* c, const std::vector<Transfer>& transfers) {
-    std::vector<u64> ways((size_t)c->size * c->size), mine(c->size);
-    std::vector<u8> outgoing;
-    for (int rank = 0; rank < c->size; ++rank)
-        for (const Transfer& t : transfers)
-            if (t.out && t.peer == rank) {
-                outgoing.insert(outgoing.end(), t.at, t.at + t.bytes);
-                mine[rank] += t.bytes;
+// Moves the pieces of all transfers as boxes become free and full; those of one way to one rank in their order.
+void exchange(Comm* c, std::vector<Transfer> transfers) {
+    size_t open = 0;
+    for (const Transfer& t : transfers) open += t.bytes > 0;
+    while (open && !c->aborted) {
+        bool moved = false;
+        std::set<std::pair<bool, int>> ways;
+        for (Transfer& t : transfers) {
+            if (t.done == t.bytes || !ways.insert({t.out, t.peer}).second) continue;
+            Box& box = t.out ? c->box(c->rank, t.peer) : c->box(t.peer, c->rank);
+            const u64 sent = box.sent.load(std::memory_order_acquire), taken = box.taken.load(std::memory_order_acquire);
+            if (t.out != (sent == taken)) continue;
+            const size_t bytes = std::min(t.bytes - t.done, BOX_BYTES);
+            if (t.out) {
+                memcpy(box.piece, t.at + t.done, bytes);
+                box.bytes = bytes;
+                box.sent.store(sent + 1, std::memory_order_release);
+            } else {
+                if (box.bytes != bytes) {
+                    fprintf(stderr, "rccl: rank %d sends %zu bytes, rank %d expects %zu\n", t.peer, box.bytes, c->rank, bytes);
+                    abort();
+                }
+                memcpy(t.at + t.done, box.piece, bytes);
+                box.taken.store(taken + 1, std::memory_order_release);
             }
-    if (!c->round(mine.data(), 8 * mine.size())) return;
-    u64 longest = 0;
-    for (int from = 0; from < c->size; ++from) {
-        memcpy(&ways[(size_t)from * c->size], c->slot(from), 8 * mine.size());
-        u64 all = 0;
-        for (int to = 0; to < c->size; ++to) all += ways[(size_t)from * c->size + to];
-        if (all > longest) longest = all;
-    }
-    std::vector<std::vector<u8>> came(c->size, std::vector<u8>(longest));
-    bool whole = true;
-    pieces(longest, [&](size_t at, size_t bytes) {
-        const size_t end = at + bytes < outgoing.size() ? at + bytes : outgoing.size();
-        whole = c->round(outgoing.data() + at, at < end ? end - at : 0);
-        for (int from = 0; whole && from < c->size; ++from) memcpy(&came[from][at], c->slot(from), bytes);
-        return whole;
-    });
-    for (const Transfer& t : transfers) {
-        if (t.out || !whole) continue;
-        u64 first = 0;
-        for (int to = 0; to < c->rank; ++to) first += ways[(size_t)t.peer * c->size + to];
-        memcpy(t.at, came[t.peer].data() + first, t.bytes);
+            t.done += bytes;
+            open -= t.done == t.bytes;
+            moved = true;
+        }
+        if (!moved) usleep(20);
     }
 }
 
@@ -185,7 +201,7 @@ int transfer(bool out, void* at, size_t count, int type, int peer, Comm* c, Stre
     if (!group.open || peer < 0 || peer >= c->size) return INVALID_USAGE;
     group.comm = c;
     group.stream = s;
-    group.transfers.push_back({out, (u8*)at, count * bytes_of(type), peer});
+    group.transfers.push_back({out, (u8*)at, count * bytes_of(type), peer, 0});
     return SUCCESS;
 }
 
@@ -221,7 +237,7 @@ HIP int ncclCommInitRankConfig(Comm** out, int size, UniqueId id, int rank, cons
     u64 name;
     memcpy(&name, id.bytes, 8);
     snprintf(c->path, sizeof c->path, "/dev/shm/hipemu-rccl-%016llx", (unsigned long long)name);
-    const size_t bytes = sizeof(Room) + (size_t)(size - 1) * sizeof(Seat);
+    const size_t bytes = sizeof(Room) + (size_t)(size - 1) * sizeof(Seat) + (size_t)size * size * sizeof(Box);
     const int file = open(c->path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     void* at = MAP_FAILED;
     if (file >= 0 && ftruncate(file, (off_t)bytes) == 0)

@@ -1,6 +1,6 @@
 //! What every backend checks before it computes or hands addresses to a kernel.
 
-use crate::{DType, DeviceError, Mat};
+use crate::{DType, DeviceError, Mat, MatMut, Spread};
 
 /// Refuses a size that differs from the one that would fit.
 pub(crate) fn check_size(
@@ -73,4 +73,29 @@ pub(crate) fn check_range(
             expected: bytes,
         }),
     }
+}
+
+/// Fails unless `moe_dispatch` has room for each token on each rank of `spread`.
+pub(crate) fn check_dispatch(
+    tokens: &MatMut<'_>,
+    places: &MatMut<'_>,
+    counts: &MatMut<'_>,
+    experts: Mat<'_>,
+    spread: &Spread,
+) -> Result<(), DeviceError> {
+    const KERNEL: &str = "moe_dispatch";
+    for (what, dtype) in [
+        ("tokens", tokens.dtype()),
+        ("places", places.dtype()),
+        ("counts", counts.dtype()),
+        ("experts", experts.dtype()),
+    ] {
+        check_dtype(KERNEL, what, dtype, DType::I32)?;
+    }
+    check_least(KERNEL, "experts of a rank", spread.each, 1)?;
+    check_least(KERNEL, "ranks with the same tokens", spread.stride, 1)?;
+    check_least(KERNEL, "tokens", tokens.cols(), spread.size * experts.rows())?;
+    check_size(KERNEL, "rows of places", places.rows(), experts.rows())?;
+    check_size(KERNEL, "columns of places", places.cols(), spread.size)?;
+    check_size(KERNEL, "counts", counts.cols(), spread.size)
 }

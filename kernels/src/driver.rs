@@ -399,7 +399,7 @@ pub trait Kernels: Driver {
     /// expert `e`'s places, then these; a token takes one of them by its position: `positions` i32 `[1, P]` has those of tokens `tokens`
     /// i32 `[1, T]`, or of all in order.
     ///
-    /// Errors: [`DeviceError::NoPlaces`] on devices that cannot.
+    /// Errors on the CPU: a token or an expert that does not exist; on GPUs its place is -1, and no rank computes it.
     fn place_experts(
         &self,
         s: &Stream,
@@ -407,15 +407,7 @@ pub trait Kernels: Driver {
         positions: Mat<'_>,
         tokens: Option<Mat<'_>>,
         places: Mat<'_>,
-    ) -> Result<(), DeviceError> {
-        let _ = (s, experts, positions, tokens, places);
-        Err(DeviceError::NoPlaces { device: self.name() })
-    }
-
-    /// Whether `moe_dispatch` and `sum_rows` exist.
-    fn sends_rows(&self) -> bool {
-        false
-    }
+    ) -> Result<(), DeviceError>;
 
     /// The tokens that each rank of `spread` gets, once each: those with an expert there. `experts` i32 `[T, k]`. `tokens` i32
     /// `[1, size · T]` begins with those for rank 0, ascending, then those for rank 1; `counts` i32 `[1, size]` says how many. `places` i32 `[T, size]` says
@@ -430,25 +422,17 @@ pub trait Kernels: Driver {
         counts: MatMut<'_>,
         experts: Mat<'_>,
         spread: &Spread,
-    ) -> Result<(), DeviceError> {
-        let _ = (s, tokens, places, counts, experts, spread);
-        Err(DeviceError::NoDispatch { device: self.name() })
-    }
+    ) -> Result<(), DeviceError>;
 
     /// `y [T, H]`: the sum of those rows of `x [n, H]` that a row of `places` i32 `[T, m]` names, in its order, in f32 from zero on, rounded once;
     /// -1 names none.
-    ///
-    /// Errors: [`DeviceError::NoDispatch`] on devices that cannot.
     fn sum_rows(
         &self,
         s: &Stream,
         y: MatMut<'_>,
         x: Mat<'_>,
         places: Mat<'_>,
-    ) -> Result<(), DeviceError> {
-        let _ = (s, y, x, places);
-        Err(DeviceError::NoDispatch { device: self.name() })
-    }
+    ) -> Result<(), DeviceError>;
 
     /// `y = Σ weight · down(silu(gate x) · up x)` over a token's experts in ascending order, in f32. A GPU may round
     /// the output of each expert to bf16 where tokens are many.

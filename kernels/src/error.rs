@@ -69,18 +69,6 @@ pub enum DeviceError {
         /// Device, in words.
         device: String,
     },
-    /// This device cannot send tokens to one of several copies of an expert.
-    #[error("{device} takes experts where they are numbered")]
-    NoPlaces {
-        /// Device, in words.
-        device: String,
-    },
-    /// This device cannot sort tokens by the ranks that hold their experts.
-    #[error("{device} has no kernels that send tokens to the ranks of their experts")]
-    NoDispatch {
-        /// Device, in words.
-        device: String,
-    },
     /// This device has no attention over latent rows.
     #[error("{device} has no kernels for latent attention")]
     NoLatent {

@@ -266,8 +266,7 @@ pub fn check_world(args: &ServeArgs, model: &models::Config) -> Result<()> {
         );
     }
     let placed = placement(args)?;
-    let checked =
-        executor::check_world(parallel, device(args.engine.device), model, placed.as_ref());
+    let checked = executor::check_world(parallel, model, placed.as_ref());
     checked.with_context(|| {
         let file = args.parallel.expert_placement.as_ref();
         let placed =

@@ -274,6 +274,31 @@ fn what_ranks_bring_lies_side_by_side_or_below_each_other() {
     gathers::<i32>("gathers", 4, 3, 6);
 }
 
+/// A rank that neither sends nor gets anything makes no call, and others do not wait for it.
+#[test]
+fn rows_of_one_rank_alone_and_of_many_pieces_arrive() {
+    ranks("few", |rank| {
+        let (own, cols) = (rank.group.rank(), 9_000);
+        for to in [[[2, 0], [0, 0]], [[0, 0], [0, 0]], [[0, 0], [2, 0]], [[1, 2], [2, 1]]] {
+            let rows = to[own].iter().sum();
+            let x = rank.matrix::<f32>(3, cols, |r, c| value(own, r, c));
+            let x = x.mat(DType::F32, 3, cols).unwrap().rows_from(0, rows);
+            let mut y = rank.matrix::<f32>(3, cols, |_, _| 99);
+            let counts = rank.group.exchange_counts(&to[own]).unwrap();
+            let all = y.mat_mut(DType::F32, 3, cols).unwrap();
+            rank.group.all_to_all(&S, x, all, &counts).unwrap();
+            let first = |from: usize| if own == 0 { 0 } else { to[from][0] };
+            let came = (0..2).flat_map(|from| (0..to[from][own]).map(move |r| (from, r)));
+            let expected: Vec<f32> = came
+                .flat_map(|(from, r)| {
+                    (0..cols).map(move |c| value(from, first(from) + r, c) as f32)
+                })
+                .collect();
+            assert_eq!(rank.read::<f32>(&y, expected.len()), expected, "{to:?}");
+        }
+    });
+}
+
 #[test]
 fn rows_go_where_they_are_sent_and_are_not_recorded() {
     ranks("rows", |rank| {

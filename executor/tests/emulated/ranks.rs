@@ -1,6 +1,6 @@
 //! Ranks on GPUs: the tokens of one of them, launched and replayed, and an end for all when one is gone.
 
-use crate::player::{Job, Pact, Player, config, experts, shared};
+use crate::player::{Job, Pact, Player, config, experts, placed, shared};
 use crate::{HALF_NEAR, Output, assert_close, assert_within, emulated, on_emulator, play, small};
 use collectives::{CallState, Operation};
 use executor::{Dtype, ExecutorConfig};
@@ -27,13 +27,18 @@ fn ranks_of_a_replica_find_the_tokens_of_one_launched_and_replayed() {
     let split = |dtype| shared(experts(dtype), 2, false);
     let spread = |dtype| shared(experts(dtype), 2, true);
     let alone = |config: ExecutorConfig| ExecutorConfig {
-        settings: protocol::Settings { parallel: Parallel::default(), ..config.settings.clone() },
+        settings: protocol::Settings {
+            parallel: Parallel::default(),
+            placement: None,
+            ..config.settings.clone()
+        },
         ..config
     };
     let worlds = [
         ("dense", 64, dense(Dtype::Float32)),
         ("experts in parts", 32, split(Dtype::Float32)),
         ("experts whole", 64, spread(Dtype::Float32)),
+        ("experts placed", 32, placed(spread(Dtype::Float32))),
     ];
     for (what, wave, world) in worlds {
         let expected = play(&mut Player::with(small(alone(world.clone()))));
@@ -111,6 +116,11 @@ fn replicas_that_share_experts_find_the_tokens_of_one() {
             let found = found.join().unwrap();
             assert_close(&found, &alone(replica), &format!("replica {replica}, wave {wave}"));
         }
+        // Recorded steps have fixed sizes; all others send tokens to those who hold an expert of theirs.
+        let calls: Vec<_> = pact.meeting.calls().into_iter().flat_map(|rank| rank.calls).collect();
+        let called = |operation| calls.iter().any(|call| call.operation == operation);
+        assert!(called(Operation::AllToAll), "wave {wave}");
+        assert_eq!(called(Operation::ReduceScatter), !enforce_eager, "wave {wave}");
     }
 }
 

@@ -13,7 +13,7 @@ mod replicas;
 use executor::{Dtype, Executor, ExecutorConfig, ExecutorError, KvSize, Meeting};
 use player::{BLOCK, Job, Player, VOCAB, config, experts, placed, shared};
 use protocol::{
-    Batch, Bucket, Device, Epoch, Parallel, Rank, RowError, Sampling, StepId, Token, TokenLogprobs,
+    Batch, Bucket, Epoch, Parallel, Rank, RowError, Sampling, StepId, Token, TokenLogprobs,
 };
 
 const PROMPT: usize = 50;
@@ -243,10 +243,6 @@ fn worlds_that_cannot_be_are_refused_with_the_numbers() {
     spread.settings.parallel = parallel(1, 2, true);
     let text = refused(spread.clone());
     assert!(text.contains("2 ranks that share layers need shared memory"), "{text}");
-    let mut gpu = placed(shared(experts(Dtype::Float32), 2, true));
-    gpu.settings.device = Device::Cuda;
-    let text = refused(gpu);
-    assert!(text.contains("--expert-placement is not supported on Cuda"), "{text}");
     let mut wrong = placed(shared(experts(Dtype::Float32), 2, true));
     wrong.settings.placement.as_mut().unwrap().layers[2][4] = 6;
     let text = refused(wrong);

@@ -323,10 +323,6 @@ impl Kernels for CpuDevice {
         Self::place_chosen(experts, (positions, tokens), places)
     }
 
-    fn sends_rows(&self) -> bool {
-        true
-    }
-
     fn moe_dispatch(
         &self,
         _: &Stream,

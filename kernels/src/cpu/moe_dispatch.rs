@@ -3,7 +3,7 @@
 use super::device::{CpuDevice, for_float};
 use super::elementwise::min_rows;
 use super::share::Rows;
-use crate::check::{check_dtype, check_least, check_size};
+use crate::check::{check_dispatch, check_dtype, check_size};
 use crate::dtype::Float;
 use crate::{DType, DeviceError, Mat, MatMut, Spread};
 
@@ -15,7 +15,7 @@ impl CpuDevice {
         experts: Mat<'_>,
         spread: &Spread,
     ) -> Result<(), DeviceError> {
-        check(&tokens, &places, &counts, experts, spread)?;
+        check_dispatch(&tokens, &places, &counts, experts, spread)?;
         for t in 0..experts.rows() {
             let places = places.row_mut::<i32>(t);
             places.fill(-1);
@@ -77,28 +77,4 @@ impl CpuDevice {
             }
         });
     }
-}
-
-fn check(
-    tokens: &MatMut<'_>,
-    places: &MatMut<'_>,
-    counts: &MatMut<'_>,
-    experts: Mat<'_>,
-    spread: &Spread,
-) -> Result<(), DeviceError> {
-    const KERNEL: &str = "moe_dispatch";
-    for (what, dtype) in [
-        ("tokens", tokens.dtype()),
-        ("places", places.dtype()),
-        ("counts", counts.dtype()),
-        ("experts", experts.dtype()),
-    ] {
-        check_dtype(KERNEL, what, dtype, DType::I32)?;
-    }
-    check_least(KERNEL, "experts of a rank", spread.each, 1)?;
-    check_least(KERNEL, "ranks with the same tokens", spread.stride, 1)?;
-    check_least(KERNEL, "tokens", tokens.cols(), spread.size * experts.rows())?;
-    check_size(KERNEL, "rows of places", places.rows(), experts.rows())?;
-    check_size(KERNEL, "columns of places", places.cols(), spread.size)?;
-    check_size(KERNEL, "counts", counts.cols(), spread.size)
 }

@@ -51,6 +51,7 @@ mod memory;
 mod module;
 mod moe;
 mod moe_call;
+mod moe_dispatch;
 mod moe_little;
 mod moe_products;
 mod moe_route;

@@ -6,7 +6,7 @@ use crate::step::{AnswerArrays, SeatArrays, StageView, StepArrays};
 use crate::{
     Around, Attention, BatchRows, Before, Buffer, DType, DeviceError, Experts, HostMat, Kernels,
     KvLayout, LatentAttention, LatentLayout, LatentWrite, Mat, MatMut, Packed, PackedGroup, QkRope,
-    RouteRule, Routes, Scores, Stream,
+    RouteRule, Routes, Scores, Spread, Stream,
 };
 
 impl Kernels for HipDevice {
@@ -245,6 +245,39 @@ impl Kernels for HipDevice {
         experts: &Experts<'_>,
     ) -> Result<bool, DeviceError> {
         self.expert_mlp_of_scores(s, y, x, scores, experts)
+    }
+
+    fn place_experts(
+        &self,
+        s: &Stream,
+        experts: MatMut<'_>,
+        positions: Mat<'_>,
+        tokens: Option<Mat<'_>>,
+        places: Mat<'_>,
+    ) -> Result<(), DeviceError> {
+        self.place_chosen(s, experts, (positions, tokens), places)
+    }
+
+    fn moe_dispatch(
+        &self,
+        s: &Stream,
+        tokens: MatMut<'_>,
+        places: MatMut<'_>,
+        counts: MatMut<'_>,
+        experts: Mat<'_>,
+        spread: &Spread,
+    ) -> Result<(), DeviceError> {
+        self.dispatch(s, (tokens, places, counts), experts, spread)
+    }
+
+    fn sum_rows(
+        &self,
+        s: &Stream,
+        y: MatMut<'_>,
+        x: Mat<'_>,
+        places: Mat<'_>,
+    ) -> Result<(), DeviceError> {
+        self.sum_named_rows(s, y, x, places)
     }
 
     fn moe_mlp(

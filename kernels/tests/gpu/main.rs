@@ -34,6 +34,7 @@ mod linear;
 mod linear_many;
 mod matrix_speed;
 mod moe;
+mod moe_dispatch;
 mod moe_fp8;
 mod moe_route;
 mod norm;

@@ -26,14 +26,11 @@ pub(super) fn experts_of_all(
 
 /// Whether tokens are sent to the ranks that hold their experts. Of what all ranks know alone: they do the same.
 fn sends(f: &Forward<'_>, top_k: usize, each: usize) -> bool {
-    f.ops.device().sends_rows()
-        && match f.exchange {
-            Exchange::Gather => false,
-            Exchange::Send => true,
-            Exchange::Cheapest => {
-                share(top_k, each, each * f.dp.size() * f.tp.size()) <= MOST_SHARE
-            }
-        }
+    match f.exchange {
+        Exchange::Gather => false,
+        Exchange::Send => true,
+        Exchange::Cheapest => share(top_k, each, each * f.dp.size() * f.tp.size()) <= MOST_SHARE,
+    }
 }
 
 /// The share of tokens that choose one of `each` experts, if they choose `top_k` of `all` without preference.

@@ -1,0 +1,107 @@
+// moe_dispatch.hip - experts over ranks: which copy of an expert a token takes, which tokens each rank gets, and the sum
+// of what comes back. CPU twins: cpu/moe.rs (place_experts), cpu/moe_dispatch.rs.
+//
+// place_experts  experts i32 [T, k] in place: a choice becomes one of the places of its expert, by the token's position.
+//                positions i32 [P] are those of tokens i32 [T], of all in order if that is null. places [E, 1 + most]:
+//                an expert's number of places, then these. -1 where there is no such token or expert.
+//                Grid: choices over the block. Block: 256.
+// moe_dispatch   experts i32 [T, k] -> tokens i32 [ranks T], those for rank 0 ascending, then those for rank 1; places
+//                i32 [T, ranks]: where a token lies among them, or -1; counts i32 [ranks]. Rank r holds `each` experts from
+//                (r * stride + offset) * each on. At most 64 ranks.
+//                Grid: ranks. Block: a multiple of WAVE up to 1024. Every block goes through all choices, twice.
+// sum_rows       y [T, cols] = the sum of the rows of x [rows, cols] that places i32 [T, n] names, in its order, in f32
+//                from zero on, rounded once. What is no row of x names none. All of ACT.
+//                Grid: T * parts, part fastest. Block: a multiple of WAVE up to 256, eight columns a thread.
+// Roofline: the bytes of sum_rows; the others are latency.
+#include "dev.h"
+#include "sample/order.h"
+
+KERNEL(256) place_experts(i32* experts, const i32* positions, const i32* tokens, const i32* places, u32 choices, u32 k,
+                          u32 known, u32 count, u32 width) {
+    grid_wait();
+    grid_release();
+    const u32 c = bid_x() * bdim() + tid();
+    if (c >= choices) return;
+    const u32 token = tokens ? (u32)tokens[c / k] : c / k, expert = (u32)experts[c];
+    i32 place = -1;
+    if (token < known && expert < count) {
+        const i32* row = places + (u64)expert * width;
+        const u32 at = positions[token] > 0 ? (u32)positions[token] : 0u, copies = row[0] > 0 ? (u32)row[0] : 1u;
+        place = row[1 + at % copies];
+    }
+    experts[c] = place;
+}
+EXPORT(place_experts)
+
+struct Spread {
+    u32 each, ranks, stride, offset;
+};
+// The ranks that get a token, a bit each.
+DEV u64 ranks_of(const i32* experts, u32 k, Spread spread) {
+    u64 ranks = 0;
+    for (u32 j = 0; j < k; ++j) {
+        const i32 expert = experts[j];
+        const u32 holder = (u32)expert / spread.each, rank = holder / spread.stride;
+        if (expert >= 0 && holder % spread.stride == spread.offset && rank < spread.ranks) ranks |= (u64)1 << rank;
+    }
+    return ranks;
+}
+DEV u32 bits_of(u64 bits) {
+    u32 n = 0;
+    for (; bits; bits &= bits - 1) ++n;
+    return n;
+}
+
+KERNEL(1024) moe_dispatch(i32* tokens, i32* places, i32* counts, const i32* experts, u32 t, u32 k, u32 each, u32 ranks,
+                          u32 stride, u32 offset, u32 experts_stride, u32 places_stride) {
+    grid_wait();
+    grid_release();
+    const Spread spread{each, ranks, stride, offset};
+    const u32 rank = bid_x();
+    const u64 own = (u64)1 << rank;
+    u32 ahead = 0;
+    for (u32 i = tid(); i < t; i += bdim())
+        ahead += bits_of(ranks_of(experts + (u64)i * experts_stride, k, spread) & (own - 1));
+    u32 next = block_prefix(ahead).total;
+    const u32 begin = next;
+    for (u32 from = 0; from < t; from += bdim()) {
+        const u32 i = from + tid();
+        const bool comes = i < t && (ranks_of(experts + (u64)i * experts_stride, k, spread) & own) != 0;
+        const Prefix before = block_prefix(comes);
+        if (comes) tokens[next + before.before] = (i32)i;
+        if (i < t) places[(u64)i * places_stride + rank] = comes ? (i32)(next + before.before) : -1;
+        next += before.total;
+    }
+    if (tid() == 0) counts[rank] = (i32)(next - begin);
+}
+EXPORT(moe_dispatch)
+
+KERNEL(256) sum_rows(ACT* y, const ACT* x, const i32* places, u32 cols, u32 parts, u32 n, u32 rows, u32 y_stride,
+                     u32 x_stride, u32 places_stride) {
+    grid_wait();
+    grid_release();
+    const u64 token = bid_x() / parts;
+    const i32* named = places + token * places_stride;
+    ACT* to_row = y + token * y_stride;
+    const u32 first = bid_x() % parts * bdim() + tid(), step = parts * bdim();
+    const bool aligned = (((u64)y | (u64)x | y_stride * sizeof(ACT) | x_stride * sizeof(ACT)) & 15) == 0;
+    if (aligned && cols % 8 == 0) {
+        for (u32 c = first * 8; c < cols; c += step * 8) {
+            f32x8 sum{};
+            for (u32 j = 0; j < n; ++j) {
+                if ((u32)named[j] >= rows) continue;
+                const f32x8 v = load8(x + (u64)named[j] * x_stride + c);
+                for (u32 i = 0; i < 8; ++i) sum.v[i] += v.v[i];
+            }
+            store8(to_row + c, sum);
+        }
+    } else {
+        for (u32 c = first; c < cols; c += step) {
+            float sum = 0.f;
+            for (u32 j = 0; j < n; ++j)
+                if ((u32)named[j] < rows) sum += f32(x[(u64)named[j] * x_stride + c]);
+            to_row[c] = to<ACT>(sum);
+        }
+    }
+}
+EXPORT(sum_rows)

@@ -1,0 +1,126 @@
+//! Mixture of experts over ranks: copies of experts, the tokens that each rank gets, and the sum of what comes back.
+
+use super::check::{check_dense, check_dispatch, check_dtype, check_most, check_size};
+use super::device::HipDevice;
+use super::launch::Launch;
+use super::source::Source;
+use crate::{DType, DeviceError, Mat, MatMut, Spread, Stream};
+
+static DISPATCH: Source = Source {
+    name: "moe_dispatch/moe_dispatch.hip",
+    text: include_str!("../../csrc/moe_dispatch/moe_dispatch.hip"),
+};
+
+/// Threads of a block that places choices.
+const PLACE_THREADS: usize = 256;
+/// Most threads of a block that sorts tokens.
+const DISPATCH_THREADS: usize = 1024;
+/// Ranks that it tells apart.
+const MOST_RANKS: usize = 64;
+/// Threads of a block that adds, and the columns of each.
+const SUM_THREADS: usize = 128;
+const SUM_COLS: usize = 8 * SUM_THREADS;
+
+impl HipDevice {
+    /// Choices are on the device: tokens and experts that do not exist get the place -1 instead of an error.
+    pub(super) fn place_chosen(
+        &self,
+        s: &Stream,
+        mut experts: MatMut<'_>,
+        (positions, tokens): (Mat<'_>, Option<Mat<'_>>),
+        places: Mat<'_>,
+    ) -> Result<(), DeviceError> {
+        const KERNEL: &str = "place_experts";
+        check_dtype(KERNEL, "experts", experts.dtype(), DType::I32)?;
+        check_dtype(KERNEL, "positions", positions.dtype(), DType::I32)?;
+        check_dtype(KERNEL, "places", places.dtype(), DType::I32)?;
+        if let Some(tokens) = tokens {
+            check_dtype(KERNEL, "tokens", tokens.dtype(), DType::I32)?;
+        }
+        let listed = tokens.map_or(positions.cols(), |tokens| tokens.cols());
+        check_size(KERNEL, "tokens", listed, experts.rows())?;
+        check_dense(KERNEL, "distance of choices", experts.as_ref())?;
+        check_dense(KERNEL, "distance of places", places)?;
+        let choices = experts.rows() * experts.cols();
+        let kernel = self.kernel(&DISPATCH, KERNEL, &[("ACT_F32", 1)])?;
+        let blocks = choices.div_ceil(PLACE_THREADS) as u32;
+        let k = experts.cols() as u32;
+        let launch = Launch::new(kernel, (blocks, 1, 1), PLACE_THREADS as u32, 0)
+            .overlaps_predecessor()
+            .out(&mut experts)
+            .arg(positions)
+            .arg_or_null(tokens)
+            .arg(places)
+            .u32(choices as u32)
+            .u32(k)
+            .u32(positions.cols() as u32)
+            .u32(places.rows() as u32)
+            .u32(places.cols() as u32);
+        // SAFETY: the shapes agree; the kernel reads only positions and places that exist.
+        unsafe { launch.go(self, s) }
+    }
+
+    pub(super) fn dispatch(
+        &self,
+        s: &Stream,
+        (mut tokens, mut places, mut counts): (MatMut<'_>, MatMut<'_>, MatMut<'_>),
+        experts: Mat<'_>,
+        spread: &Spread,
+    ) -> Result<(), DeviceError> {
+        check_dispatch(&tokens, &places, &counts, experts, spread)?;
+        check_most("moe_dispatch", "ranks", spread.size, MOST_RANKS)?;
+        let threads = experts.rows().max(1).next_multiple_of(self.wave() as usize);
+        let kernel = self.kernel(&DISPATCH, "moe_dispatch", &[("ACT_F32", 1)])?;
+        let (grid, block) = ((spread.size as u32, 1, 1), threads.min(DISPATCH_THREADS) as u32);
+        let stride = places.stride() as u32;
+        let launch = Launch::new(kernel, grid, block, 0)
+            .overlaps_predecessor()
+            .out(&mut tokens)
+            .out(&mut places)
+            .out(&mut counts)
+            .arg(experts)
+            .u32(experts.rows() as u32)
+            .u32(experts.cols() as u32)
+            .u32(spread.each as u32)
+            .u32(spread.size as u32)
+            .u32(spread.stride as u32)
+            .u32(spread.offset as u32)
+            .u32(experts.stride() as u32)
+            .u32(stride);
+        // SAFETY: room for every token on every rank, as was checked.
+        unsafe { launch.go(self, s) }
+    }
+
+    /// Places are on the device: what is no row of `x` is left out instead of an error.
+    pub(super) fn sum_named_rows(
+        &self,
+        s: &Stream,
+        mut y: MatMut<'_>,
+        x: Mat<'_>,
+        places: Mat<'_>,
+    ) -> Result<(), DeviceError> {
+        const KERNEL: &str = "sum_rows";
+        check_dtype(KERNEL, "places", places.dtype(), DType::I32)?;
+        check_dtype(KERNEL, "output", y.dtype(), x.dtype())?;
+        check_size(KERNEL, "columns", y.cols(), x.cols())?;
+        check_size(KERNEL, "places", places.rows(), y.rows())?;
+        let defines = [("ACT_F32", self.act_f32(KERNEL, x.dtype())?)];
+        let kernel = self.kernel(&DISPATCH, KERNEL, &defines)?;
+        let (cols, parts) = (y.cols() as u32, y.cols().div_ceil(SUM_COLS));
+        let (blocks, stride) = ((y.rows() * parts) as u32, y.stride() as u32);
+        let launch = Launch::new(kernel, (blocks, 1, 1), SUM_THREADS as u32, 0)
+            .overlaps_predecessor()
+            .out(&mut y)
+            .arg(x)
+            .arg(places)
+            .u32(cols)
+            .u32(parts as u32)
+            .u32(places.cols() as u32)
+            .u32(x.rows() as u32)
+            .u32(stride)
+            .u32(x.stride() as u32)
+            .u32(places.stride() as u32);
+        // SAFETY: a row of places for each row of y; the kernel reads only rows that x has.
+        unsafe { launch.go(self, s) }
+    }
+}

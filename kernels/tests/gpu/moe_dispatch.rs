@@ -1,0 +1,137 @@
+//! What brings tokens to experts on other ranks, against the CPU.
+
+use kernels::{Driver, Kernels, Mat, MatMut, Spread, bf16};
+
+use crate::support::{Array, Numbers, Real, S, devices, oracle};
+
+/// Choices of `k` among `count` experts; a few are of none.
+fn choices(numbers: &mut Numbers, rows: usize, k: usize, count: usize) -> Vec<i32> {
+    let choice = |numbers: &mut Numbers| match numbers.below(9) {
+        0 => -1,
+        _ => numbers.below(count) as i32,
+    };
+    (0..rows * k).map(|_| choice(numbers)).collect()
+}
+
+#[test]
+fn tokens_are_sorted_by_the_ranks_of_their_experts() {
+    let cpu = oracle();
+    // Tokens, choices of each, experts of a rank, ranks, ranks with the same tokens and this one among them.
+    let cases = [
+        (1, 2, 4, 2, 1, 0),
+        (5, 8, 16, 8, 1, 0),
+        (70, 3, 2, 3, 2, 1),
+        (1500, 2, 3, 2, 1, 0),
+        (9, 4, 1, 64, 1, 0),
+        (0, 2, 4, 2, 1, 0),
+    ];
+    for (t, k, each, size, stride, offset) in cases {
+        let spread = Spread { each, size, stride, offset };
+        let mut numbers = Numbers::fresh(t as u64);
+        // Two experts more than there are.
+        let experts = choices(&mut numbers, t, k, each * size * stride + 2);
+        let [mut tokens, mut places] = [(); 2].map(|()| vec![-1i32; size * t]);
+        let mut counts = vec![-1i32; size];
+        let listed = MatMut::of(&mut tokens, 1, size * t).unwrap();
+        let (at, sums) = (MatMut::of(&mut places, t, size), MatMut::of(&mut counts, 1, size));
+        let chosen = Mat::of(&experts, t, k).unwrap();
+        cpu.moe_dispatch(&S, listed, at.unwrap(), sums.unwrap(), chosen, &spread).unwrap();
+        let sent: i32 = counts.iter().sum();
+        assert!(sent > 0 || t == 0, "nobody is sent anywhere");
+        for device in devices() {
+            let chosen = Array::of(&device, &experts, t, k);
+            let mut listed = Array::<i32>::poisoned(&device, 1, size * t);
+            let mut at = Array::<i32>::poisoned(&device, t, size);
+            let mut sums = Array::<i32>::poisoned(&device, 1, size);
+            let out = (listed.mat_mut(), at.mat_mut(), sums.mat_mut());
+            device.moe_dispatch(&S, out.0, out.1, out.2, chosen.mat(), &spread).unwrap();
+            let name = format!("{} {t} tokens, {spread:?}", device.name());
+            assert_eq!(sums.read(&device), counts, "{name}");
+            assert_eq!(at.read(&device), places, "{name}");
+            let sent = sent as usize;
+            assert_eq!(listed.read(&device)[..sent], tokens[..sent], "{name}");
+        }
+    }
+}
+
+#[test]
+fn more_ranks_than_bits_are_refused() {
+    let spread = Spread { each: 1, size: 65, stride: 1, offset: 0 };
+    for device in devices() {
+        let chosen = Array::of(&device, &[0i32], 1, 1);
+        let [mut listed, mut at, mut sums] =
+            [(); 3].map(|()| Array::<i32>::poisoned(&device, 1, 65));
+        let out = (listed.mat_mut(), at.mat_mut(), sums.mat_mut());
+        let refused = device.moe_dispatch(&S, out.0, out.1, out.2, chosen.mat(), &spread);
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("ranks") && refused.contains("65"), "{refused}");
+    }
+}
+
+fn sums<T: Real>() {
+    let cpu = oracle();
+    for (rows, cols, sums, m) in [(7, 45, 5, 3), (40, 64, 33, 2), (3, 2056, 2, 8), (1, 8, 3, 1)] {
+        let mut numbers = Numbers::fresh(cols as u64);
+        let x = numbers.reals::<T>(rows * cols);
+        let places = choices(&mut numbers, sums, m, rows);
+        let mut expected = vec![T::of(9.0); sums * cols];
+        let (y, from) = (MatMut::of(&mut expected, sums, cols), Mat::of(&x, rows, cols));
+        let named = Mat::of(&places, sums, m).unwrap();
+        cpu.sum_rows(&S, y.unwrap(), from.unwrap(), named).unwrap();
+        for device in devices() {
+            let from = Array::of(&device, &x, rows, cols);
+            // What is no row on the CPU is an error; a device leaves it out.
+            let beyond: Vec<i32> =
+                places.iter().map(|&row| if row < 0 { rows as i32 + 4 } else { row }).collect();
+            for named in [&places, &beyond] {
+                let named = Array::of(&device, named, sums, m);
+                let mut y = Array::<T>::poisoned(&device, sums, cols);
+                device.sum_rows(&S, y.mat_mut(), from.mat(), named.mat()).unwrap();
+                assert_eq!(y.read(&device), expected, "{} {cols} columns", device.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_of_named_rows_are_those_of_the_cpu() {
+    sums::<f32>();
+    sums::<bf16>();
+}
+
+#[test]
+fn tokens_take_the_copies_that_they_take_on_the_cpu() {
+    let cpu = oracle();
+    // Three places of expert 0, one of expert 1, two of expert 2.
+    let places = [3, 0, 4, 5, 1, 2, -1, -1, 2, 1, 3, -1];
+    let (t, k) = (300, 2);
+    let mut numbers = Numbers::fresh(3);
+    let positions: Vec<i32> = (0..t).map(|_| numbers.below(5000) as i32).collect();
+    let asked: Vec<i32> = (0..9).map(|_| numbers.below(t) as i32).collect();
+    let chosen: Vec<i32> = (0..t * k).map(|_| numbers.below(3) as i32).collect();
+    for tokens in [None, Some(&asked)] {
+        let rows = tokens.map_or(t, Vec::len);
+        let mut expected = chosen[..rows * k].to_vec();
+        let experts = MatMut::of(&mut expected, rows, k).unwrap();
+        let listed = tokens.map(|tokens| Mat::of(tokens, 1, rows).unwrap());
+        let (at, of) = (Mat::of(&positions, 1, t).unwrap(), Mat::of(&places, 3, 4).unwrap());
+        cpu.place_experts(&S, experts, at, listed, of).unwrap();
+        for device in devices() {
+            let mut experts = Array::of(&device, &chosen[..rows * k], rows, k);
+            let listed = tokens.map(|tokens| Array::row(&device, tokens));
+            let (at, of) = (Array::row(&device, &positions), Array::of(&device, &places, 3, 4));
+            let listed = listed.as_ref().map(Array::mat);
+            device.place_experts(&S, experts.mat_mut(), at.mat(), listed, of.mat()).unwrap();
+            assert_eq!(experts.read(&device), expected, "{}", device.name());
+        }
+    }
+    for device in devices() {
+        // A token and experts that do not exist: nobody computes them.
+        let mut experts = Array::of(&device, &[0i32, -1, 3, 1], 2, 2);
+        let (at, of) = (Array::row(&device, &[7i32]), Array::of(&device, &places, 3, 4));
+        let listed = Array::row(&device, &[0i32, 1]);
+        let listed = Some(listed.mat());
+        device.place_experts(&S, experts.mat_mut(), at.mat(), listed, of.mat()).unwrap();
+        assert_eq!(experts.read(&device), [4, -1, -1, -1]);
+    }
+}
