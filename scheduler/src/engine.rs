@@ -123,7 +123,7 @@ impl Engine {
         self.hand_out(effects);
         let idle = self.is_idle();
         if idle && !self.was_idle {
-            self.check();
+            self.check_requests();
         }
         self.was_idle = idle;
     }
@@ -458,8 +458,17 @@ impl Engine {
         self.domains[usize::from(replica.0)].stats(replica)
     }
 
-    /// Recomputes every counter and reference from its owners; panics if one is wrong.
+    /// Recomputes every counter and reference from its owners; panics if one is wrong. Goes through every block of every pool.
     pub fn check(&self) {
+        for domain in &self.domains {
+            domain.kv.check(domain.state.tables());
+        }
+        self.check_requests();
+    }
+
+    /// Recomputes what requests and seats are counted by: no more than these, however many blocks there are, because the
+    /// next request waits for it.
+    fn check_requests(&self) {
         let mut live = 0;
         for (replica, domain) in self.domains.iter().enumerate() {
             domain.state.check(&domain.kv, self.config.limits.requests_running);

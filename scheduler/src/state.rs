@@ -186,10 +186,14 @@ impl State {
         assert_eq!(running + self.seats_left(), seats, "running requests and seats differ");
     }
 
-    /// Recomputes every counter from its owners; panics on a difference.
+    /// The tables of all requests: whatever holds blocks.
+    pub(crate) fn tables(&self) -> impl Iterator<Item = &Table> {
+        self.requests.iter().map(|(_, request)| &request.cold.table)
+    }
+
+    /// Recomputes every counter of requests and seats from its owners; panics on a difference.
     pub(crate) fn check(&self, kv: &KvCache, seats: u32) {
         self.check_counters(kv, seats);
-        kv.check(self.requests.iter().map(|(_, request)| &request.cold.table));
         self.check_lines();
         self.check_flights();
         let reserved: u32 = self.requests.iter().map(|(_, r)| r.reserved).sum();
