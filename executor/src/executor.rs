@@ -1,7 +1,7 @@
 //! `Executor`: a loaded model with its KV cache, driven by calls.
 
 use crate::device::Opened;
-use crate::graph::{self, Graphs};
+use crate::graph::{self, Graphs, Wanted};
 use crate::inputs::StepLimits;
 use crate::masks::{Masks, NoMasks};
 use crate::step::{Engine, Pending, State, StateSize};
@@ -13,7 +13,7 @@ use crate::{
 use models::sharding::{Indivisible, Ranks};
 use models::{ExpertLoad, LoadError, LoadOptions, kv_layout, kv_spec, load_model};
 use ops::{Ops, StepShape};
-use protocol::{Batch, Drafter, KvSpec, Memory, Phase, Ready, Settings, StepOutput};
+use protocol::{Batch, Drafter, KvSpec, Memory, Phase, Ready, Settings, Speculation, StepOutput};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -132,12 +132,12 @@ impl Executor {
         kv_pool::check(blocks, settings.block_tokens, settings.kv_tokens_min)?;
         self.state = None;
         let mut state = self.state(blocks)?;
-        let shapes = self.graph_shapes();
+        let (wanted, shapes) = (self.graphs_wanted(), self.graph_shapes());
         let (phase, total) = (Phase::Capture, shapes.len() as u64);
         if total > 0 {
             let tell = |done| progress(Progress { phase, done, total });
             let (device, tracer) = (&mut state.device, self.tracer.as_ref());
-            state.graphs = Graphs::capture(&self.engine, device, &shapes, tracer, tell);
+            state.graphs = Graphs::capture(&self.engine, device, (&wanted, &shapes), tracer, tell);
         }
         let graph_rows = state.graphs.rows();
         self.engine.ops.device().settle();
@@ -231,10 +231,15 @@ impl Executor {
         sampler::questions_per_slice(self.config.model.vocab, self.top(), gpu)
     }
 
-    /// Rows of the widest decode step.
+    /// Tokens of a row with all its drafts.
+    fn width(&self) -> u32 {
+        1 + self.config.settings.speculation.map_or(0, |how| u32::from(how.drafts))
+    }
+
+    /// Rows of one token in the widest decode step, drafts among them.
     fn rows_max(&self) -> u32 {
         let settings = &self.config.settings;
-        settings.max_num_seqs.min(settings.tokens_per_step)
+        settings.max_num_seqs.saturating_mul(self.width()).min(settings.tokens_per_step)
     }
 
     /// Shapes to rehearse: the first passes, the steps to record, and the one that no pass has. A rehearsal
@@ -255,16 +260,23 @@ impl Executor {
         StepShape { questions: rows.min(self.questions()), ..shape }
     }
 
-    /// Shapes of the steps to record.
+    /// Shapes of the steps to record, fewest rows first.
     fn graph_shapes(&self) -> Vec<StepShape> {
+        self.graphs_wanted().shapes(self.config.settings.max_model_len as usize)
+    }
+
+    fn graphs_wanted(&self) -> Wanted {
         let settings = &self.config.settings;
         if !self.engine.ops.device().captures_graphs() {
-            return Vec::new();
+            return Wanted::default();
         }
-        let rows = (self.rows_max() as usize).min(self.questions());
-        let longest = settings.max_model_len as usize;
-        let rows = graph::rows_to_capture(&settings.capture, rows);
-        graph::shapes(&rows, longest)
+        let width = self.width();
+        let most = (self.rows_max() as usize).min(self.questions()) / width as usize;
+        let rows = graph::rows_to_capture(&settings.capture, most);
+        // Who looks tokens up often finds none. Replicas that step together replay what all can.
+        let looks_up = |how: Speculation| matches!(how.drafter, Drafter::Ngram { .. });
+        let fewer = settings.speculation.is_some_and(looks_up) && !settings.parallel.lockstep();
+        Wanted { rows, width, fewer }
     }
 
     fn state(&self, blocks: u32) -> Result<State, ExecutorError> {
@@ -287,6 +299,7 @@ impl Executor {
             vocab: model.vocab,
             hidden: model.hidden,
             speculation: self.config.settings.speculation,
+            apart: device.captures_graphs(),
         };
         let (questions, top) = (self.questions(), self.top());
         let size = StateSize { kv, limits, longest, questions, top };

@@ -1,5 +1,6 @@
 //! Captured steps: one recording per number of rows, replayed by every pure decode step, and a second one
 //! with marks between its launches where traces may be taken. One row has two, for short contexts and for any.
+//! Rows with drafts are laid out as rows of one token each, so a recording of their sum serves them.
 //!
 //! A recording has fixed addresses and a fixed number of rows; rows beyond those of its batch are
 //! padding that `prepare` lays out as such. Recordings are made before the executor is ready.
@@ -11,6 +12,7 @@ use collectives::{Call, Group};
 use ops::{Graph, RowBounds, StepShape};
 use protocol::{Capture, StepTiming};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 /// Rows that recordings are made for, where a step may have so many and nobody named others.
@@ -20,6 +22,19 @@ const ROWS: [u32; 11] = [1, 2, 4, 8, 16, 32, 48, 64, 128, 256, 512];
 #[derive(Debug, Default)]
 pub(crate) struct Graphs {
     by_size: BTreeMap<Size, Recording>,
+    /// Rows of batches that there is a recording for, ascending.
+    rows: Vec<u32>,
+}
+
+/// Steps to record.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Wanted {
+    /// Rows of batches, ascending.
+    pub(crate) rows: Vec<u32>,
+    /// Tokens of a row with all its drafts.
+    pub(crate) width: u32,
+    /// Whether rows may come without drafts, and would have less to do then.
+    pub(crate) fewer: bool,
 }
 
 /// Steps that a recording serves.
@@ -58,8 +73,8 @@ pub(crate) fn rows_to_capture(capture: &Capture, most: usize) -> Vec<u32> {
 }
 
 impl Graphs {
-    /// The size of the recording for exactly `rows` rows of up to `context` keys, the tightest.
-    pub(crate) fn size(&self, rows: u32, context: usize) -> Option<Size> {
+    /// The size of the recording for one of these numbers of rows, each of up to `context` keys: the tightest.
+    pub(crate) fn size(&self, rows: RangeInclusive<u32>, context: usize) -> Option<Size> {
         tightest(&self.by_size, rows, context)
     }
 
@@ -68,9 +83,9 @@ impl Graphs {
         self.by_size.get(&size)
     }
 
-    /// Row counts, ascending.
+    /// Rows of batches, ascending.
     pub(crate) fn rows(&self) -> Vec<u32> {
-        self.by_size.keys().map(|size| size.rows).collect::<BTreeSet<_>>().into_iter().collect()
+        self.rows.clone()
     }
 
     /// Records a step of each of `shapes`, the largest first. One that cannot be recorded is left out, and
@@ -78,7 +93,7 @@ impl Graphs {
     pub(crate) fn capture(
         engine: &Engine,
         device: &mut DeviceState,
-        shapes: &[StepShape],
+        (wanted, shapes): (&Wanted, &[StepShape]),
         tracer: Option<&Tracer>,
         mut done: impl FnMut(u64),
     ) -> Self {
@@ -91,13 +106,20 @@ impl Graphs {
             }
             done(i);
         }
-        Self { by_size }
+        let recorded = |&rows: &u32| by_size.keys().any(|size| size.rows == rows * wanted.width);
+        let rows = wanted.rows.iter().copied().filter(recorded).collect();
+        Self { by_size, rows }
     }
 }
 
-fn tightest<R>(by_size: &BTreeMap<Size, R>, rows: u32, context: usize) -> Option<Size> {
-    let of_rows = Size { rows, context }..=Size { rows, context: usize::MAX };
-    by_size.range(of_rows).next().map(|(size, _)| *size)
+fn tightest<R>(
+    by_size: &BTreeMap<Size, R>,
+    rows: RangeInclusive<u32>,
+    context: usize,
+) -> Option<Size> {
+    let from = Size { rows: *rows.start(), context: 0 };
+    let to = Size { rows: *rows.end(), context: usize::MAX };
+    by_size.range(from..=to).map(|(size, _)| *size).find(|size| size.context >= context)
 }
 
 /// A step of `rows` rows of one token each, with up to `longest` keys.
@@ -106,13 +128,19 @@ pub(crate) fn shape(rows: usize, longest: usize) -> StepShape {
     StepShape { tokens: rows, rows, questions: rows, bounds }
 }
 
-/// The steps to record, of these numbers of rows with up to `longest` keys each.
-pub(crate) fn shapes(rows: &[u32], longest: usize) -> Vec<StepShape> {
-    let of_rows = |&rows: &u32| {
-        let short = (rows == 1 && longest > RowBounds::SHORT).then_some(RowBounds::SHORT);
-        short.into_iter().chain([longest]).map(move |longest| shape(rows as usize, longest))
-    };
-    rows.iter().flat_map(of_rows).collect()
+impl Wanted {
+    /// Their shapes, with up to `longest` keys a row; fewest rows first.
+    pub(crate) fn shapes(&self, longest: usize) -> Vec<StepShape> {
+        let short = longest > RowBounds::SHORT;
+        let of_rows = |rows: usize| {
+            let short = (rows == 1 && short).then_some(RowBounds::SHORT);
+            short.into_iter().chain([longest]).map(move |longest| shape(rows, longest))
+        };
+        let fewer = self.rows.iter().filter(|_| self.fewer).copied();
+        let all = self.rows.iter().map(|rows| rows * self.width);
+        let rows: BTreeSet<u32> = all.chain(fewer).collect();
+        rows.into_iter().flat_map(|rows| of_rows(rows as usize)).collect()
+    }
 }
 
 /// Runs a step of padding, so that all its memory exists, then records it. Twice: only the second run works beside
@@ -172,21 +200,27 @@ mod tests {
 
     #[test]
     fn one_row_is_recorded_for_short_contexts_too() {
-        let sizes = |rows: &[u32], longest| -> Vec<(usize, usize)> {
-            let shapes = shapes(rows, longest);
+        let sizes = |rows: &[u32], width, fewer, longest| -> Vec<(usize, usize)> {
+            let shapes = Wanted { rows: rows.to_vec(), width, fewer }.shapes(longest);
             shapes.iter().map(|shape| (shape.rows, shape.bounds.longest_context)).collect()
         };
-        assert_eq!(sizes(&[1, 2], 4096), [(1, 2048), (1, 4096), (2, 4096)]);
-        assert_eq!(sizes(&[1, 4], 2048), [(1, 2048), (4, 2048)]);
+        assert_eq!(sizes(&[1, 2], 1, false, 4096), [(1, 2048), (1, 4096), (2, 4096)]);
+        assert_eq!(sizes(&[1, 4], 1, false, 2048), [(1, 2048), (4, 2048)]);
+        assert_eq!(sizes(&[1, 2], 3, false, 512), [(3, 512), (6, 512)]);
+        assert_eq!(sizes(&[1, 2, 4], 2, true, 512), [(1, 512), (2, 512), (4, 512), (8, 512)]);
     }
 
     #[test]
     fn a_recording_serves_no_longer_context_than_its_own() {
-        let sizes = [(1, 2048), (1, 4096), (2, 4096)];
+        let sizes = [(1, 2048), (1, 4096), (2, 4096), (6, 4096)];
         let by_size = sizes.map(|(rows, context)| (Size { rows, context }, ())).into();
-        let found = |rows, context| tightest(&by_size, rows, context).map(|size| size.context);
-        assert_eq!([1, 2048, 2049, 4096].map(|c| found(1, c)), [2048, 2048, 4096, 4096].map(Some));
-        assert_eq!((found(1, 4097), found(2, 5), found(3, 5)), (None, Some(4096), None));
+        let found =
+            |rows, context| tightest(&by_size, rows, context).map(|size| (size.rows, size.context));
+        let one = [1, 2048, 2049, 4096].map(|c| found(1..=1, c));
+        assert_eq!(one, [(1, 2048), (1, 2048), (1, 4096), (1, 4096)].map(Some));
+        assert_eq!((found(1..=1, 4097), found(2..=2, 5)), (None, Some((2, 4096))));
+        assert_eq!((found(3..=6, 5), found(3..=5, 5)), (Some((6, 4096)), None));
+        assert_eq!(found(1..=6, 3000), Some((1, 4096)), "the fewest rows");
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub(crate) struct StepLimits {
     pub(crate) hidden: usize,
     /// How rows get drafts, if they do.
     pub(crate) speculation: Option<Speculation>,
+    /// Rows with drafts are laid out as rows of one token each, which is what recordings are made of.
+    pub(crate) apart: bool,
 }
 
 impl StepLimits {
@@ -31,6 +33,20 @@ impl StepLimits {
         let Speculation { drafts, drafter } = self.speculation?;
         let pool = (blocks, self.block_tokens as usize);
         (drafter == Drafter::Layer).then(|| LayerDrafts::new(drafts, self.hidden, self.rows, pool))
+    }
+
+    /// Tokens of a row of one token with all its drafts.
+    pub(crate) fn width(&self) -> usize {
+        1 + self.speculation.map_or(0, |speculation| usize::from(speculation.drafts))
+    }
+
+    /// Rows that a step may be laid out in.
+    pub(crate) fn stage_rows(&self) -> usize {
+        if self.apart {
+            (self.rows * self.width()).min(self.tokens.max(self.rows))
+        } else {
+            self.rows
+        }
     }
 
     /// Refuses a batch with more tokens or rows than a step may have, or, if it is one of several that are
@@ -64,20 +80,25 @@ impl StepLimits {
             }
             Input::SampledAt(_) => -1,
         };
-        let len = row.len as usize + seat.drafts.len();
         let (table_from, table_len) = (change.from as i32, change.blocks.len() as i32);
-        stage.rows.push(StageRow {
-            seat: row.seat.0 as i32,
-            start: row.start as i32,
-            len: len as i32,
-            token: stage.tokens as i32,
-            ids,
-            table_from,
-            table_len,
-            table_at: stage.words.len() as i32,
-        });
-        stage.push_words(change.blocks);
-        stage.tokens += len;
+        let table_at = stage.push_words(change.blocks);
+        let drafts = seat.drafts.len() as u32;
+        let parts = if self.apart && row.len == 1 { 1 + drafts } else { 1 };
+        let len = row.len + drafts + 1 - parts;
+        for i in 0..parts as i32 {
+            // Each part finds its slots by itself, whoever stores the table.
+            stage.rows.push(StageRow {
+                seat: row.seat.0 as i32,
+                start: row.start as i32 + i,
+                len: len as i32,
+                token: stage.tokens as i32,
+                ids: if ids < 0 { ids } else { ids + i },
+                table_from,
+                table_len,
+                table_at,
+            });
+            stage.tokens += len as usize;
+        }
         Ok(())
     }
 

@@ -186,7 +186,7 @@ fn enter_one(
 
 /// Words and edits that a stage must have room for beside the rows of a step.
 pub(crate) fn stage_bytes(limits: &StepLimits, questions: usize, words: usize) -> usize {
-    let records = limits.rows * size_of::<ops::StageRow>()
+    let records = limits.stage_rows() * size_of::<ops::StageRow>()
         + limits.rows * size_of::<ops::StageInit>()
         + questions * size_of::<StageQuestion>()
         + edits_max(limits) * size_of::<ops::StageEdit>();

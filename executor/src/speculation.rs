@@ -10,7 +10,7 @@ pub const LAYER_DRAFTS_MAX: u8 = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SpeculationError {
     /// A device without a way.
-    #[error("drafts are verified on the CPU only")]
+    #[error("method mtp drafts on the CPU only")]
     Device,
     /// More than a draft layer is asked for.
     #[error(
@@ -52,11 +52,11 @@ pub fn check_speculation(
     placement: Option<&ExpertPlacement>,
 ) -> Result<(), SpeculationError> {
     let Some(Speculation { drafts, drafter }) = speculation else { return Ok(()) };
-    if device != Device::Cpu {
-        return Err(SpeculationError::Device);
-    }
     if drafter != Drafter::Layer {
         return Ok(());
+    }
+    if device != Device::Cpu {
+        return Err(SpeculationError::Device);
     }
     if !(1..=LAYER_DRAFTS_MAX).contains(&drafts) {
         return Err(SpeculationError::Drafts { drafts });

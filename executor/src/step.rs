@@ -16,7 +16,7 @@ use collectives::{Group, Launched, Operation, Spent};
 use models::{Exchange, ExpertLoad, Forward, Model};
 use ops::{
     AnswerMemory, AnswersInFlight, DType, InFlight, KvPool, Mat, MatMut, Ops, Pinned, PoolLayout,
-    RowBounds, Stage, StepBuffers, StepShape, StepSize, Tensor, VocabPart,
+    RowBounds, Stage, StageRow, StepBuffers, StepShape, StepSize, Tensor, VocabPart,
 };
 use protocol::{
     Batch, Bucket, CollectiveTiming, Epoch, ExpertTokens, Row, RowError, RowOutput, StepId,
@@ -134,7 +134,7 @@ impl State {
             ops,
             StepSize {
                 tokens: limits.tokens,
-                rows: limits.rows,
+                rows: limits.stage_rows(),
                 questions,
                 top,
                 stage_bytes,
@@ -227,7 +227,7 @@ impl State {
             self.seats.samples(row, batch.step);
         }
         pending.timing.inputs_ns = ns_since(started);
-        let graph = if masked { None } else { self.recorded(batch, first) };
+        let graph = if masked { None } else { self.recorded(engine, batch, first) };
         pending.timing.replayed = graph.is_some();
         if let Some(tracer) = tracer {
             let recording = graph.and_then(|size| self.graphs.of(size));
@@ -335,13 +335,15 @@ impl State {
     }
 
     /// The recording that serves a batch whose first slice of `questions` is staged; `None` = it must be launched.
-    fn recorded(&self, batch: &Batch, questions: usize) -> Option<Size> {
-        let Bucket::Graph { rows, width: 1 } = batch.bucket else { return None };
-        let fits = batch.rows.len() <= rows as usize
-            && self.stage.tokens == batch.rows.len()
-            && questions <= rows as usize;
-        let context = || bounds(batch, &self.seats).longest_context;
-        if fits { self.graphs.size(rows, context()) } else { None }
+    fn recorded(&self, engine: &Engine, batch: &Batch, questions: usize) -> Option<Size> {
+        let Bucket::Graph { rows, width } = batch.bucket else { return None };
+        let (most, tokens) = (rows * width, self.stage.tokens.max(questions) as u32);
+        if self.stage.rows.len() != self.stage.tokens || tokens > most {
+            return None;
+        }
+        // Replicas that step together replay the same; anybody else what their rows fit into.
+        let least = if engine.dp.size() > 1 { most } else { tokens };
+        self.graphs.size(least..=most, bounds(&self.stage).longest_context)
     }
 
     /// Forward pass and the first slice of answers, `questions` of all, by replay or launch by launch. Returns the
@@ -373,8 +375,8 @@ impl State {
             ops.device().replay(ops.stream(), graph)?;
             return Ok(None);
         }
-        let (tokens, rows) = (self.stage.tokens, batch.rows.len());
-        let bounds = bounds(batch, &self.seats);
+        let (tokens, rows) = (self.stage.tokens, self.stage.rows.len());
+        let bounds = bounds(&self.stage);
         let shape = StepShape { tokens, rows, questions, bounds };
         let mut laps = marked.as_ref().map(|trace| trace.laps(ops));
         let asked_only = questions == of_all && asks_few(&shape) && self.layer_drafts.is_none();
@@ -619,17 +621,16 @@ fn loads(load: &ExpertLoad) -> Vec<ExpertTokens> {
     load.take().into_iter().map(tokens).collect()
 }
 
-/// Bounds of the rows of a batch, which has those of one token first, unless they have drafts.
-fn bounds(batch: &Batch, seats: &Seats) -> RowBounds {
-    let len = |row: &Row| row.len + seats.get(row.seat).drafts.len() as u32;
-    let decode_rows = batch.rows.iter().take_while(|row| len(row) == 1).count();
-    let most = |of: &dyn Fn(&Row) -> u32, from: usize| {
-        batch.rows[from..].iter().map(of).max().unwrap_or(0) as usize
+/// Bounds of the rows of a stage, which has those of one token first.
+fn bounds(stage: &Stage) -> RowBounds {
+    let decode_rows = stage.rows.iter().take_while(|row| row.len == 1).count();
+    let most = |of: &dyn Fn(&StageRow) -> i32, from: usize| {
+        stage.rows[from..].iter().map(of).max().unwrap_or(0) as usize
     };
     RowBounds {
         decode_rows,
-        longest_q: most(&len, decode_rows),
-        longest_context: most(&|row| row.start + len(row), 0),
+        longest_q: most(&|row| row.len, decode_rows),
+        longest_context: most(&|row| row.start + row.len, 0),
     }
 }
 

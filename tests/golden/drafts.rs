@@ -45,7 +45,7 @@ fn matches_the_paper(place: &Place, fixture: &Fixture) {
 #[test]
 fn drafts_match_the_paper() {
     if replay::on_a_gpu() {
-        return; // Drafts are verified on the CPU only.
+        return; // Draft layers run on the CPU only.
     }
     let fixture = Fixture::read(NAME);
     matches_the_paper(&Place::alone(), &fixture);

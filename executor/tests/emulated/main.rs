@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod drafts;
 #[path = "../../../kernels/tests/emulated/mod.rs"]
 mod emulated;
 mod memory;

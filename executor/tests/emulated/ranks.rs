@@ -12,7 +12,12 @@ use std::thread;
 const STEPS: usize = 24;
 
 /// Ranks of the same world, each on an emulated GPU; tests that run side by side have worlds of their own.
-fn on_gpus(world: &str, wave: u32, config: ExecutorConfig, enforce_eager: bool) -> ExecutorConfig {
+pub(crate) fn on_gpus(
+    world: &str,
+    wave: u32,
+    config: ExecutorConfig,
+    enforce_eager: bool,
+) -> ExecutorConfig {
     let mut config = on_emulator(wave, config, enforce_eager);
     let ranks = usize::from(config.settings.parallel.world_size());
     (1..ranks).for_each(|rank| drop(emulated::library_of(world, rank)));

@@ -3,8 +3,8 @@
 
 use crate::player::{BLOCK, Job, Player, config, latents, speculating};
 use crate::{PROMPT, TOTAL, name, rules, worlds};
-use executor::{Dtype, Executor, ExecutorError, SpeculationError};
-use protocol::{Device, RowError, Sampling, Token, TokenLogprobs};
+use executor::Dtype;
+use protocol::{RowError, Sampling, Token, TokenLogprobs};
 
 /// A request that repeats itself, and so do guesses.
 pub(crate) fn job(id: u64, sampling: &Sampling, drafts: u8) -> Job {
@@ -148,12 +148,4 @@ fn an_error_behind_accepted_drafts_costs_no_token() {
     for drafts in 0..=4 {
         assert_eq!(said_before_error(drafts), [5, 5], "{drafts} drafts");
     }
-}
-
-#[test]
-fn what_cannot_verify_drafts_says_so() {
-    let mut config = speculating(config(Dtype::Float32, 1), 2);
-    config.settings.device = Device::Cuda;
-    let refused = Executor::load(config, &mut |_| {});
-    assert!(matches!(refused, Err(ExecutorError::Speculation(SpeculationError::Device))));
 }

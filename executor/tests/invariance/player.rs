@@ -322,6 +322,8 @@ pub(crate) struct Player {
     pub(crate) late_masks: bool,
     /// Rows of the steps that the executor has recorded; decode steps are replayed if there are any.
     pub(crate) graphs: Vec<u32>,
+    /// Tokens of a row with as many drafts as any has.
+    width: u32,
 }
 
 impl Player {
@@ -338,6 +340,7 @@ impl Player {
     pub(crate) fn of_replica(mut config: ExecutorConfig, replica: u16, pact: Arc<Pact>) -> Self {
         let KvSize::Blocks(blocks) = config.settings.kv else { panic!("a number of blocks") };
         config.settings.meeting = Some(pact.meeting.path().to_owned());
+        let width = 1 + config.settings.speculation.map_or(0, |how| u32::from(how.drafts));
         let follow = |rank| Follower::start(config.clone(), Rank(rank), blocks);
         let tp_size = pact.parallel.tp_size;
         let first = replica * tp_size;
@@ -356,6 +359,7 @@ impl Player {
             from_device: false,
             late_masks: false,
             graphs,
+            width,
         }
     }
 
@@ -386,11 +390,12 @@ impl Player {
         // Replicas that step together replay together.
         let most_rows = self.pact.agree(rows.len() as u32);
         let tokens = |row: &Row| row.len + u32::from(row.drafts);
-        let longest = self.pact.agree(rows.iter().map(tokens).max().unwrap_or(0));
+        let longest = self.pact.agree(rows.iter().map(|row| row.len).max().unwrap_or(0));
         let most_tokens = self.pact.agree(rows.iter().map(tokens).sum());
         let recorded = self.graphs.iter().find(|&&graph| graph >= most_rows && longest == 1);
+        let width = self.width;
         let (bucket, moe_tokens) = match recorded {
-            Some(&rows) => (Bucket::Graph { rows, width: 1 }, rows),
+            Some(&rows) => (Bucket::Graph { rows, width }, rows * width),
             None => (Bucket::Eager { tokens: most_tokens }, most_tokens),
         };
         let batch = Batch { step: self.step, epoch: Epoch(1), bucket, moe_tokens, rows };

@@ -281,7 +281,7 @@ fn what_has_no_draft_layer_or_cannot_run_it_is_refused_by_name() {
         (LAYER, &[two.as_str()], "DeepseekV3ForCausalLM has 2 here"),
         (LAYER, &[], "num_nextn_predict_layers 1"), // The demo model.
         (LAYER, &[&[one.as_str()], &lockstep[..]].concat(), "--enable-expert-parallel"),
-        (LAYER, &[one.as_str(), "--device", "cuda"], "verified on the CPU only"),
+        (LAYER, &[one.as_str(), "--device", "cuda"], "mtp drafts on the CPU only"),
         (many, &[one.as_str()], "num_speculative_tokens 5"),
     ] {
         let flags = [&["--port", "0", "--speculative-config", config], flags].concat();
@@ -289,19 +289,5 @@ fn what_has_no_draft_layer_or_cannot_run_it_is_refused_by_name() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success(), "{flags:?}: {said}");
         assert!(said.contains("--speculative-config") && said.contains(named), "{flags:?}: {said}");
-    }
-}
-
-#[test]
-fn devices_that_verify_nothing_are_refused() {
-    for (asked, named) in [
-        (["--speculative-config", CONFIG], "--speculative-config"),
-        (["--spec-method", "ngram"], "--spec-method ngram"),
-    ] {
-        let flags = [&["--port", "0", "--device", "cuda"], &asked[..]].concat();
-        let output = command(&flags).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(said.contains(&format!("{named}: drafts are verified on the CPU only")), "{said}");
     }
 }

@@ -1,0 +1,102 @@
+//! Drafts on GPUs: the tokens of the CPU, which are those of a run without drafts, launched and replayed.
+
+use crate::player::{Job, Player, speculating};
+use crate::ranks::on_gpus;
+use crate::{Output, assert_close, latents, on_emulator, rules, small};
+use executor::{Dtype, ExecutorConfig};
+use protocol::Token;
+
+/// Tokens of an answer that are compared.
+const SAID: usize = 10;
+
+/// Requests that repeat themselves, and so do guesses; the second one's rules read what it said.
+fn jobs(drafts: [u8; 3]) -> Vec<Job> {
+    let job = |(id, drafts): (u64, u8)| {
+        let mut job = Job::new(id, 9 + 5 * id as usize, rules()[id as usize % 2].clone());
+        let token = |i: u64| (i * i % (3 + id) + 20 + id) as Token;
+        job.tokens = (0..job.prompt_len as u64).map(token).collect();
+        job.drafts = drafts;
+        job
+    };
+    (0..).zip(drafts).map(job).collect()
+}
+
+/// Answers in chunks beside each other; one is preempted on its way, another begins behind the first one's blocks.
+fn play(player: &mut Player, drafts: [u8; 3]) -> (Vec<Output>, [usize; 2]) {
+    let mut jobs = jobs(drafts);
+    let mut turn = 0;
+    while jobs.iter().any(|job| job.tokens.len() < job.prompt_len + SAID) {
+        let open = |job: &&mut Job| job.tokens.len() < job.prompt_len + SAID;
+        let mut rows: Vec<(&mut Job, usize)> = Vec::new();
+        for job in jobs.iter_mut().filter(open) {
+            let len = job.want().min(10);
+            rows.push((job, len));
+        }
+        rows.sort_by_key(|(_, len)| *len > 1); // Decode rows come first.
+        player.step(&mut rows);
+        turn += 1;
+        if turn == 5 {
+            let blocks = jobs[1].preempt(7);
+            player.free(blocks);
+        }
+    }
+    let mut hit = Job::new(2, jobs[2].prompt_len, rules()[0].clone()).on_seat(6);
+    hit.tokens.clone_from_slice(&jobs[2].tokens[..hit.prompt_len]);
+    hit.table = jobs[2].table[..1].to_vec();
+    hit.computed = crate::player::BLOCK;
+    hit.drafts = drafts[2];
+    let total = hit.prompt_len + SAID;
+    player.finish(&mut hit, 5, total);
+    jobs.push(hit);
+    let count = |of: fn(&Job) -> usize| jobs.iter().map(of).sum();
+    (jobs.iter().map(said).collect(), [count(|job| job.drafted), count(|job| job.accepted)])
+}
+
+/// What was generated, as far as all go: the last row may bring more.
+fn said(job: &Job) -> Output {
+    let (mut tokens, mut logprobs) = job.output();
+    tokens.truncate(SAID);
+    logprobs.truncate(SAID);
+    (tokens, logprobs)
+}
+
+/// Without drafts on the CPU.
+fn undrafted(config: &ExecutorConfig) -> Vec<Output> {
+    let mut config = small(config.clone());
+    config.settings.speculation = None;
+    play(&mut Player::with(config), [0; 3]).0
+}
+
+fn check(what: &str, wave: u32, drafting: &ExecutorConfig, drafts: [u8; 3]) {
+    let expected = undrafted(drafting);
+    let (on_cpu, counted) = play(&mut Player::with(small(drafting.clone())), drafts);
+    assert!(on_cpu == expected, "{what}: drafts change nothing on the CPU");
+    assert!(counted[0] > 4, "{what}: {counted:?}");
+    let player = |eager| Player::with(on_emulator(wave, drafting.clone(), eager));
+    let (launched, found) = play(&mut player(true), drafts);
+    assert_close(&launched, &expected, what);
+    assert_eq!(found, counted, "{what}: guesses of the CPU");
+    let mut replaying = player(false);
+    assert_eq!(replaying.graphs, [1, 2, 4, 8], "{what}");
+    let (replayed, found) = play(&mut replaying, drafts);
+    assert!(replayed == launched, "{what}: a recording changes no bit");
+    assert_eq!(found, counted, "{what}");
+}
+
+#[test]
+fn repetitions_are_verified_launched_and_replayed() {
+    let dense = crate::player::config(Dtype::Float32, 2);
+    check("dense", 64, &speculating(dense, 3), [3, 2, 3]);
+    check("latents", 32, &speculating(latents(Dtype::Float32), 3), [3, 2, 3]);
+}
+
+#[test]
+fn ranks_verify_the_same_repetitions() {
+    let dense = crate::player::config(Dtype::Float32, 2);
+    let world = crate::player::shared(speculating(dense.clone(), 3), 2, false);
+    let expected = undrafted(&dense);
+    let launched = play(&mut Player::with(on_gpus("drafts", 64, world.clone(), true)), [3; 3]);
+    assert_close(&launched.0, &expected, "two ranks");
+    let replayed = play(&mut Player::with(on_gpus("drafts", 64, world, false)), [3; 3]);
+    assert!(replayed == launched && replayed.1[0] > 10, "{:?}", replayed.1);
+}
