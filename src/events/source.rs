@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use serde_json::Value;
 
 use crate::client::Client;
 use crate::config::{ClientArgs, Environment, Seconds, SubscribeArgs};
@@ -33,13 +32,13 @@ pub(super) fn resolve(args: &SubscribeArgs, environment: &Environment) -> Result
     let sources = runtime
         .block_on(client.get("/kv_event_sources"))
         .with_context(|| format!("{}: name an ENDPOINT, or a server with --url", args.url))?;
-    let of_rank = |source: &&Value| source["data_parallel_rank"] == args.dp_rank;
-    let Some(source) = sources["sources"].as_array().and_then(|all| all.iter().find(of_rank))
-    else {
+    let Some(source) = sources.get(args.dp_rank.to_string()) else {
         bail!("{}: replica {} publishes no KV events (--kv-events-config)", args.url, args.dp_rank);
     };
     let address = |name: &str| source[name].as_str().map(reachable);
-    let Some(publish) = address("endpoint").filter(|_| source["bind"] == true) else {
+    // vLLM does not say who connects to whom; its publishers listen.
+    let listens = source["bind"] != false;
+    let Some(publish) = address("endpoint").filter(|_| listens) else {
         bail!("{}: its publisher connects to {}; listen there", args.url, source["endpoint"]);
     };
     Ok(Addresses { publish, replay: args.replay.clone().or_else(|| address("replay_endpoint")) })

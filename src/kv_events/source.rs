@@ -28,7 +28,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// The entry of `/kv_event_sources`.
+    /// Its member of `/kv_event_sources`: the configuration in vLLM's words, and what else a reader needs.
     pub fn describe(&self) -> Value {
         let (config, figures) = (&self.config, &self.figures);
         let format = match config.format {
@@ -41,6 +41,7 @@ impl Source {
         };
         let counted = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         json!({
+            "enable_kv_cache_events": true,
             "data_parallel_rank": self.rank,
             "publisher": "zmq",
             "endpoint": self.endpoint,

@@ -2,14 +2,15 @@
 
 use super::app::App;
 use super::error::ApiError;
+use crate::kv_events::Source;
 use axum::Json;
 use axum::extract::State;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::sync::Arc;
 
-/// One entry per DP rank; none if nothing is published.
+/// One member per DP rank, named by it as in vLLM; none if nothing is published.
 pub(super) async fn sources(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     let sources = &app.serving()?.kv_event_sources;
-    let sources: Vec<Value> = sources.iter().map(|source| source.describe()).collect();
-    Ok(Json(json!({"sources": sources})))
+    let by_rank = |source: &Arc<Source>| (source.rank.to_string(), source.describe());
+    Ok(Json(Value::Object(sources.iter().map(by_rank).collect())))
 }

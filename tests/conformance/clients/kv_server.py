@@ -86,8 +86,7 @@ class Server:
         return self.call("POST", "/v1/completions", body)
 
     def source(self):
-        [source] = self.call("GET", "/kv_event_sources")["sources"]
-        return source
+        return self.call("GET", "/kv_event_sources")["0"]
 
 
 def call(host, port, method, path, body=None, attempts=1):

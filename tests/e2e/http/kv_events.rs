@@ -16,6 +16,18 @@ use zmq::{Context, Socket};
 
 const WAIT: Duration = Duration::from_secs(20);
 
+/// What vLLM tells of a publisher.
+const VLLM_KEYS: &[&str] = &[
+    "enable_kv_cache_events",
+    "publisher",
+    "endpoint",
+    "replay_endpoint",
+    "buffer_steps",
+    "hwm",
+    "max_queue_size",
+    "topic",
+];
+
 /// A subscriber that follows a server, as its `/kv_event_sources` says.
 struct Subscriber {
     server: SocketAddr,
@@ -26,8 +38,11 @@ struct Subscriber {
 
 fn source(server: SocketAddr) -> Value {
     let sources = get(server, "/kv_event_sources").json();
-    assert_eq!(sources["sources"].as_array().unwrap().len(), 1, "{sources}");
-    sources["sources"][0].clone()
+    assert_eq!(sources.as_object().unwrap().len(), 1, "{sources}");
+    let source = sources["0"].as_object().unwrap();
+    let missing = |key: &&&str| !source.contains_key(**key);
+    assert_eq!(VLLM_KEYS.iter().find(missing), None, "{sources}");
+    sources["0"].clone()
 }
 
 fn replay(server: SocketAddr, start: u64) -> Vec<(u64, Vec<u8>)> {
@@ -217,7 +232,7 @@ fn a_reader_that_never_reads_does_not_slow_requests() {
 #[test]
 fn without_events_there_are_no_sources() {
     let server = Server::start(&Setup::default());
-    assert_eq!(get(server.address, "/kv_event_sources").json(), json!({"sources": []}));
+    assert_eq!(get(server.address, "/kv_event_sources").json(), json!({}));
 }
 
 fn hadron(args: &[&str]) -> process::Output {

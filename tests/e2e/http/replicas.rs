@@ -116,7 +116,7 @@ fn each_replica_is_told_of_alone() {
 
     let sources = get(at, "/kv_event_sources").json();
     for rank in [0, 1] {
-        let source = &sources["sources"][rank];
+        let source = &sources[rank.to_string()];
         assert_eq!(
             (&source["data_parallel_rank"], &source["topic"]),
             (&json!(rank), &json!(format!("kv@{rank}")))

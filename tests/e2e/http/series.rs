@@ -263,7 +263,7 @@ fn publisher(moved: &mut Moved) {
     let server = Server::start(&Setup { blocks: 4_096, kv_events, ..Setup::default() });
     let at = server.address;
     let sources = get(at, "/kv_event_sources").json();
-    let endpoint = sources["sources"][0]["replay_endpoint"].as_str().unwrap();
+    let endpoint = sources["0"]["replay_endpoint"].as_str().unwrap();
     // Two clients ask for replays, the others make what is published.
     let load = |number: u32| {
         if number % 8 < 2 {

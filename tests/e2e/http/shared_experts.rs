@@ -129,7 +129,7 @@ fn the_death_of_a_rank_is_a_stall_of_all_and_no_token_is_lost() {
 /// What a subscriber that missed all live batches knows of a replica, from the replay alone.
 fn replayed(at: SocketAddr, replica: u16) -> BTreeSet<String> {
     let sources = get(at, "/kv_event_sources").json();
-    let source = &sources["sources"][usize::from(replica)];
+    let source = &sources[replica.to_string()];
     assert_eq!(source["data_parallel_rank"], replica, "{sources}");
     let (endpoint, start) = (source["replay_endpoint"].as_str(), source["epoch"].as_u64());
     let batches = kv_feed::replay(endpoint.unwrap(), start.unwrap(), 60_000);
