@@ -1,8 +1,10 @@
 //! Fields of a Messages request: forms and ranges.
 
 use super::convert::Turns;
+use crate::grammar::{Constraint, Form, Spaces};
 use crate::server::error::ApiError;
-use crate::server::fields::Fields;
+use crate::server::fields::{Fields, wrong_kind};
+use crate::server::json::Json;
 use crate::server::openai::chat::messages;
 use crate::server::openai::chat::tools::{self, ToolChoice, Tools};
 use crate::server::openai::chat::types::ChatRequest;
@@ -17,6 +19,8 @@ pub(super) struct Conversation {
     pub(super) tools: Tools,
     /// Tokens of reasoning at most.
     pub(super) thinking: Option<thinking::Asked>,
+    /// What the answer must be.
+    pub(super) format: Option<Constraint>,
 }
 
 /// Reads a whole request.
@@ -31,9 +35,10 @@ pub(super) fn take(
         return Err(ApiError::invalid("max_tokens", "is missing"));
     };
     let stops = fields.strings("stop_sequences", 256, 16)?;
-    let Conversation { input, tools, thinking } = Conversation::take(fields)?;
+    let Conversation { input, tools, thinking, format } = Conversation::take(fields)?;
     let mut params = Params::take(fields, bounds, defaults)?;
     params.check_single()?;
+    params.constrain(format)?;
     params.max_tokens = Some(max_tokens as u32);
     params.check_min_tokens()?;
     params.stop.extend(stops.unwrap_or_default());
@@ -58,6 +63,8 @@ impl Conversation {
         }
         let tools = take_tools(fields)?;
         let mut kwargs = messages::kwargs(fields)?;
+        let (effort, format) = output_config(fields)?;
+        kwargs.extend(effort.map(|effort| ("reasoning_effort".to_owned(), Value::from(effort))));
         let (thinks, budget) = thinking(fields)?;
         if let Some(thinks) = thinks {
             for name in ["enable_thinking", "thinking"] {
@@ -81,8 +88,32 @@ impl Conversation {
             ..ChatInput::default()
         };
         let thinking = budget.or(thinking::Asked::take(fields)?);
-        Ok(Self { input, tools, thinking })
+        Ok(Self { input, tools, thinking, format })
     }
+}
+
+/// `output_config`: how hard to think, and the schema of the answer.
+fn output_config(fields: &mut Fields) -> Result<(Option<String>, Option<Constraint>), ApiError> {
+    const NAME: &str = "output_config";
+    const SCHEMA: &str = "output_config.format.schema";
+    let Some(value) = fields.take(NAME) else { return Ok((None, None)) };
+    let mut config = Fields::of(NAME.to_owned(), value)?;
+    let effort = messages::effort(&mut config, "effort")?;
+    let path = config.path("format");
+    let Some(value) = config.take("format") else { return Ok((effort, None)) };
+    let mut format = Fields::of(path, value)?;
+    if format.string("type", 64)?.as_deref() != Some("json_schema") {
+        return Err(ApiError::invalid(format.path("type"), "must be json_schema"));
+    }
+    let schema = match format.needed("schema")? {
+        schema @ Json::Object(_) => schema.into_value(),
+        other => return Err(wrong_kind(SCHEMA.to_owned(), "a JSON schema", &other)),
+    };
+    if let Some(key) = format.ignored().first() {
+        return Err(ApiError::unsupported(format.path(key), "unknown key"));
+    }
+    let form = Form::Json { schema, spaces: Spaces::Any };
+    Ok((effort, Some(Constraint::new(form, SCHEMA))))
 }
 
 /// Whether to think, if the request says, and for how many tokens at most.

@@ -198,6 +198,19 @@ impl Params {
         if as_ids { Spelling::Id } else { Spelling::Text }
     }
 
+    /// Adds a constraint that the endpoint has a field of its own for.
+    ///
+    /// Errors: 400, the request has another one.
+    pub fn constrain(&mut self, constraint: Option<Constraint>) -> Result<(), ApiError> {
+        let Some(constraint) = constraint else { return Ok(()) };
+        if self.constraint.is_some() {
+            let message = "is one constraint too many: the request has another one";
+            return Err(ApiError::invalid(constraint.param, message));
+        }
+        self.constraint = Some(Arc::new(constraint));
+        Ok(())
+    }
+
     /// Refuses what an endpoint of single answers has no place for.
     pub fn check_single(&self) -> Result<(), ApiError> {
         let asked = [

@@ -44,7 +44,7 @@ pub(super) fn of(name: &str) -> Option<Value> {
         }
         "truncation_side" => json!({"enum": ["left", "right", null]}),
         "reasoning_effort" => {
-            json!({"enum": ["none", "minimal", "low", "medium", "high", "xhigh", null]})
+            json!({"enum": ["none", "minimal", "low", "medium", "high", "xhigh", "max", null]})
         }
         "documents" => {
             json!({"type": ["array", "null"], "maxItems": 64, "items": {"type": "object"}})

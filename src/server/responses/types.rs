@@ -12,7 +12,6 @@ use crate::server::openai::params::{Bounds, Defaults, Params};
 use crate::server::openai::thinking;
 use crate::text::{ChatInput, Tool};
 use serde_json::{Map, Value, json};
-use std::sync::Arc;
 
 const METADATA_MAX: usize = 16;
 const METADATA_KEY_MAX: usize = 64;
@@ -62,11 +61,7 @@ pub(super) fn take(
     params.max_tokens = max_tokens.map(|most| most as u32);
     params.max_tokens_field = "max_output_tokens";
     params.check_min_tokens()?;
-    if constraint.is_some() && params.constraint.is_some() {
-        let message = "is one constraint too many: the request has another one";
-        return Err(ApiError::invalid("text.format", message));
-    }
-    params.constraint = params.constraint.or(constraint.map(Arc::new));
+    params.constrain(constraint)?;
     repeated.extend([
         ("background".to_owned(), json!(background)),
         ("instructions".to_owned(), json!(instructions)),

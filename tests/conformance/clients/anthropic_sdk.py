@@ -55,6 +55,15 @@ def called(client, model):
     client.messages.create(model=model, max_tokens=5, messages=turns, tools=[WEATHER])
 
 
+def formatted(client, model):
+    """A schema in the words of the Messages API; thinking has an effort. The demo model goes on with spaces for ever."""
+    schema = {"type": "object", "properties": {"answer": {"enum": ["yes", "no"]}}, "required": ["answer"],
+              "additionalProperties": False}
+    config = {"effort": "max", "format": {"type": "json_schema", "schema": schema}}
+    reply = client.messages.create(model=model, max_tokens=40, messages=HELLO, output_config=config)
+    assert reply.content[0].text.startswith("{"), reply.content
+
+
 def refused(client, model):
     def fails(kind, **fields):
         try:
@@ -67,6 +76,8 @@ def refused(client, model):
     image = [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}]}]
     assert fails(anthropic.BadRequestError, messages=image) == "invalid_request_error"
     assert fails(anthropic.BadRequestError, max_tokens=0) == "invalid_request_error"
+    for wrong in ({"effort": "utmost"}, {"format": {"type": "xml"}}, {"format": {"type": "json_schema"}}):
+        assert fails(anthropic.BadRequestError, output_config=wrong) == "invalid_request_error"
     assert fails(anthropic.NotFoundError, model="another") == "not_found_error"
 
 
@@ -76,6 +87,7 @@ def main():
         model = json.loads(server.get("/v1/models"))["data"][0]["id"]
         whole_and_streamed(client, model)
         called(client, model)
+        formatted(client, model)
         refused(client, model)
     print(f"anthropic {anthropic.__version__}: /v1/messages agrees")
 

@@ -151,7 +151,28 @@ fn blocks_reach_the_template() {
 }
 
 #[test]
+fn an_answer_follows_its_schema() {
+    let server = Server::start(&Setup::default());
+    let mut client = Client::connect(server.address);
+    let schema = json!({"type": "object", "properties": {"a": {"enum": ["yes", "no"]}},
+        "required": ["a"], "additionalProperties": false});
+    let format = json!({"type": "json_schema", "schema": schema});
+    let config = json!({"effort": "max", "format": format});
+    let asked = body(&json!({"tools": null, "output_config": config}));
+    let reply = client.post(PATH, &asked).json();
+    let text = reply["content"][0]["text"].as_str().unwrap_or_else(|| panic!("{reply}"));
+    let answer: Value = serde_json::from_str(text).unwrap();
+    assert!(answer["a"] == "yes" || answer["a"] == "no", "{reply}");
+    let twice = json!({"tools": null, "output_config": config, "regex": "a"});
+    let reply = client.post(PATH, &body(&twice));
+    assert_eq!(reply.status, 400);
+    let told = reply.json()["error"]["message"].clone();
+    assert!(told.as_str().unwrap().contains("one constraint too many"), "{told}");
+}
+
+#[test]
 fn errors_have_anthropics_shape() {
+    let bare = json!({"type": "json_schema"});
     let server = start();
     let mut client = Client::connect(server.address);
     let image = json!([{"role": "user", "content": [{"type": "image", "source": {}}]}]);
@@ -169,6 +190,9 @@ fn errors_have_anthropics_shape() {
         (json!({"temperature": 7}), "temperature"),
         (json!({"n": 2}), "n"),
         (json!({"mcp_servers": []}), "mcp_servers"),
+        (json!({"output_config": {"effort": "utmost"}}), "output_config.effort"),
+        (json!({"output_config": {"format": {"type": "text"}}}), "output_config.format.type"),
+        (json!({"output_config": {"format": bare}}), "output_config.format.schema"),
     ];
     for (extra, field) in cases {
         let reply = client.post(PATH, &body(&extra));

@@ -36,7 +36,7 @@ const RESERVED: &[&str] = &[
 ];
 /// Types of text parts in OpenAI's APIs.
 pub const TEXT_PARTS: &[&str] = &["text", "input_text", "output_text"];
-const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh"];
+const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// Takes `messages` and everything else that shapes the prompt.
 ///
