@@ -135,11 +135,16 @@ impl Flags {
             let (name, value) = name.split_once('=').map_or((name, None), |(n, v)| (n, Some(v)));
             let bare = name.strip_prefix("no-").unwrap_or(name);
             if let Some(flag) = INERT.iter().find(|flag| flag.name == name || flag.name == bare) {
-                notes.push(format!("--{name} changes nothing: {}", flag.because));
-                let follows = words.peek().is_some_and(|next| !next.starts_with('-'));
-                if flag.value && value.is_none() && follows {
-                    words.next();
+                let value = match value {
+                    None if flag.takes_value() => {
+                        words.next_if(|next| !next.starts_with('-')).map(String::as_str)
+                    }
+                    value => value,
+                };
+                if let Some(value) = value.filter(|value| !flag.is_inert_with(value)) {
+                    return refused(format!("--{name} {value} is not supported: {}", flag.because));
                 }
+                notes.push(format!("--{name} changes nothing: {}", flag.because));
                 continue;
             }
             if let Some(because) = why_refused(name).filter(|_| value != Some("false")) {

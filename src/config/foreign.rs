@@ -4,37 +4,67 @@
 /// A flag that is accepted, changes nothing, and is mentioned in the log.
 pub(super) struct Inert {
     pub(super) name: &'static str,
-    /// Whether a value follows it.
-    pub(super) value: bool,
+    /// What may follow it.
+    takes: Takes,
     /// Why it changes nothing.
     pub(super) because: &'static str,
 }
 
-const fn inert(name: &'static str, value: bool, because: &'static str) -> Inert {
-    Inert { name, value, because }
+/// What may follow an inert flag.
+enum Takes {
+    Nothing,
+    Anything,
+    /// All else would change something.
+    OneOf(&'static [&'static str]),
+}
+
+const fn inert(name: &'static str, takes: Takes, because: &'static str) -> Inert {
+    Inert { name, takes, because }
+}
+
+impl Inert {
+    pub(super) fn takes_value(&self) -> bool {
+        !matches!(self.takes, Takes::Nothing)
+    }
+
+    /// Whether it changes nothing with this value, too.
+    pub(super) fn is_inert_with(&self, value: &str) -> bool {
+        match self.takes {
+            Takes::Nothing | Takes::Anything => true,
+            Takes::OneOf(values) => values.contains(&value),
+        }
+    }
 }
 
 /// Accepted for compatibility.
 pub(super) const INERT: &[Inert] = &[
-    inert("trust-remote-code", false, "no code from a model folder is ever executed"),
-    inert("enable-auto-tool-choice", false, "always on"),
-    inert("enable-chunked-prefill", false, "always on"),
-    inert("disable-log-requests", false, "requests are not logged unless traced"),
-    inert("enable-log-requests", false, "requests are not logged unless traced"),
-    inert("disable-log-stats", false, "statistics are not logged"),
-    inert("api-server-count", true, "one process answers all connections"),
-    inert("async-scheduling", false, "always on"),
-    inert("distributed-executor-backend", true, "executors are chosen by device"),
-    inert("uvicorn-log-level", true, "there is no uvicorn"),
-    inert("disable-uvicorn-access-log", false, "there is no uvicorn"),
-    inert("timeout-keep-alive", true, "idle connections close after 60 s"),
-    inert("level", true, "there are no compilation levels"),
-    inert("optimization-level", true, "there are no compilation levels"),
-    inert("disable-access-log-for-endpoints", true, "requests are not logged unless traced"),
-    inert("enable-request-id-headers", false, "always on"),
-    inert("enable-server-load-tracking", false, "always on"),
-    inert("language-model-only", false, "models read text only"),
-    inert("use-tqdm-on-load", false, "progress is shown wherever there is a terminal"),
+    inert("trust-remote-code", Takes::Nothing, "no code from a model folder is ever executed"),
+    inert("enable-auto-tool-choice", Takes::Nothing, "always on"),
+    inert("enable-chunked-prefill", Takes::Nothing, "always on"),
+    inert("disable-log-requests", Takes::Nothing, "requests are not logged unless traced"),
+    inert("enable-log-requests", Takes::Nothing, "requests are not logged unless traced"),
+    inert("disable-log-stats", Takes::Nothing, "statistics are not logged"),
+    inert("api-server-count", Takes::Anything, "one process answers all connections"),
+    inert("async-scheduling", Takes::Nothing, "always on"),
+    inert(
+        "distributed-executor-backend",
+        Takes::OneOf(&["mp", "uni"]),
+        "executors are processes of this server, or a thread of it",
+    ),
+    inert("uvicorn-log-level", Takes::Anything, "there is no uvicorn"),
+    inert("disable-uvicorn-access-log", Takes::Nothing, "there is no uvicorn"),
+    inert("timeout-keep-alive", Takes::Anything, "idle connections close after 60 s"),
+    inert("level", Takes::Anything, "there are no compilation levels"),
+    inert("optimization-level", Takes::Anything, "there are no compilation levels"),
+    inert(
+        "disable-access-log-for-endpoints",
+        Takes::Anything,
+        "requests are not logged unless traced",
+    ),
+    inert("enable-request-id-headers", Takes::Nothing, "always on"),
+    inert("enable-server-load-tracking", Takes::Nothing, "always on"),
+    inert("language-model-only", Takes::Nothing, "models read text only"),
+    inert("use-tqdm-on-load", Takes::Nothing, "progress is shown wherever there is a terminal"),
 ];
 
 /// Flags that would change behaviour which this release does not have.

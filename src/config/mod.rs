@@ -56,7 +56,7 @@ pub use metrics::MetricsArgs;
 pub use model::{Dtype, LoadFormat, ModelArgs};
 pub use reference::{reference, reference_path};
 pub use speculation::SpeculationArgs;
-pub use units::{ByteSize, Seconds};
+pub use units::{ByteSize, Length, Seconds};
 
 /// What one invocation of the binary does.
 #[derive(Debug, Parser)]

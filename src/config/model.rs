@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
 
-use super::units::{json_object, tokens};
+use super::units::{Length, json_object};
 use super::{ConfigError, refused};
 
 /// Which model, read how.
@@ -34,9 +34,15 @@ pub struct ModelArgs {
     /// Where weights come from; synth generates them in place from config.json
     #[arg(long, default_value = "auto")]
     pub load_format: LoadFormat,
-    /// Longest prompt plus output in tokens [default: what config.json says]
-    #[arg(long, alias = "context-length", value_parser = tokens, value_name = "TOKENS")]
-    pub max_model_len: Option<u32>,
+    /// Longest prompt plus output in tokens; auto is what config.json says, or less where the KV cache holds less
+    #[arg(
+        long,
+        alias = "context-length",
+        default_value = "auto",
+        allow_hyphen_values = true,
+        value_name = "TOKENS"
+    )]
+    pub max_model_len: Length,
     /// Where downloads are kept [default: the hub's cache folder]
     #[arg(long, value_name = "DIR")]
     pub download_dir: Option<std::path::PathBuf>,
@@ -85,7 +91,7 @@ impl ModelArgs {
         if self.model.is_none() && names_swallow {
             self.check_names_alone()?;
         }
-        if let Some(tokens @ 0..2) = self.max_model_len {
+        if let Some(tokens @ 0..2) = self.max_model_len.tokens() {
             return refused(format!(
                 "--max-model-len {tokens}: at least 2, a token to read and one to write"
             ));

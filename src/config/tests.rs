@@ -70,7 +70,8 @@ fn spellings_of_three_engines_mean_the_same() {
     );
     let args = serve("M --load_dummy --dtype float32 --max-model-len 32K --served-model-name a b");
     assert_eq!(args.model.load_format, LoadFormat::Synth);
-    assert_eq!(args.model.max_model_len, Some(32_768));
+    assert_eq!(args.model.max_model_len.tokens(), Some(32_768));
+    assert_eq!(serve("M --max-model-len -1 --port 1").model.max_model_len.tokens(), None);
     assert_eq!(args.model.served_model_name, ["a", "b"]);
     assert_eq!(serve("M --port 1 --port 2").http.port, 2);
     for half in ["float16", "half", "fp16"] {
@@ -132,6 +133,16 @@ fn what_is_not_there_may_be_switched_off() {
     }
     assert_eq!(error("serve M --enable-lora").0, 1);
     assert_eq!(error("serve M --enable-lora=true").0, 1);
+}
+
+#[test]
+fn an_inert_flag_is_refused_where_it_would_change_something() {
+    for line in ["M --distributed-executor-backend mp", "M --distributed_executor_backend=uni"] {
+        let notes = run(&format!("serve {line}")).unwrap().notes;
+        assert!(notes.len() == 1 && notes[0].contains("changes nothing"), "{line}: {notes:?}");
+    }
+    let (code, told) = error("serve M --distributed-executor-backend ray");
+    assert!(code == 1 && told.contains("--distributed-executor-backend ray is not"), "{told}");
 }
 
 #[test]

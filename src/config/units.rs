@@ -81,6 +81,36 @@ pub(super) fn tokens(text: &str) -> Result<u32, String> {
     whole.map(|v| v as u32).ok_or_else(|| "not a count such as 4096 or 32k".to_owned())
 }
 
+/// A count of tokens, or `auto`, for which vLLM also takes -1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Length {
+    /// The most there can be
+    Auto,
+    /// So many tokens
+    Tokens(u32),
+}
+
+impl FromStr for Length {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" | "-1" => Ok(Self::Auto),
+            text => tokens(text).map(Self::Tokens).map_err(|told| told + ", nor auto"),
+        }
+    }
+}
+
+impl Length {
+    /// The count, if one was given.
+    pub fn tokens(self) -> Option<u32> {
+        match self {
+            Self::Auto => None,
+            Self::Tokens(count) => Some(count),
+        }
+    }
+}
+
 /// A JSON object.
 pub(super) fn json_object(
     text: &str,
@@ -103,5 +133,8 @@ mod tests {
         assert_eq!(tokens("32k"), Ok(32_000));
         assert_eq!(tokens("32K"), Ok(32_768));
         assert!(tokens("1.5").is_err());
+        assert_eq!("4K".parse(), Ok(Length::Tokens(4_096)));
+        assert_eq!(["auto", "-1"].map(str::parse), [Ok(Length::Auto), Ok(Length::Auto)]);
+        assert!("-2".parse::<Length>().is_err_and(|told| told.contains("nor auto")));
     }
 }

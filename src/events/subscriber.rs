@@ -198,7 +198,12 @@ fn connect(context: &Context, kind: zmq::SocketType, endpoint: &str) -> Result<S
         socket.connect(endpoint)?;
         Ok(socket)
     };
-    open().map_err(|error: zmq::Error| anyhow!("{endpoint}: {error}"))
+    open().map_err(|error: zmq::Error| match error {
+        zmq::Error::EINVAL | zmq::Error::EPROTONOSUPPORT => {
+            anyhow!("{endpoint} is no endpoint such as tcp://127.0.0.1:5557 or ipc://PATH")
+        }
+        error => anyhow!("{endpoint}: {error}"),
+    })
 }
 
 /// Three frames as a batch, or what is wrong with them.

@@ -63,7 +63,7 @@ impl ModelFiles {
         let config = Config::from_dir_with(&dir, &overrides)?;
         let source = settings::source(args);
         let manifest = models::manifest(&dir, source)?;
-        let max_model_len = max_model_len(model.max_model_len, &config)?;
+        let max_model_len = max_model_len(model.max_model_len.tokens(), &config)?;
         Ok(Self {
             name,
             dir,

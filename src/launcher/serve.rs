@@ -14,7 +14,7 @@ use super::start_up::{StartError, Up};
 use super::step_deadline::StepDeadline;
 use super::supervisor::{self, Supervised};
 use super::{device, grammar_worker, info, listen, parsers, settings, signals};
-use crate::config::{DeviceKind, Environment, LogFormat, ServeArgs};
+use crate::config::{DeviceKind, Environment, Length, LogFormat, ServeArgs};
 use crate::grammar::Grammars;
 use crate::kv_events::{Bound, Feed, Publisher, TopicWords};
 use crate::metrics::{CacheFacts, Metrics, MetricsConfig};
@@ -356,7 +356,7 @@ fn engine(args: &ServeArgs, files: &ModelFiles, up: &Up) -> Result<(Engine, u32)
     let asked = files.max_model_len;
     match build(asked) {
         Ok(engine) => Ok((engine, asked)),
-        Err(EngineError::PoolTooSmall { fits, .. }) if args.model.max_model_len.is_none() => {
+        Err(EngineError::PoolTooSmall { fits, .. }) if args.model.max_model_len == Length::Auto => {
             let fits = u32::try_from(fits).unwrap_or(u32::MAX).min(asked);
             tracing::warn!(
                 max_model_len = fits,

@@ -371,7 +371,7 @@ pub fn executor(
         block_tokens: engine.block_size,
         max_model_len: files.max_model_len,
         // A length that nobody asked for is the model's; the scheduler lowers it to what fits.
-        kv_tokens_min: args.model.max_model_len.unwrap_or(engine.block_size),
+        kv_tokens_min: args.model.max_model_len.tokens().unwrap_or(engine.block_size),
         max_num_seqs: engine.max_num_seqs,
         tokens_per_step: engine.tokens_per_step(),
         kv: match (engine.num_gpu_blocks_override, engine.kv_cache_memory_bytes) {

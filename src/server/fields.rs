@@ -62,10 +62,16 @@ pub enum Kind {
 }
 
 impl Fields {
+    /// `pairs` without those that are null.
+    fn new(path: String, mut pairs: Vec<(String, Json)>) -> Self {
+        pairs.retain(|(_, value)| *value != Json::Null);
+        Self { path, pairs, asked: None }
+    }
+
     /// The fields of a request body.
     pub fn of_body(body: Json) -> Result<Self, ApiError> {
         match body {
-            Json::Object(pairs) => Ok(Self { path: String::new(), pairs, asked: None }),
+            Json::Object(pairs) => Ok(Self::new(String::new(), pairs)),
             other => {
                 let message = format!("the body must be a JSON object, not {}", other.kind());
                 Err(ApiError::invalid("", message))
@@ -76,7 +82,7 @@ impl Fields {
     /// The fields of the object at `path`.
     pub fn of(path: String, value: Json) -> Result<Self, ApiError> {
         match value {
-            Json::Object(pairs) => Ok(Self { path, pairs, asked: None }),
+            Json::Object(pairs) => Ok(Self::new(path, pairs)),
             other => Err(wrong_kind(path, "an object", &other)),
         }
     }
@@ -107,12 +113,11 @@ impl Fields {
         }
     }
 
-    /// Takes a field of any kind; `null` counts as absent.
+    /// Takes a field of any kind.
     pub fn take(&mut self, name: &str) -> Option<Json> {
         self.note(name, || Kind::Any);
         let index = self.pairs.iter().position(|(key, _)| key == name)?;
-        let (_, value) = self.pairs.swap_remove(index);
-        Some(value).filter(|value| *value != Json::Null)
+        Some(self.pairs.swap_remove(index).1)
     }
 
     /// Takes a field that must be there.

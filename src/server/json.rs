@@ -12,6 +12,8 @@ use std::fmt;
 
 /// Values (integers in lists of integers excepted) one body may hold.
 const VALUES_MAX: u32 = 262_144;
+/// Bytes of a path in a message; what lies deeper is left out.
+const PATH_BYTES_MAX: usize = 256;
 /// Keys of an object that are compared one by one before a set is built.
 const KEYS_SCANNED: usize = 16;
 
@@ -90,17 +92,22 @@ struct Context {
 
 impl Context {
     fn prepend_key(&self, key: &str) {
-        let mut path = self.path.borrow_mut();
         // A hostile key may be megabytes long; its head names it well enough.
-        let head: String = key.chars().take(64).collect();
-        let dot = if path.is_empty() || path.starts_with('[') { "" } else { "." };
-        *path = format!("{head}{dot}{path}");
+        self.prepend(key.chars().take(64).collect());
     }
 
     fn prepend_index(&self, index: usize) {
+        self.prepend(format!("[{index}]"));
+    }
+
+    fn prepend(&self, part: String) {
         let mut path = self.path.borrow_mut();
         let dot = if path.is_empty() || path.starts_with('[') { "" } else { "." };
-        *path = format!("[{index}]{dot}{path}");
+        let whole = part + dot + &path;
+        *path = match whole.char_indices().find(|(at, _)| *at >= PATH_BYTES_MAX) {
+            Some((end, _)) => format!("{}...", &whole[..end]),
+            None => whole,
+        };
     }
 
     fn count<E: de::Error>(&self) -> Result<(), E> {
@@ -250,7 +257,10 @@ mod tests {
 
     #[test]
     fn depth_and_size_are_capped() {
-        assert!(refusal(&"[".repeat(200)).1.contains("recursion limit"));
+        let (deep, told) = refusal(&"[".repeat(200));
+        assert!(told.contains("recursion limit"));
+        let deep = deep.unwrap();
+        assert!(deep.starts_with("[0][0]") && deep.ends_with("...") && deep.len() < 262, "{deep}");
         let wide = format!("[{}0.5]", "0.5,".repeat(VALUES_MAX as usize));
         assert!(refusal(&wide).1.contains("values"));
         let ids = format!("[{}7]", "7,".repeat(2 * VALUES_MAX as usize));

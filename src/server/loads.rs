@@ -121,7 +121,7 @@ pub async fn loads(
         }
     };
     if loads.is_empty() && asked.dp_rank.is_some() {
-        let message = format!("there are {replicas} replicas, counted from 0");
+        let message = format!("ranks of replicas are 0 to {}", replicas.saturating_sub(1));
         return Err(ApiError::invalid("dp_rank", message));
     }
     Ok(Json(Reading {

@@ -3,6 +3,7 @@
 //! From the socket inwards: `listen` accepts, `connection` and `timed_io` keep deadlines, `gate` checks headers and
 //! catches panics, `routes` finds the handler. Below the handlers only token ids travel.
 
+pub mod absent;
 pub mod admin;
 pub mod app;
 mod bare_reply;

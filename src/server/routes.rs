@@ -1,5 +1,6 @@
 //! The route table. Routing uses the parsed path only, never `Host`.
 
+use super::absent::ABSENT;
 use super::app::App;
 use super::error::ApiError;
 use super::keys::{Access, Door, Face, guard};
@@ -100,6 +101,12 @@ fn build(app: Arc<App>, face: Face) -> Router {
         let open = access == Access::Open || access == Access::Key && keyless;
         let guarded = if open { handler } else { handler.layer(door(access)) };
         router = router.route(path, guarded);
+    }
+    for absent in ABSENT {
+        for path in absent.paths {
+            let told = routing::any(async || absent.refusal());
+            router = router.route(path, told.layer(door(absent.access)));
+        }
     }
     let unknown = routing::any(async || unknown_route()).layer(door(Access::Key));
     let cors = app.options.cors.as_ref().and_then(|cors| cors.layer().ok());

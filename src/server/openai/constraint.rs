@@ -222,6 +222,8 @@ mod tests {
     fn every_spelling_is_one_constraint() {
         assert_eq!(take_from(r#"{"response_format":{"type":"text"}}"#).unwrap(), None);
         assert_eq!(take_from(r#"{"structured_outputs":null}"#).unwrap(), None);
+        let absent = r#"{"response_format":{"type":"text","json_schema":null,"what":null}}"#;
+        assert_eq!(take_from(absent).unwrap(), None);
         let any =
             Form::Json { schema: serde_json::json!({"type": "integer"}), spaces: Spaces::Any };
         let schema = r#"{"type":"integer"}"#;

@@ -3,6 +3,7 @@
 use super::process::{Process, command};
 use crate::http_client::{Client, Reply, get, post};
 use crate::http_host::{Server, Setup};
+use hadron::server::absent::ABSENT;
 use hadron::server::app::Options;
 use hadron::server::cross_origin::CrossOrigin;
 use hadron::server::keys::{Access, Keys};
@@ -78,6 +79,28 @@ fn every_route_asks_for_the_key_but_the_probes() {
         401,
         "Host decides nothing"
     );
+}
+
+#[test]
+fn absent_routes_are_told_of_to_whom_they_would_answer() {
+    let keys = Keys::new(["one"], ["root"]);
+    let server = with(Options { keys, ..Options::default() });
+    for absent in ABSENT {
+        for path in absent.paths {
+            let told = |headers: &str| {
+                let reply = send(server.address, "POST", path, headers);
+                (reply.status, reason(&reply))
+            };
+            assert_eq!(told(""), (401, json!("missing_key")), "{path}");
+            let known = (501, json!("not_implemented"));
+            let client = match absent.access {
+                Access::Admin => (404, json!("unknown_route")),
+                _ => known.clone(),
+            };
+            assert_eq!(told(&bearer("one")), client, "{path}");
+            assert_eq!(told(&bearer("root")), known, "{path}");
+        }
+    }
 }
 
 /// The reason of a refusal; null for other replies.

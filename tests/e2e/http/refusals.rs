@@ -178,7 +178,8 @@ fn text_completions_refuse() {
         (json!({"prompt": [[]]}), "prompt[0]", VALUE),
         (json!({"prompt": {}}), "prompt", VALUE),
         (json!({"prompt": 5}), "prompt", VALUE),
-        (json!({"prompt": [1, "a"]}), "prompt[0]", VALUE),
+        (json!({"prompt": [1, "a"]}), "prompt[1]", VALUE),
+        (json!({"prompt": [1.5]}), "prompt[0]", VALUE),
         (json!({"prompt": ["a", [1]]}), "prompt", VALUE),
         (json!({"prompt": [1, 320]}), "prompt[1]", VALUE),
         (json!({"prompt": [1, -1]}), "prompt[1]", VALUE),
@@ -276,9 +277,9 @@ fn integers_may_be_written_with_a_point() {
     let server = Server::start(&Setup::default());
     let mut client = Client::connect(server.address);
     let whole =
-        json!({"prompt": "a", "max_tokens": 3, "n": 2, "seed": 5, "stop_token_ids": [7, 8]});
+        json!({"prompt": [65], "max_tokens": 3, "n": 2, "seed": 5, "stop_token_ids": [7, 8]});
     let pointed =
-        br#"{"prompt":"a","max_tokens":3.0,"n":2e0,"seed":50.0e-1,"stop_token_ids":[7.0,8]}"#;
+        br#"{"prompt":[65.0],"max_tokens":3.0,"n":2e0,"seed":50.0e-1,"stop_token_ids":[7.0,8]}"#;
     client.send("POST", "/v1/completions", "", pointed);
     let reply = client.read().unwrap();
     assert_eq!(reply.status, 200, "{}", reply.json());
@@ -304,8 +305,13 @@ fn routes_models_and_strictness() {
     let options = Options { strict_fields: true, ..Options::default() };
     let server = Server::start(&Setup { options, ..Setup::default() });
     let at = server.address;
-    for path in ["/v1/rerank", "/generate", "/v1/embeddings"] {
+    for path in ["/nowhere", "/v1/audio/transcriptions", "/collective_rpc", "/v1/embeddings/x"] {
         check(&get(at, path), 404, &Value::Null, "unknown_route", path);
+    }
+    for path in ["/v1/embeddings", "/v1/rerank", "/generate"] {
+        let reply = post(at, path, &json!({"input": "a"}));
+        check(&reply, 501, &Value::Null, "not_implemented", path);
+        assert_eq!(reply.json()["error"]["type"], "NotImplementedError");
     }
     check(&get(at, "/v1/completions"), 405, &Value::Null, "method_not_allowed", "GET");
     let body = json!({"prompt": "a", "model": "gpt-4"});

@@ -65,6 +65,9 @@ fn prompts(fields: &mut Fields, bounds: &Bounds) -> Result<Vec<Prompt>, ApiError
         }
         Some(Json::Str(text)) => Ok(vec![Prompt::Text(text)]),
         Some(list @ Json::Ints(_)) => Ok(vec![ids("prompt", list)?]),
+        Some(Json::List(list)) if matches!(list.first(), Some(Json::Int(_) | Json::Float(_))) => {
+            Ok(vec![ids("prompt", Json::List(list))?])
+        }
         Some(Json::List(list)) => {
             if list.is_empty() || list.len() > PROMPTS_MAX {
                 let message = format!("must hold 1 to {PROMPTS_MAX} prompts, got {}", list.len());
