@@ -53,8 +53,7 @@ impl Executor {
         let placement = settings.placement.as_ref();
         check_world(settings.parallel, &config.model, placement)?;
         let ranks = ranks::ranks(settings.parallel, settings.rank)?;
-        let place = (settings.device, settings.parallel);
-        check_speculation(settings.speculation, place, &config.model, placement)?;
+        check_speculation(settings.speculation, settings.parallel, &config.model, placement)?;
         config.model.drafting =
             settings.speculation.is_some_and(|how| how.drafter == Drafter::Layer);
         let settings = &config.settings;
@@ -196,9 +195,9 @@ impl Executor {
 
     /// The parts that tests of drafts look into.
     #[cfg(test)]
-    pub(crate) fn drafting(&self) -> (&ops::KvPool, &crate::layer_drafts::LayerDrafts, &Engine) {
-        let (kv, layer) = self.state.as_ref().expect("it is sized").drafting();
-        (kv, layer.expect("it drafts by its layer"), &self.engine)
+    pub(crate) fn drafting(&self) -> (&ops::KvPool, &ops::DraftBuffers, &Engine) {
+        let (kv, made) = self.state.as_ref().expect("it is sized").drafting();
+        (kv, made.expect("it drafts by its layer"), &self.engine)
     }
 
     /// Blocks this rank can hold, measured while everything else is allocated.

@@ -100,7 +100,8 @@ impl Graphs {
         let mut by_size = BTreeMap::new();
         for (i, &shape) in (1..).zip(shapes.iter().rev()) {
             let (rows, context) = (shape.rows as u32, shape.bounds.longest_context);
-            match record(engine, device, shape, tracer) {
+            let drafting = device.drafts.is_some().then(|| shape.rows / wanted.width as usize);
+            match record(engine, device, (shape, drafting), tracer) {
                 Ok(recording) => drop(by_size.insert(Size { rows, context }, recording)),
                 Err(error) => tracing::warn!(rows, %error, "no graph for steps of so many rows"),
             }
@@ -148,20 +149,20 @@ impl Wanted {
 fn record(
     engine: &Engine,
     device: &mut DeviceState,
-    shape: StepShape,
+    (shape, drafting): (StepShape, Option<usize>),
     tracer: Option<&Tracer>,
 ) -> Result<Recording, ExecutorError> {
     for _ in 0..2 {
-        let launch = Launch::of_all(shape, engine);
+        let launch = Launch::of_all(shape, drafting, engine);
         device.launch(engine, launch, &mut StepTiming::default(), &mut None)?;
         engine.ops.device().synchronize(engine.ops.stream())?;
     }
-    let (graph, calls) = record_launches(engine, device, shape, &mut None)?;
+    let (graph, calls) = record_launches(engine, device, (shape, drafting), &mut None)?;
     let mut laps = tracer.map(|tracer| tracer.laps(&engine.ops));
     if laps.is_none() {
         return Ok(Recording { graph, calls, marked: None });
     }
-    let marked = match record_launches(engine, device, shape, &mut laps) {
+    let marked = match record_launches(engine, device, (shape, drafting), &mut laps) {
         Ok((marked, _)) => laps.map(|laps| (marked, laps.finish())),
         Err(error) => {
             tracing::warn!(rows = shape.rows, %error, "traces show such steps only as a whole");
@@ -174,7 +175,7 @@ fn record(
 fn record_launches(
     engine: &Engine,
     device: &mut DeviceState,
-    shape: StepShape,
+    (shape, drafting): (StepShape, Option<usize>),
     laps: &mut Option<Laps>,
 ) -> Result<(Graph, RecordedCalls), ExecutorError> {
     let (driver, stream) = (engine.ops.device(), engine.ops.stream());
@@ -183,7 +184,7 @@ fn record_launches(
     for group in groups {
         group.begin_recording();
     }
-    let launch = Launch::of_all(shape, engine);
+    let launch = Launch::of_all(shape, drafting, engine);
     let launched = device.launch(engine, launch, &mut StepTiming::default(), laps);
     let graph = driver.end_capture(stream);
     let calls = groups.map(Group::end_recording);

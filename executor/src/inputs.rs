@@ -3,7 +3,7 @@
 use crate::BatchError;
 use crate::layer_drafts::LayerDrafts;
 use crate::seats::{Seats, TableChange};
-use ops::{Stage, StageRow};
+use ops::{DraftSize, Stage, StageRow};
 use protocol::{Batch, Drafter, Input, Row, Speculation, Token};
 
 /// Bounds of a step, fixed at start.
@@ -28,11 +28,18 @@ pub(crate) struct StepLimits {
 }
 
 impl StepLimits {
-    /// What makes drafts by the model's draft layer, if that does, over a pool of so many blocks.
-    pub(crate) fn layer_drafts(&self, blocks: usize) -> Option<LayerDrafts> {
+    /// What the host and the device keep for drafts by the model's draft layer, if that makes them, over a pool of so many
+    /// blocks. Logits of so many rows are made at a time.
+    pub(crate) fn layer_drafts(
+        &self,
+        blocks: usize,
+        logits: usize,
+    ) -> Option<(LayerDrafts, DraftSize)> {
         let Speculation { drafts, drafter } = self.speculation?;
-        let pool = (blocks, self.block_tokens as usize);
-        (drafter == Drafter::Layer).then(|| LayerDrafts::new(drafts, self.hidden, self.rows, pool))
+        let (rows, hidden, passes) = (self.rows, self.hidden, drafts.into());
+        let size = DraftSize { rows, passes, seats: rows, hidden, blocks, logits };
+        let layer = || LayerDrafts::new(rows, self.block_tokens as usize);
+        (drafter == Drafter::Layer).then(|| (layer(), size))
     }
 
     /// Tokens of a row of one token with all its drafts.
@@ -76,13 +83,15 @@ impl StepLimits {
         let seat = seats.get(row.seat);
         let ids = match &row.input {
             Input::Tokens(ids) => {
-                stage.push_words(ids.iter().chain(&seat.drafts).map(|&id| id as i32))
+                let to_come = std::iter::repeat_n(&0, seat.made.into());
+                stage
+                    .push_words(ids.iter().chain(&seat.guesses).chain(to_come).map(|&id| id as i32))
             }
             Input::SampledAt(_) => -1,
         };
         let (table_from, table_len) = (change.from as i32, change.blocks.len() as i32);
         let table_at = stage.push_words(change.blocks);
-        let drafts = seat.drafts.len() as u32;
+        let drafts = seat.drafts();
         let parts = if self.apart && row.len == 1 { 1 + drafts } else { 1 };
         let len = row.len + drafts + 1 - parts;
         for i in 0..parts as i32 {
@@ -112,7 +121,7 @@ impl StepLimits {
             Input::Tokens(ids) => {
                 let limit = self.vocab;
                 let known = |token: Token| (token as usize) < limit;
-                let mut all = ids.iter().chain(&seat.drafts);
+                let mut all = ids.iter().chain(&seat.guesses);
                 if let Some(&token) = all.find(|&&token| !known(token)) {
                     return Err(BatchError::Vocabulary { request, token, limit });
                 }

@@ -7,6 +7,7 @@
 
 mod config;
 mod device;
+mod draft_passes;
 mod drafter;
 mod error;
 mod executor;

@@ -3,7 +3,7 @@
 
 use crate::ExecutorError;
 use crate::step::{DeviceState, Engine, Launch};
-use ops::{RowBounds, StepShape};
+use ops::{DraftBuffers, RowBounds, StepShape};
 use protocol::StepTiming;
 
 /// Goes through a step of each shape without running it. `progress` hears how many modules of how many are
@@ -16,8 +16,10 @@ pub(crate) fn rehearse(
 ) -> Result<(), ExecutorError> {
     let driver = engine.ops.device();
     driver.begin_rehearsal();
-    let mut launch = |shape| {
-        let launch = Launch::of_all(shape, engine);
+    let rows_max = device.drafts.as_ref().map(DraftBuffers::rows);
+    let mut launch = |shape: StepShape| {
+        let drafting = rows_max.map(|most| most.min(shape.bounds.decode_rows));
+        let launch = Launch::of_all(shape, drafting, engine);
         device.launch(engine, launch, &mut StepTiming::default(), &mut None).map(drop)
     };
     let launched = shapes.into_iter().try_for_each(&mut launch);

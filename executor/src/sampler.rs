@@ -29,9 +29,19 @@ pub(crate) struct Question {
     /// Drafts in front of it that must be accepted.
     place: u8,
     /// What is guessed at it.
-    draft: Option<Token>,
+    guess: Guess,
     /// Likeliest ids to list; `None` = no log-probabilities.
     top: Option<u32>,
+}
+
+/// A draft, if there is one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Guess {
+    Nothing,
+    /// The host's.
+    Of(Token),
+    /// The device's, which comes with the answers.
+    Made,
 }
 
 /// The same on a GPU, where a slice must hold the widest decode step.
@@ -56,13 +66,14 @@ pub(crate) fn questions(batch: &Batch, seats: &Seats, top_max: usize, found: &mu
         if row.samples {
             let top = cut(seat.sampling.logprobs);
             let (token, position) = (first + row.len - 1, row.start + row.len);
-            let drafts = seat.drafts.iter().copied().map(Some).chain([None]);
-            found.extend((0..).zip(drafts).map(|(place, draft)| {
+            let made = std::iter::repeat_n(Guess::Made, seat.made.into());
+            let guesses = seat.guesses.iter().copied().map(Guess::Of).chain(made);
+            found.extend((0..).zip(guesses.chain([Guess::Nothing])).map(|(place, guess)| {
                 let (token, position) = (token + u32::from(place), position + u32::from(place));
-                Question { row: r, token, position, known: None, place, draft, top }
+                Question { row: r, token, position, known: None, place, guess, top }
             }));
         }
-        first += row.len + seat.drafts.len() as u32;
+        first += row.len + seat.drafts();
     }
     first = 0;
     for (r, row) in batch.rows.iter().enumerate() {
@@ -70,7 +81,7 @@ pub(crate) fn questions(batch: &Batch, seats: &Seats, top_max: usize, found: &mu
         if let Some(top) = cut(seat.sampling.prompt_logprobs) {
             found.extend(scored(r, row, first, seat, top));
         }
-        first += row.len + seat.drafts.len() as u32;
+        first += row.len + seat.drafts();
     }
 }
 
@@ -90,8 +101,8 @@ fn scored<'a>(
     let in_prompt = seat.prompt_len.saturating_sub(row.start + 1) as usize;
     let question = move |(i, known): (u32, Token)| {
         let (token, position) = (first + i, row.start + i + 1);
-        let (place, draft) = (0, None);
-        Question { row: r, token, position, known: Some(known), place, draft, top: Some(top) }
+        let (place, guess) = (0, Guess::Nothing);
+        Question { row: r, token, position, known: Some(known), place, guess, top: Some(top) }
     };
     (0..).zip(successors.take(in_prompt)).map(question)
 }
@@ -179,7 +190,12 @@ fn enter_one(
         output.prompt_logprobs.extend(logprobs);
     } else {
         output.emitted.push(token);
-        output.accepted += u8::from(question.draft == Some(token));
+        let right = match question.guess {
+            Guess::Nothing => false,
+            Guess::Of(guess) => guess == token,
+            Guess::Made => answers.draft(question.place.into(), question.row) == Some(token),
+        };
+        output.accepted += u8::from(right);
         output.logprobs.extend(logprobs);
     }
 }
@@ -187,10 +203,10 @@ fn enter_one(
 /// Words and edits that a stage must have room for beside the rows of a step.
 pub(crate) fn stage_bytes(limits: &StepLimits, questions: usize, words: usize) -> usize {
     let records = limits.stage_rows() * size_of::<ops::StageRow>()
-        + limits.rows * size_of::<ops::StageInit>()
+        + limits.rows * (size_of::<ops::StageInit>() + size_of::<ops::DraftRow>())
         + questions * size_of::<StageQuestion>()
         + edits_max(limits) * size_of::<ops::StageEdit>();
-    let regions = 6 * 64;
+    let regions = 7 * 64;
     size_of::<ops::StageHeader>() + regions + records + words * size_of::<i32>()
 }
 

@@ -26,8 +26,10 @@ pub(crate) struct SeatState {
     pub(crate) prompt_len: u32,
     /// The newest step that sampled a token here.
     sampled_at: Option<StepId>,
-    /// What the row under way guesses.
-    pub(crate) drafts: Vec<Token>,
+    /// What the row under way guesses, as far as the host does.
+    pub(crate) guesses: Vec<Token>,
+    /// Guesses that the device makes instead.
+    pub(crate) made: u8,
     /// The mask of a step may lie on the device's seat.
     masked: bool,
     table_len: usize,
@@ -51,7 +53,8 @@ impl Seats {
             rules: SeatRules::default(),
             prompt_len: 0,
             sampled_at: None,
-            drafts: Vec::new(),
+            guesses: Vec::new(),
+            made: 0,
             masked: false,
             table_len: 0,
         };
@@ -68,7 +71,8 @@ impl Seats {
         if state.owner != Some((row.request, row.epoch)) {
             return Err(BatchError::Stranger { request: row.request, seat });
         }
-        state.drafts.clear();
+        state.guesses.clear();
+        state.made = 0;
         let mut change = TableChange { from: state.table_len, blocks: Vec::new() };
         for update in &row.tables {
             let end = update.from as usize + update.blocks.len();
@@ -93,7 +97,7 @@ impl Seats {
     /// finds out: no later row may refer to it.
     pub(crate) fn samples(&mut self, row: &Row, step: StepId) {
         let state = &mut self.states[row.seat.0 as usize];
-        state.sampled_at = state.drafts.is_empty().then_some(step);
+        state.sampled_at = (state.drafts() == 0).then_some(step);
         state.masked |= row.masked;
     }
 
@@ -114,7 +118,7 @@ impl Seats {
     /// Drafts of the row under way on a seat that `update` has accepted; rules that read earlier ids read them too.
     pub(crate) fn guess(&mut self, row: &Row, drafts: &[Token], stage: &mut Stage) {
         let state = &mut self.states[row.seat.0 as usize];
-        state.drafts.extend_from_slice(drafts);
+        state.guesses.extend_from_slice(drafts);
         if !drafts.is_empty() && state.sampling.reads_history() {
             stage.inits.push(StageInit {
                 seat: row.seat.0 as i32,
@@ -127,6 +131,13 @@ impl Seats {
             });
             stage.push_words(drafts.iter().map(|&id| id as i32));
         }
+    }
+}
+
+impl Seats {
+    /// As many drafts of the row under way are made on the device.
+    pub(crate) fn await_drafts(&mut self, row: &Row) {
+        self.states[row.seat.0 as usize].made = row.drafts;
     }
 }
 
@@ -152,6 +163,11 @@ impl SeatState {
         self.sampled_at = None;
         self.masked = false;
         self.table_len = 0;
+    }
+
+    /// Drafts of the row under way.
+    pub(crate) fn drafts(&self) -> u32 {
+        self.guesses.len() as u32 + u32::from(self.made)
     }
 
     /// Entries of the block table.

@@ -1,7 +1,7 @@
 //! Which drafts can be made, and verified, where.
 
 use models::Config;
-use protocol::{Device, Drafter, ExpertPlacement, Parallel, Speculation};
+use protocol::{Drafter, ExpertPlacement, Parallel, Speculation};
 
 /// Most drafts of a row that a draft layer is asked for.
 pub const LAYER_DRAFTS_MAX: u8 = 4;
@@ -9,9 +9,6 @@ pub const LAYER_DRAFTS_MAX: u8 = 4;
 /// Drafts that cannot be made or verified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SpeculationError {
-    /// A device without a way.
-    #[error("method mtp drafts on the CPU only")]
-    Device,
     /// More than a draft layer is asked for.
     #[error(
         "num_speculative_tokens {drafts}: a model's own draft layer makes 1 to {LAYER_DRAFTS_MAX}"
@@ -47,16 +44,13 @@ pub enum SpeculationError {
 /// Errors: what is in the way.
 pub fn check_speculation(
     speculation: Option<Speculation>,
-    (device, parallel): (Device, Parallel),
+    parallel: Parallel,
     model: &Config,
     placement: Option<&ExpertPlacement>,
 ) -> Result<(), SpeculationError> {
     let Some(Speculation { drafts, drafter }) = speculation else { return Ok(()) };
     if drafter != Drafter::Layer {
         return Ok(());
-    }
-    if device != Device::Cpu {
-        return Err(SpeculationError::Device);
     }
     if !(1..=LAYER_DRAFTS_MAX).contains(&drafts) {
         return Err(SpeculationError::Drafts { drafts });

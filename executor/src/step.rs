@@ -7,7 +7,7 @@ use crate::ExecutorError;
 use crate::drafter::{Drafter, Speaker};
 use crate::graph::{Graphs, Size};
 use crate::inputs::StepLimits;
-use crate::layer_drafts::LayerDrafts;
+use crate::layer_drafts::{DraftRows, LayerDrafts};
 use crate::masks::{Masks, StepMasks};
 use crate::sampler::{self, Question};
 use crate::seats::{self, Seats, TableChange};
@@ -15,8 +15,8 @@ use crate::trace::{Laps, Scope, StepFacts, StepTrace, Tracer};
 use collectives::{Group, Launched, Operation, Spent};
 use models::{Exchange, ExpertLoad, Forward, Model};
 use ops::{
-    AnswerMemory, AnswersInFlight, DType, InFlight, KvPool, Mat, MatMut, Ops, Pinned, PoolLayout,
-    RowBounds, Stage, StageRow, StepBuffers, StepShape, StepSize, Tensor, VocabPart,
+    AnswerMemory, AnswersInFlight, DType, DraftBuffers, InFlight, KvPool, Mat, MatMut, Ops, Pinned,
+    PoolLayout, RowBounds, Stage, StageRow, StepBuffers, StepShape, StepSize, Tensor, VocabPart,
 };
 use protocol::{
     Batch, Bucket, CollectiveTiming, Epoch, ExpertTokens, Row, RowError, RowOutput, StepId,
@@ -75,9 +75,11 @@ pub(crate) struct State {
 
 /// The part of it that lies on the device.
 pub(crate) struct DeviceState {
-    kv: KvPool,
-    seats: ops::Seats,
-    buffers: StepBuffers,
+    pub(crate) kv: KvPool,
+    pub(crate) seats: ops::Seats,
+    pub(crate) buffers: StepBuffers,
+    /// If the model's draft layer makes drafts.
+    pub(crate) drafts: Option<DraftBuffers>,
 }
 
 /// What is launched for a step.
@@ -90,13 +92,22 @@ pub(crate) struct Launch {
     pub(crate) exchange: Exchange,
     /// Nobody asks for the hidden states of other tokens than the questions are about.
     pub(crate) asked_only: bool,
+    /// Where there is a draft layer.
+    pub(crate) drafts: Option<DraftRows>,
 }
 
 impl Launch {
-    /// A step that looks alike on all ranks.
-    pub(crate) fn of_all(shape: StepShape, engine: &Engine) -> Self {
-        let dp_rows = if engine.dp.size() > 1 { shape.tokens } else { 0 };
-        Self { shape, dp_rows, exchange: Exchange::Gather, asked_only: asks_few(&shape) }
+    /// A step that looks alike on all ranks. Where there is a draft layer, so many rows have drafts.
+    pub(crate) fn of_all(shape: StepShape, drafting: Option<usize>, engine: &Engine) -> Self {
+        let of_all = |rows| if engine.dp.size() > 1 { rows } else { 0 };
+        let of_rows = |rows| DraftRows { rows, drafting: rows, dp_rows: of_all(rows) };
+        Self {
+            shape,
+            dp_rows: of_all(shape.tokens),
+            exchange: Exchange::Gather,
+            asked_only: asks_few(&shape) && drafting.is_none(),
+            drafts: drafting.map(of_rows),
+        }
     }
 }
 
@@ -141,10 +152,12 @@ impl State {
                 block_tokens: limits.block_tokens as usize,
             },
         )?;
+        let (layer_drafts, drafts) = limits.layer_drafts(kv.blocks(), questions).unzip();
+        let drafts = drafts.map(|size| DraftBuffers::new(ops, size)).transpose()?;
         let answers = channel();
         for _ in 0..=STEPS_IN_FLIGHT {
             // The receiver lives in the same struct.
-            let _ = answers.0.send(buffers.answer_memory(ops)?);
+            let _ = answers.0.send(buffers.answer_memory(ops, drafts.as_ref())?);
         }
         let pinned = |_| ops.device().alloc_pinned(stage_bytes);
         let free = (0..STEPS_IN_FLIGHT).map(pinned).collect::<Result<_, _>>()?;
@@ -155,10 +168,11 @@ impl State {
                 kv: KvPool::new(ops, kv)?,
                 seats: ops::Seats::new(ops, limits.rows, limits.width, longest, limits.vocab)?,
                 buffers,
+                drafts,
             },
             seats: Seats::new(limits.rows as u32, limits.width, kv.blocks() as u32),
             drafter: limits.speculation.and_then(|how| Drafter::new(how, limits.rows)),
-            layer_drafts: limits.layer_drafts(kv.blocks()),
+            layer_drafts,
             stage: Stage::default(),
             stage_words_max: words,
             changes: Vec::new(),
@@ -170,10 +184,10 @@ impl State {
         })
     }
 
-    /// The KV cache, and what makes drafts by the draft layer over it.
+    /// The KV cache, and what the draft layer has made over it.
     #[cfg(test)]
-    pub(crate) fn drafting(&self) -> (&KvPool, Option<&LayerDrafts>) {
-        (&self.device.kv, self.layer_drafts.as_ref())
+    pub(crate) fn drafting(&self) -> (&KvPool, Option<&DraftBuffers>) {
+        (&self.device.kv, self.device.drafts.as_ref())
     }
 
     /// Bytes of the KV cache.
@@ -212,7 +226,7 @@ impl State {
         self.stage_rows(engine, batch)?;
         pending.speaker = self.drafter.as_mut().map(|drafter| drafter.speaker(&batch.rows));
         for (row, output) in batch.rows.iter().zip(&mut pending.rows) {
-            output.drafted = self.seats.get(row.seat).drafts.len() as u8;
+            output.drafted = self.seats.get(row.seat).drafts() as u8;
         }
         // Where other replicas wait for this one's experts, a step without rows is one of no tokens.
         if batch.rows.is_empty() && engine.dp.size() == 1 {
@@ -257,19 +271,15 @@ impl State {
         for row in &batch.rows {
             self.changes.push(self.seats.update(row)?);
         }
-        let drafts = match &mut self.layer_drafts {
-            Some(layer) => {
-                layer.hear(&batch.rows);
-                layer.draft(engine, &self.device.kv, &batch.rows)?
-            }
-            None => Vec::new(),
-        };
-        for (i, row) in batch.rows.iter().enumerate() {
+        if let Some(layer) = &mut self.layer_drafts {
+            layer.hear(&batch.rows);
+        }
+        for row in &batch.rows {
             if let Some(drafter) = &mut self.drafter {
                 self.seats.guess(row, drafter.draft(row), &mut self.stage);
             }
-            if let Some(drafts) = drafts.get(i) {
-                self.seats.guess(row, drafts, &mut self.stage);
+            if self.layer_drafts.is_some() && row.len == 1 && row.start > 0 {
+                self.seats.await_drafts(row);
             }
             let unmasked = self.seats.is_unmasked_by(row);
             let full = || self.stage.inits.len() >= self.size.limits.rows;
@@ -289,6 +299,10 @@ impl State {
             self.flush(engine)?;
         }
         for (row, change) in batch.rows.iter().zip(self.changes.drain(..)) {
+            if let Some(layer) = &mut self.layer_drafts {
+                let place = (self.stage.tokens, self.seats.get(row.seat).made);
+                layer.stage(row, place, &mut self.stage)?;
+            }
             self.size.limits.stage_row(row, change, &self.seats, &mut self.stage)?;
         }
         Ok(())
@@ -338,11 +352,14 @@ impl State {
     fn recorded(&self, engine: &Engine, batch: &Batch, questions: usize) -> Option<Size> {
         let Bucket::Graph { rows, width } = batch.bucket else { return None };
         let (most, tokens) = (rows * width, self.stage.tokens.max(questions) as u32);
-        if self.stage.rows.len() != self.stage.tokens || tokens > most {
+        let fits = self.stage.rows.len() == self.stage.tokens && tokens <= most;
+        if !fits || batch.rows.len() > rows as usize {
             return None;
         }
-        // Replicas that step together replay the same; anybody else what their rows fit into.
-        let least = if engine.dp.size() > 1 { most } else { tokens };
+        // Replicas that step together replay the same, and a draft layer has its rows; anybody else replays what its
+        // rows fit into.
+        let exact = engine.dp.size() > 1 || self.layer_drafts.is_some();
+        let least = if exact { most } else { tokens };
         self.graphs.size(least..=most, bounds(&self.stage).longest_context)
     }
 
@@ -379,31 +396,22 @@ impl State {
         let bounds = bounds(&self.stage);
         let shape = StepShape { tokens, rows, questions, bounds };
         let mut laps = marked.as_ref().map(|trace| trace.laps(ops));
-        let asked_only = questions == of_all && asks_few(&shape) && self.layer_drafts.is_none();
+        let drafts = self.layer_drafts.is_some().then(|| self.draft_rows(batch));
+        let asked_only = questions == of_all && asks_few(&shape) && drafts.is_none();
         let (dp_rows, exchange) = (batch.moe_tokens as usize, exchange(batch.bucket));
-        let launch = Launch { shape, dp_rows, exchange, asked_only };
+        let launch = Launch { shape, dp_rows, exchange, asked_only, drafts };
         let hidden = self.device.launch(engine, launch, &mut pending.timing, &mut laps)?;
         if let (Some(trace), Some(laps)) = (marked, laps) {
             trace.set_laps(laps.finish());
         }
-        self.keep_for_drafts(engine, batch, shape, &hidden)?;
         Ok(Some(hidden))
     }
 
-    /// Lets the draft layer, if there is one, see the tokens of a step that has been launched: its states are `hidden [T, H]`.
-    fn keep_for_drafts(
-        &mut self,
-        engine: &Engine,
-        batch: &Batch,
-        shape: StepShape,
-        hidden: &Tensor,
-    ) -> Result<(), ExecutorError> {
-        let Some(layer) = &mut self.layer_drafts else { return Ok(()) };
-        let DeviceState { kv, seats, buffers } = &self.device;
-        let tokens = |row: &Row| row.len as usize + self.seats.get(row.seat).drafts.len();
-        let rows: Vec<_> = batch.rows.iter().map(|row| (row, tokens(row))).collect();
-        let (view, ids) = buffers.view(seats, shape)?;
-        layer.keep(engine, (kv, &view, &ids), &rows, hidden)
+    /// The rows of a batch that the draft layer has to do with.
+    fn draft_rows(&self, batch: &Batch) -> DraftRows {
+        let drafted = |row: &Row| self.seats.get(row.seat).made > 0;
+        let drafting = batch.rows.iter().rposition(drafted).map_or(0, |last| last + 1);
+        DraftRows { rows: batch.rows.len(), drafting, dp_rows: 0 }
     }
 
     /// Answers what has not been answered yet, slice by slice; all but the last are waited for. The first slice
@@ -424,7 +432,9 @@ impl State {
             if done == questions.len() || !slice.is_empty() {
                 let memory = self.answers.1.recv().expect("the sender lives in the same struct");
                 let lists = sampler::lists(slice);
-                let answers = self.device.buffers.download(ops, memory, slice.len(), lists)?;
+                let (asked, made) = ((slice.len(), lists), self.device.drafts.as_ref());
+                let made = made.filter(|_| pending.rows.iter().any(|row| row.drafted > 0));
+                let answers = self.device.buffers.download(ops, memory, asked, made)?;
                 if done == questions.len() {
                     pending.questions.extend_from_slice(slice);
                     pending.answers = Some(answers);
@@ -460,10 +470,13 @@ impl DeviceState {
     ) -> Result<Tensor, ExecutorError> {
         let started = Instant::now();
         let Engine { ops, model, tp, dp, .. } = engine;
-        let Launch { shape, dp_rows, exchange, asked_only } = launch;
+        let Launch { shape, dp_rows, exchange, asked_only, drafts } = launch;
         Laps::within(laps, Scope::Prepare, || {
             Ok(self.buffers.prepare(ops, &mut self.seats, shape)?)
         })?;
+        if drafts.is_some() {
+            Laps::within(laps, Scope::Draft, || self.draft(engine, &launch))?;
+        }
         let (batch, ids) = self.buffers.view(&self.seats, shape)?;
         let (kv, load) = (&self.kv, engine.load.as_ref());
         let tokens = self.buffers.question_tokens(shape.questions)?;
@@ -482,7 +495,12 @@ impl DeviceState {
             timing.forward_ns += ns_since(started);
             Laps::within(laps, Scope::Sampling, || self.sample(engine, &logits, timing))?;
         } else {
+            drop((batch, ids, tokens));
             timing.forward_ns += ns_since(started);
+        }
+        if let Some(DraftRows { rows, .. }) = drafts {
+            let keep = || self.keep_for_drafts(engine, (shape, rows), &hidden);
+            Laps::within(laps, Scope::Draft, keep)?;
         }
         Ok(hidden)
     }

@@ -1,7 +1,9 @@
 //! What every device offers: memory (`Driver`) and maths on it (`Kernels`).
 
 use crate::marks::HostMarks;
-use crate::step::{AnswerArrays, SeatArrays, StageView, StepArrays};
+use crate::step::{
+    AnswerArrays, DraftPass, DraftStates, PassArrays, SeatArrays, StageView, StepArrays,
+};
 use crate::{
     Around, Attention, BatchRows, Before, Buffer, DType, DeviceError, Experts, Gather, HostMat,
     InFlight, KvLayout, KvOrder, LatentAttention, LatentLayout, LatentWrite, Marks, Mat, MatMut,
@@ -454,6 +456,57 @@ pub trait Kernels: Driver {
         seats: &mut SeatArrays<'_>,
         step: &mut StepArrays<'_>,
         block_tokens: usize,
+    ) -> Result<(), DeviceError>;
+
+    /// Lays out a pass of a draft layer over the newest token of each row of a stage that has more drafts than passes came
+    /// before, or over what the last of these made of it. All other rows are padding: no key, id 0, slot −1.
+    fn draft_rows(
+        &self,
+        s: &Stream,
+        stage: Mat<'_>,
+        to: &mut PassArrays<'_>,
+        pass: &DraftPass<'_>,
+    ) -> Result<(), DeviceError>;
+
+    /// Hidden states before tokens: of the first of each of the first rows of a stage, `y [rows, H]`; or with `hidden [T, H]`,
+    /// which those of the step's own tokens are, of all tokens of these rows, `y [T, H]`.
+    fn draft_before(
+        &self,
+        s: &Stream,
+        stage: Mat<'_>,
+        rows: usize,
+        y: MatMut<'_>,
+        from: (Option<Mat<'_>>, &DraftStates<'_>),
+    ) -> Result<(), DeviceError>;
+
+    /// Keeps of the states behind a step, `hidden [T, H]`, what its rows' next ones begin with, and those at the ends of
+    /// blocks. `tables` i32 `[S, W]` are by seat, of blocks of so many positions.
+    fn draft_carry(
+        &self,
+        s: &Stream,
+        stage: Mat<'_>,
+        states: &mut DraftStates<'_>,
+        hidden: (Mat<'_>, usize),
+        tables: (Mat<'_>, usize),
+    ) -> Result<(), DeviceError>;
+
+    /// `drafts[pass, first + i]` becomes the lowest id with the largest logit, f32 `[n, V]`: `drafts` i32 `[passes, R]`.
+    fn draft_argmax(
+        &self,
+        s: &Stream,
+        drafts: MatMut<'_>,
+        place: (usize, usize),
+        logits: Mat<'_>,
+    ) -> Result<(), DeviceError>;
+
+    /// Enters the drafts of the first `rows` rows of a stage behind their known ids: `ids` i32 `[1, T]`, `history` i32 `[S, L]`.
+    fn draft_place(
+        &self,
+        s: &Stream,
+        stage: Mat<'_>,
+        rows: usize,
+        to: (MatMut<'_>, MatMut<'_>),
+        drafts: Mat<'_>,
     ) -> Result<(), DeviceError>;
 
     /// Answers the first `n` questions of a stage out of `logits` f32 `[n, V]`, row by row; rows

@@ -126,7 +126,8 @@ pub fn kv_spec(
         PoolLayout::Latent(_) => KvKind::Latent,
     };
     let layers = (0..config.kv_layers() as u16).collect();
-    let bytes_per_block = (layout.bytes_per_block() + config.edge_bytes()) as u64;
+    let bytes_per_block =
+        (layout.bytes_per_block() + config.edge_channels() * dtype.bytes()) as u64;
     let groups = vec![KvGroup { layers, kind, bytes_per_block }];
     Ok(KvSpec { block_tokens, groups })
 }

@@ -125,8 +125,7 @@ impl Ops {
     ) -> Result<(), OpError> {
         let rotary = pool.latent_layout("keep_latents")?.rotary;
         // The kernel turns queries besides: here those of nobody.
-        let mut nobody =
-            self.floats(&vec![0.0; kv.rows() * rotary], kv.dtype(), &[kv.rows(), rotary])?;
+        let mut nobody = self.scratch(kv.dtype(), &[kv.rows(), rotary])?;
         self.write_latents(&mut nobody, kv, weights, (1, layer), (pool, batch))
     }
 

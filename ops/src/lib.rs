@@ -10,6 +10,7 @@ mod arena;
 mod attention;
 mod batch;
 mod dense;
+mod drafts;
 mod error;
 mod fused;
 mod kv_pool;
@@ -24,10 +25,11 @@ mod weights;
 pub use attention::{AttentionShape, QkRopeWeights, RopeTable};
 pub use batch::{BatchInputs, BatchView};
 pub use dense::Ops;
+pub use drafts::{DraftBuffers, DraftSize};
 pub use error::OpError;
 pub use kernels::step::{
-    ANSWER_ALL_MASKED, ANSWER_NON_FINITE, ANSWER_OK, Answer, RULE_HISTORY, RULE_MASKED, SeatRules,
-    Stage, StageEdit, StageHeader, StageInit, StageQuestion, StageRow,
+    ANSWER_ALL_MASKED, ANSWER_NON_FINITE, ANSWER_OK, Answer, DraftRow, RULE_HISTORY, RULE_MASKED,
+    SeatRules, Stage, StageEdit, StageHeader, StageInit, StageQuestion, StageRow,
 };
 pub use kernels::{
     DType, E4m3, ExpertGroups, Gather, Graph, GroupScore, HostMat, InFlight, KvLayout, KvOrder,

@@ -10,11 +10,11 @@ use crate::{OpError, Ops, Tensor};
 /// Seats on the device, all allocated at start. Nothing in them is the only copy of anything.
 #[derive(Debug)]
 pub struct Seats {
-    last: Tensor,              // i32 [1, S]
-    pub(crate) tables: Tensor, // i32 [S, W]
-    history: Tensor,           // i32 [S, L]
-    masks: Tensor,             // i32 [S, ceil(V / 32)]
-    rules: Tensor,             // i32 [S, 12]
+    last: Tensor,               // i32 [1, S]
+    pub(crate) tables: Tensor,  // i32 [S, W]
+    pub(crate) history: Tensor, // i32 [S, L]
+    masks: Tensor,              // i32 [S, ceil(V / 32)]
+    rules: Tensor,              // i32 [S, 12]
 }
 
 impl Seats {

@@ -6,7 +6,7 @@
 use kernels::step::{Answer, AnswerArrays, Stage, StageView, StepArrays};
 use kernels::{DType, Gather, InFlight, Pinned, RowBounds, VocabPart};
 
-use crate::{BatchView, OpError, Ops, Seats, Tensor};
+use crate::{BatchView, DraftBuffers, OpError, Ops, Seats, Tensor};
 
 /// Words of an `Answer`.
 const ANSWER_WORDS: usize = size_of::<Answer>() / 4;
@@ -44,18 +44,18 @@ pub struct StepShape {
 /// Device memory of a step's inputs and answers.
 #[derive(Debug)]
 pub struct StepBuffers {
-    size: StepSize,
-    stage: Tensor,           // i32 [1, bytes / 4]
-    ids: Tensor,             // i32 [1, T]
-    positions: Tensor,       // i32 [1, T]
-    slots: Tensor,           // i64 [1, T]
-    cu_q: Tensor,            // i32 [1, R + 1]
-    context_lens: Tensor,    // i32 [1, R]
-    row_seats: Tensor,       // i32 [1, R]
-    question_tokens: Tensor, // i32 [1, Q]
-    answers: Tensor,         // i32 [Q, 4]
-    top_ids: Tensor,         // i32 [Q, top]
-    top_logprobs: Tensor,    // f32 [Q, top]
+    pub(crate) size: StepSize,
+    pub(crate) stage: Tensor, // i32 [1, bytes / 4]
+    pub(crate) ids: Tensor,   // i32 [1, T]
+    positions: Tensor,        // i32 [1, T]
+    slots: Tensor,            // i64 [1, T]
+    cu_q: Tensor,             // i32 [1, R + 1]
+    context_lens: Tensor,     // i32 [1, R]
+    row_seats: Tensor,        // i32 [1, R]
+    question_tokens: Tensor,  // i32 [1, Q]
+    answers: Tensor,          // i32 [Q, 4]
+    top_ids: Tensor,          // i32 [Q, top]
+    top_logprobs: Tensor,     // f32 [Q, top]
 }
 
 impl StepBuffers {
@@ -166,36 +166,45 @@ impl StepBuffers {
         Ok((stage, answers))
     }
 
-    /// Host memory for the answers of a step.
-    pub fn answer_memory(&self, ops: &Ops) -> Result<AnswerMemory, OpError> {
+    /// Host memory for the answers of a step, and for what a draft layer has made.
+    pub fn answer_memory(
+        &self,
+        ops: &Ops,
+        drafts: Option<&DraftBuffers>,
+    ) -> Result<AnswerMemory, OpError> {
         let pinned = |tensor: &Tensor| ops.device.alloc_pinned(tensor.len() * 4);
         Ok(AnswerMemory {
             answers: pinned(&self.answers)?,
             top_ids: pinned(&self.top_ids)?,
             top_logprobs: pinned(&self.top_logprobs)?,
+            drafts: ops.device.alloc_pinned(drafts.map_or(4, |made| made.drafts().len() * 4))?,
         })
     }
 
-    /// Starts the copy of the first `questions` answers to the host; their lists too, if any asked.
+    /// Starts the copy of the first `questions` answers to the host; their lists too, if any asked (`tops`), and drafts.
     pub fn download(
         &self,
         ops: &Ops,
         memory: AnswerMemory,
-        questions: usize,
-        tops: bool,
+        (questions, tops): (usize, bool),
+        drafts: Option<&DraftBuffers>,
     ) -> Result<AnswersInFlight, OpError> {
-        let start = |from: &Tensor, to: Pinned| {
-            let bytes = questions * from.cols() * 4;
-            ops.device.start_download(&ops.stream, from.buffer(), to, bytes)
+        let start = |from: &Tensor, to: Pinned, rows: usize| {
+            let bytes = rows * from.cols() * 4;
+            ops.device.start_download(&ops.stream, from.buffer(), to, bytes).map(Part::Moving)
         };
-        let lists = if tops {
-            let ids = start(&self.top_ids, memory.top_ids)?;
-            Lists::Moving(ids, start(&self.top_logprobs, memory.top_logprobs)?)
-        } else {
-            Lists::Idle(memory.top_ids, memory.top_logprobs)
+        let list = |from: &Tensor, to: Pinned| {
+            if tops { start(from, to, questions) } else { Ok(Part::Idle(to)) }
         };
-        let answers = start(&self.answers, memory.answers)?;
-        Ok(AnswersInFlight { questions, top: self.size.top, answers, lists })
+        let top_ids = list(&self.top_ids, memory.top_ids)?;
+        let top_logprobs = list(&self.top_logprobs, memory.top_logprobs)?;
+        let (made, width) = match drafts.map(DraftBuffers::drafts) {
+            Some(drafts) => (start(drafts, memory.drafts, drafts.rows())?, drafts.cols()),
+            None => (Part::Idle(memory.drafts), 0),
+        };
+        let answers = start(&self.answers, memory.answers, questions)?;
+        let sizes = Sizes { questions, top: self.size.top, drafts: width };
+        Ok(AnswersInFlight { sizes, answers, top_ids, top_logprobs, drafts: made })
     }
 }
 
@@ -205,48 +214,66 @@ pub struct AnswerMemory {
     answers: Pinned,
     top_ids: Pinned,
     top_logprobs: Pinned,
+    drafts: Pinned,
 }
 
 /// Answers on their way to the host.
 #[derive(Debug)]
 pub struct AnswersInFlight {
-    questions: usize,
-    top: usize,
-    answers: InFlight,
-    lists: Lists,
+    sizes: Sizes,
+    answers: Part,
+    top_ids: Part,
+    top_logprobs: Part,
+    drafts: Part,
 }
 
-/// Memory of the lists of likeliest ids: in use only where a question asked for one.
+/// What there is of each part.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    questions: usize,
+    /// Places of a list.
+    top: usize,
+    /// Drafts that a pass makes.
+    drafts: usize,
+}
+
+/// Memory of a part of the answers: in use only where somebody wants it.
 #[derive(Debug)]
-enum Lists {
-    Idle(Pinned, Pinned),
-    Moving(InFlight, InFlight),
+enum Part {
+    Idle(Pinned),
+    Moving(InFlight),
+}
+
+impl Part {
+    fn wait(self) -> Result<Pinned, OpError> {
+        match self {
+            Self::Idle(memory) => Ok(memory),
+            Self::Moving(copy) => Ok(copy.wait()?),
+        }
+    }
 }
 
 /// Answers on the host.
 #[derive(Debug)]
 pub struct Answers {
-    questions: usize,
-    top: usize,
+    sizes: Sizes,
     memory: AnswerMemory,
 }
 
 impl AnswersInFlight {
     /// Waits for them.
     pub fn wait(self) -> Result<Answers, OpError> {
-        let (top_ids, top_logprobs) = match self.lists {
-            Lists::Idle(ids, logprobs) => (ids, logprobs),
-            Lists::Moving(ids, logprobs) => (ids.wait()?, logprobs.wait()?),
-        };
-        let memory = AnswerMemory { answers: self.answers.wait()?, top_ids, top_logprobs };
-        Ok(Answers { questions: self.questions, top: self.top, memory })
+        let (top_ids, top_logprobs) = (self.top_ids.wait()?, self.top_logprobs.wait()?);
+        let (drafts, answers) = (self.drafts.wait()?, self.answers.wait()?);
+        let memory = AnswerMemory { answers, top_ids, top_logprobs, drafts };
+        Ok(Answers { sizes: self.sizes, memory })
     }
 }
 
 impl Answers {
     /// The answers, in the order of the questions.
     pub fn iter(&self) -> impl Iterator<Item = Answer> + '_ {
-        let bytes = &self.memory.answers.bytes()[..self.questions * size_of::<Answer>()];
+        let bytes = &self.memory.answers.bytes()[..self.sizes.questions * size_of::<Answer>()];
         bytes.as_chunks::<16>().0.iter().map(|raw| {
             let word = |i: usize| [raw[4 * i], raw[4 * i + 1], raw[4 * i + 2], raw[4 * i + 3]];
             Answer {
@@ -261,12 +288,21 @@ impl Answers {
     /// The first `n` of the likeliest ids listed for question `q`, with their log-probabilities.
     pub fn top(&self, q: usize, n: usize) -> impl Iterator<Item = (u32, f32)> + '_ {
         let words = |memory: &'_ Pinned| {
-            let row = &memory.bytes()[q * self.top * 4..][..n.min(self.top) * 4];
+            let top = self.sizes.top;
+            let row = &memory.bytes()[q * top * 4..][..n.min(top) * 4];
             row.as_chunks::<4>().0.to_vec()
         };
         let (ids, values) = (words(&self.memory.top_ids), words(&self.memory.top_logprobs));
         let pair = |(id, value)| (u32::from_ne_bytes(id), f32::from_ne_bytes(value));
         ids.into_iter().zip(values).map(pair)
+    }
+
+    /// What pass `pass` of a draft layer has made behind row `row`; `None` where no drafts were asked for.
+    #[must_use]
+    pub fn draft(&self, pass: usize, row: usize) -> Option<u32> {
+        let words = self.memory.drafts.bytes().as_chunks::<4>().0;
+        let of_pass = words.get(pass * self.sizes.drafts..)?.get(..self.sizes.drafts)?;
+        of_pass.get(row).map(|&id| u32::from_ne_bytes(id))
     }
 
     /// The memory, for another step.

@@ -190,8 +190,8 @@ fn questions_are_answered_row_by_row() {
     let l = [0.0, 2.0, 1.0, f32::NAN, 0.0, 0.0];
     let logits = ops.floats(&l, DType::F32, &[2, 3]).unwrap();
     buffers.sample(&ops, &mut seats, &logits).unwrap();
-    let memory = buffers.answer_memory(&ops).unwrap();
-    let answers = buffers.download(&ops, memory, 2, true).unwrap().wait().unwrap();
+    let memory = buffers.answer_memory(&ops, None).unwrap();
+    let answers = buffers.download(&ops, memory, (2, true), None).unwrap().wait().unwrap();
     let found: Vec<_> = answers.iter().collect();
     assert_eq!((found[0].token, found[0].status, found[0].rank), (1, ANSWER_OK, 1));
     assert_eq!(found[1].status, ANSWER_NON_FINITE);

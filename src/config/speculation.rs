@@ -24,7 +24,7 @@ const DRAFTS: u8 = 1;
 #[command(next_help_heading = "Speculation")]
 pub struct SpeculationArgs {
     /// Guess tokens and verify several at once, e.g. {"method": "mtp", "num_speculative_tokens": 1} or {"method": "ngram",
-    /// "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 5}; mtp on the CPU
+    /// "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
     #[arg(long, value_parser = config, value_name = "JSON")]
     speculative_config: Option<SpeculativeConfig>,
     /// Who guesses: none; ngram, which looks for the newest tokens earlier in the request; or mtp, the model's own draft

@@ -273,8 +273,8 @@ pub fn check_world(args: &ServeArgs, model: &models::Config) -> Result<()> {
             file.map_or(String::new(), |file| format!(", --expert-placement {}", file.display()));
         format!("--tensor-parallel-size {tp_size}, --data-parallel-size {dp_size}{placed}")
     })?;
-    let (how, place) = (args.speculation.speculation(), (device(args.engine.device), parallel));
-    let checked = executor::check_speculation(how, place, model, placed.as_ref());
+    let how = args.speculation.speculation();
+    let checked = executor::check_speculation(how, parallel, model, placed.as_ref());
     checked.map_err(|error| anyhow!("{}: {error}", args.speculation.flag()))
 }
 

@@ -45,7 +45,7 @@ fn matches_the_paper(place: &Place, fixture: &Fixture) {
 #[test]
 fn drafts_match_the_paper() {
     if replay::on_a_gpu() {
-        return; // Draft layers run on the CPU only.
+        return; // There draft layers are held to the CPU by executor/tests/emulated.
     }
     let fixture = Fixture::read(NAME);
     matches_the_paper(&Place::alone(), &fixture);

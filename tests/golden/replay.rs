@@ -225,7 +225,7 @@ impl<'a> Replay<'a> {
         let (size, order) = ((BLOCKS, BLOCK_TOKENS), ops.device().kv_order());
         let layout = models::kv_layout(config, kv_dtype, size, order, &place.ranks).unwrap();
         let spec = models::kv_spec(config, kv_dtype, BLOCK_TOKENS as u32, &place.ranks).unwrap();
-        let bytes = layout.bytes_per_block() + config.edge_bytes();
+        let bytes = layout.bytes_per_block() + config.edge_channels() * kv_dtype.bytes();
         assert_eq!(spec.bytes_per_block(), bytes as u64);
         let kv = KvPool::new(&ops, layout).unwrap();
         Self { place, ops, model, kv, blocks_used: 0 }

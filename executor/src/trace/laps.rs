@@ -15,6 +15,8 @@ pub(crate) enum Scope {
     Prepare,
     /// The layers.
     Forward,
+    /// What a draft layer makes, and keeps for later.
+    Draft,
     /// Logits of the tokens asked about.
     Head,
     /// Tokens out of logits.
@@ -30,6 +32,7 @@ impl Scope {
             Self::Upload => "upload",
             Self::Prepare => "prepare",
             Self::Forward => "forward",
+            Self::Draft => "draft",
             Self::Head => "head",
             Self::Sampling => "sampling",
             Self::Download => "download",

@@ -159,7 +159,4 @@ fn what_cannot_draft_by_a_layer_says_so() {
     let mut places = shared(config(), 2, true);
     places.settings.placement = placed(config()).settings.placement;
     assert_eq!(refused(places), SpeculationError::Places);
-    let mut gpu = config();
-    gpu.settings.device = protocol::Device::Cuda;
-    assert_eq!(refused(gpu), SpeculationError::Device);
 }

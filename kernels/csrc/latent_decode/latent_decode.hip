@@ -20,7 +20,7 @@
 //   max_splits at least the splits of any row
 //
 //   -DLATENT=128|256|512  -DROTARY=n (a multiple of 32)  -DBLOCK_TOKENS=n (a multiple of 16)
-//   -DSTAGES=n steps in the ring  -DEACH_TOKEN=0|1
+//   -DSTAGES=n steps in the ring  -DEACH_TOKEN=0|1  -DUNSEEN=n positions that nobody sees, and where nobody asks
 // Grid: (any number of runs, tiles of heads), best as many blocks as run at once; EACH_TOKEN: (tokens from `first` on, tiles
 // of heads). Block: TEAM.
 // Dynamic shared memory: STAGES * KEYS * LINE * 2 bytes.
@@ -32,6 +32,9 @@
 
 #ifndef EACH_TOKEN
 #  define EACH_TOKEN 0
+#endif
+#ifndef UNSEEN
+#  define UNSEEN 0
 #endif
 enum : u32 {
     TILE = 16,  // keys of a wave in a step; heads of a block
@@ -101,7 +104,7 @@ latent_decode(half_t* means, float* partial, u32* arrived, const half_t* taken, 
         start(r);
         for (u32 at = first_key(p), end = end_key(p); at < end; at += KEYS) {
             const half_t* step = next_step(ring, rows, pool);
-            weigh(r, score(mine, step), end - at, factor);
+            weigh(r, score(mine, step), at, end - at, factor);
             add_latents(r, step);
         }
         finish(r);

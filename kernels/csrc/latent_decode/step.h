@@ -93,10 +93,14 @@ DEV bool grow(Running& r, const FragC& s, float* shrink) {
     return grows;
 }
 
-// Makes probabilities of scores, for all waves: rows [0, seen) of the step exist, `factor` = scale * log2(e).
-DEV void weigh(Running& r, FragC s, u32 seen, float factor) {
-    UNROLL for (u32 i = 0; i < Frag::NC; ++i)
-        s.x[i] = tile_of_wave() * TILE + Frag::c_col(i) < seen ? s.x[i] * factor : NO_SCORE;
+// Makes probabilities of scores, for all waves: rows [0, seen) of the step exist, the first of which is key `at`; `factor` =
+// scale * log2(e).
+DEV void weigh(Running& r, FragC s, u32 at, u32 seen, float factor) {
+    UNROLL for (u32 i = 0; i < Frag::NC; ++i) {
+        const u32 key = tile_of_wave() * TILE + Frag::c_col(i);
+        const bool sees = key < seen && (UNSEEN == 0 || at + key >= UNSEEN);
+        s.x[i] = sees ? s.x[i] * factor : NO_SCORE;
+    }
     float shrink[SLOTS];
     const bool grows = grow(r, s, shrink);
     UNROLL for (u32 slot = 0; slot < SLOTS; ++slot) r.sum[slot] *= shrink[slot];

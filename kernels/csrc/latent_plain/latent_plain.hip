@@ -5,7 +5,7 @@
 // o [T, heads * VALUE]; q [T, heads * (UNTURNED + ROTARY)], turned; pool: one layer, [slot][LATENT + ROTARY];
 // key [heads][UNTURNED][LATENT], value [heads][VALUE][LATENT], all of ACT. Rows as in attention_plain.
 // Positions are visited KEYS at a time from 0: a result depends on the keys seen and on nothing else. Rows of context 0 write
-// zeros.
+// zeros. The first `unseen` positions are not seen, and nobody asks there.
 //
 //   -DACT_F32=0|1  -DLATENT=n -DROTARY=n -DUNTURNED=n -DVALUE=n (even; LATENT at most 1024)  -DBLOCK_TOKENS=n
 // Grid: (heads, T). Block: 256.
@@ -39,7 +39,7 @@ DEV void make_values(ACT* y, const float* x, const ACT* w) {
 
 KERNEL(256) latent_plain(ACT* o, const ACT* q, const ACT* pool, const ACT* key, const ACT* value, const i32* cu_q,
                          const i32* context_lens, const i32* tables, const i32* table_rows, u32 rows, u32 table_width,
-                         u32 q_stride, u32 o_stride, float factor) {
+                         u32 q_stride, u32 o_stride, u32 unseen, float factor) {
     SHARED(float, query, WIDTH);
     SHARED(float, scores, KEYS);
     grid_wait();
@@ -63,7 +63,7 @@ KERNEL(256) latent_plain(ACT* o, const ACT* q, const ACT* pool, const ACT* key, 
                 for (u32 d = lane(); d < WIDTH; d += WAVE) s = fma_(query[d], f32(latent[d]), s);
             }
             s = wave_sum(s);
-            if (lane() == 0) scores[j] = j < keys ? s : -1e30f;
+            if (lane() == 0) scores[j] = j < keys && first + j >= unseen ? s : -1e30f;
         }
         sync();
         float grown = max;

@@ -1,8 +1,9 @@
 // step.h - what the host stages for one step, and what a step leaves behind per seat and per question.
 // The Rust twin of every record is in kernels/src/step.rs; a test compares sizes and offsets.
 //
-// A stage is one buffer: StageHeader, then five regions at the byte offsets it names, each aligned to 16:
-// rows, questions, seat records, words (32-bit: token ids, block ids, histories, mask words) and edits.
+// A stage is one buffer: StageHeader, then six regions at the byte offsets it names, each aligned to 16:
+// rows, questions, seat records, words (32-bit: token ids, block ids, histories, mask words), edits and rows as draft layers
+// see them.
 #pragma once
 
 // Where the regions of a stage begin, in bytes, and how many records they hold.
@@ -10,7 +11,8 @@ struct StageHeader {
     u32 rows, questions, inits, words, edits;           // records
     u32 rows_at, questions_at, inits_at, words_at, edits_at;  // bytes from the start of the stage
     u32 tokens;                                         // tokens of the step = sum of Row.len
-    u32 reserved[5];
+    u32 drafts, drafts_at;                              // as above
+    u32 reserved[3];
 };
 
 // One row of the step: `len` tokens of the request on `seat`, from position `start`.
@@ -23,6 +25,18 @@ struct StageRow {
     i32 table_from;  // first entry of the block table that is replaced
     i32 table_len;   // entries replaced
     i32 table_at;    // words index of the new entries
+};
+
+// A row of the step as a draft layer sees it: `len` known tokens from position `start`, then `drafts` drafts.
+struct DraftRow {
+    i32 seat;
+    i32 start;
+    i32 len;
+    i32 token;   // index of the first token in the step
+    i32 drafts;  // the layer's own, which `draft_place` enters behind the known tokens; 0 where others make them
+    i32 held;    // the state before the first token is so many behind the first that its seat holds; -1: elsewhere
+    i32 edge;    // it is the one at the end of this block; -1: elsewhere, and with held -1: zeros
+    i32 reserved;
 };
 
 // How the tokens of the request on a seat are chosen; held on the device for the life of the seat.

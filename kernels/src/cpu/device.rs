@@ -10,7 +10,9 @@ use super::sample::Sampler;
 use super::topology::physical_cores;
 use crate::check::check_range;
 use crate::pinned::Passed;
-use crate::step::{AnswerArrays, SeatArrays, StageView, StepArrays};
+use crate::step::{
+    AnswerArrays, DraftPass, DraftStates, PassArrays, SeatArrays, StageView, StepArrays,
+};
 use crate::{
     Attention, Buffer, DType, DeviceError, Driver, Experts, Gather, HostMat, InFlight, Kernels,
     KvLayout, KvOrder, LatentAttention, LatentLayout, LatentWrite, Mat, MatMut, MemInfo, Packed,
@@ -365,6 +367,59 @@ impl Kernels for CpuDevice {
         block_tokens: usize,
     ) -> Result<(), DeviceError> {
         Self::prepare_step(stage, seats, step, block_tokens)
+    }
+
+    fn draft_rows(
+        &self,
+        _: &Stream,
+        stage: Mat<'_>,
+        to: &mut PassArrays<'_>,
+        pass: &DraftPass<'_>,
+    ) -> Result<(), DeviceError> {
+        Self::lay_out_pass(stage, to, pass)
+    }
+
+    fn draft_before(
+        &self,
+        _: &Stream,
+        stage: Mat<'_>,
+        rows: usize,
+        y: MatMut<'_>,
+        from: (Option<Mat<'_>>, &DraftStates<'_>),
+    ) -> Result<(), DeviceError> {
+        Self::states_before((stage, rows), y, from)
+    }
+
+    fn draft_carry(
+        &self,
+        _: &Stream,
+        stage: Mat<'_>,
+        states: &mut DraftStates<'_>,
+        hidden: (Mat<'_>, usize),
+        tables: (Mat<'_>, usize),
+    ) -> Result<(), DeviceError> {
+        Self::carry_states(stage, states, hidden, tables)
+    }
+
+    fn draft_argmax(
+        &self,
+        _: &Stream,
+        drafts: MatMut<'_>,
+        place: (usize, usize),
+        logits: Mat<'_>,
+    ) -> Result<(), DeviceError> {
+        Self::choose_drafts(drafts, place, logits)
+    }
+
+    fn draft_place(
+        &self,
+        _: &Stream,
+        stage: Mat<'_>,
+        rows: usize,
+        to: (MatMut<'_>, MatMut<'_>),
+        drafts: Mat<'_>,
+    ) -> Result<(), DeviceError> {
+        Self::place_drafts((stage, rows), to, drafts)
     }
 
     fn sample_rows(

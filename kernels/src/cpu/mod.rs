@@ -5,6 +5,7 @@
 
 mod attention;
 mod device;
+mod draft;
 mod elementwise;
 mod embed;
 mod isa;

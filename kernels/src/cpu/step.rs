@@ -173,7 +173,7 @@ fn lay_out(
     Ok(())
 }
 
-fn index(what: &'static str, index: i32, limit: usize) -> Result<usize, DeviceError> {
+pub(super) fn index(what: &'static str, index: i32, limit: usize) -> Result<usize, DeviceError> {
     match usize::try_from(index) {
         Ok(i) if i < limit => Ok(i),
         _ => {

@@ -80,7 +80,6 @@ impl HipDevice {
         args.check_shapes(&o, layout)?;
         check_least(KERNEL, "layers", layout.layers, args.layer + 1)?;
         check_least(KERNEL, "pool bytes", kv.bytes(), layout.bytes())?;
-        check_size(KERNEL, "first position", args.first, 0)?;
         let heads = &args.heads;
         check_dtype(KERNEL, "key", heads.key.dtype(), layout.dtype)?;
         check_dtype(KERNEL, "value", heads.value.dtype(), layout.dtype)?;
@@ -130,6 +129,7 @@ impl HipDevice {
             .u32(rows.block_tables.stride() as u32)
             .u32(args.q.stride() as u32)
             .u32(o_stride)
+            .u32(args.first as u32)
             .f32(args.scale * LOG2_E);
         // SAFETY: the shapes agree; lengths and tables are the caller's promise.
         unsafe { launch.go(self, s) }

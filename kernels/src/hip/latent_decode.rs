@@ -148,6 +148,7 @@ impl HipDevice {
             ("BLOCK_TOKENS", layout.block_tokens as u32),
             ("STAGES", call.stages as u32),
             ("EACH_TOKEN", u32::from(splits == 0)),
+            ("UNSEEN", args.first as u32),
         ];
         let kernel = self.kernel(&DECODE, "latent_decode", &defines)?;
         let shared_bytes = (call.stages * call.step_bytes) as u32;

@@ -29,6 +29,7 @@ mod config;
 mod convert;
 mod copy;
 mod device;
+mod draft;
 mod elementwise;
 mod embed;
 mod error;

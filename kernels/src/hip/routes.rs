@@ -2,7 +2,9 @@
 
 use super::device::HipDevice;
 use super::fp8;
-use crate::step::{AnswerArrays, SeatArrays, StageView, StepArrays};
+use crate::step::{
+    AnswerArrays, DraftPass, DraftStates, PassArrays, SeatArrays, StageView, StepArrays,
+};
 use crate::{
     Around, Attention, BatchRows, Before, Buffer, DType, DeviceError, Experts, HostMat, Kernels,
     KvLayout, LatentAttention, LatentLayout, LatentWrite, Mat, MatMut, Packed, PackedGroup, QkRope,
@@ -300,6 +302,59 @@ impl Kernels for HipDevice {
         block_tokens: usize,
     ) -> Result<(), DeviceError> {
         self.prepare_step(s, stage, seats, step, block_tokens)
+    }
+
+    fn draft_rows(
+        &self,
+        s: &Stream,
+        stage: Mat<'_>,
+        to: &mut PassArrays<'_>,
+        pass: &DraftPass<'_>,
+    ) -> Result<(), DeviceError> {
+        self.lay_out_pass(s, stage, to, pass)
+    }
+
+    fn draft_before(
+        &self,
+        s: &Stream,
+        stage: Mat<'_>,
+        rows: usize,
+        y: MatMut<'_>,
+        from: (Option<Mat<'_>>, &DraftStates<'_>),
+    ) -> Result<(), DeviceError> {
+        self.states_before(s, (stage, rows), y, from)
+    }
+
+    fn draft_carry(
+        &self,
+        s: &Stream,
+        stage: Mat<'_>,
+        states: &mut DraftStates<'_>,
+        hidden: (Mat<'_>, usize),
+        tables: (Mat<'_>, usize),
+    ) -> Result<(), DeviceError> {
+        self.carry_states(s, stage, states, hidden, tables)
+    }
+
+    fn draft_argmax(
+        &self,
+        s: &Stream,
+        drafts: MatMut<'_>,
+        place: (usize, usize),
+        logits: Mat<'_>,
+    ) -> Result<(), DeviceError> {
+        self.choose_drafts(s, drafts, place, logits)
+    }
+
+    fn draft_place(
+        &self,
+        s: &Stream,
+        stage: Mat<'_>,
+        rows: usize,
+        to: (MatMut<'_>, MatMut<'_>),
+        drafts: Mat<'_>,
+    ) -> Result<(), DeviceError> {
+        self.place_drafts(s, (stage, rows), to, drafts)
     }
 
     fn sample_rows(

@@ -24,7 +24,18 @@ macro_rules! records {
         unsafe impl Record for $name {}
     )*};
 }
-records!(StageHeader, StageRow, StageInit, StageQuestion, StageEdit, SeatRules, Answer, i32, u32);
+records!(
+    StageHeader,
+    StageRow,
+    StageInit,
+    StageQuestion,
+    StageEdit,
+    DraftRow,
+    SeatRules,
+    Answer,
+    i32,
+    u32
+);
 
 /// Where the regions of a stage begin, in bytes, and how many records they hold.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -52,8 +63,12 @@ pub struct StageHeader {
     pub edits_at: u32,
     /// Tokens of the step.
     pub tokens: u32,
+    /// Records of the rows as draft layers see them.
+    pub drafts: u32,
+    /// First byte of those.
+    pub drafts_at: u32,
     /// Zero.
-    pub reserved: [u32; 5],
+    pub reserved: [u32; 3],
 }
 
 /// One row of the step: `len` tokens of the request on `seat`, from position `start`.
@@ -132,6 +147,28 @@ pub struct StageEdit {
     pub when_at: i32,
     /// How many of them; 0 = always.
     pub when_len: i32,
+}
+
+/// A row of the step as a draft layer sees it: `len` known tokens, then `drafts` drafts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct DraftRow {
+    /// Whose tokens.
+    pub seat: i32,
+    /// Position of the first one.
+    pub start: i32,
+    /// How many are known.
+    pub len: i32,
+    /// Index of the first one in the step.
+    pub token: i32,
+    /// Drafts behind them that the layer makes.
+    pub drafts: i32,
+    /// The state before the first token, by its place among those that the seat holds; −1 = it lies elsewhere.
+    pub held: i32,
+    /// It is the one at the end of this block; −1 = it lies elsewhere, and with `held` −1 it is zeros.
+    pub edge: i32,
+    /// Zero.
+    pub reserved: i32,
 }
 
 /// How the tokens of the request on a seat are chosen; held on the device for the life of the seat.
@@ -236,6 +273,52 @@ pub struct StepArrays<'a> {
     pub question_tokens: MatMut<'a>,
 }
 
+/// What a pass of a draft layer reads, written by `draft_rows`: a row of one token for each row of the step.
+#[derive(Debug)]
+pub struct PassArrays<'a> {
+    /// i32 `[1, R]`.
+    pub ids: MatMut<'a>,
+    /// i32 `[1, R]`.
+    pub positions: MatMut<'a>,
+    /// i64 `[1, R]`; −1 stores nothing.
+    pub slots: MatMut<'a>,
+    /// i32 `[1, R + 1]`.
+    pub cu_q: MatMut<'a>,
+    /// Keys of each row, its own token included, 0 for padding; i32 `[1, R]`.
+    pub context_lens: MatMut<'a>,
+    /// Seat of each row; i32 `[1, R]`.
+    pub row_seats: MatMut<'a>,
+}
+
+/// What such a pass is made of.
+#[derive(Debug, Clone, Copy)]
+pub struct DraftPass<'a> {
+    /// Which one, from 0.
+    pub pass: usize,
+    /// Rows to lay out.
+    pub rows: usize,
+    /// Ids of the step, i32 `[1, T]`.
+    pub ids: Mat<'a>,
+    /// What the passes before have made, i32 `[passes, R]`.
+    pub drafts: Mat<'a>,
+    /// Block tables by seat, i32 `[S, W]`.
+    pub tables: Mat<'a>,
+    /// Positions per block.
+    pub block_tokens: usize,
+}
+
+/// Hidden states that draft layers go on from, in the type of activations. H channels.
+#[derive(Debug)]
+pub struct DraftStates<'a> {
+    /// Those of each seat's newest tokens, `[S · depth, H]`: of the one before the newest that is known, if there is one, of
+    /// that one, and of the drafts behind it.
+    pub held: MatMut<'a>,
+    /// How many a seat has room for.
+    pub depth: usize,
+    /// Those at the ends of blocks, `[blocks, H]`.
+    pub edges: MatMut<'a>,
+}
+
 /// What `sample_rows` writes.
 #[derive(Debug)]
 pub struct AnswerArrays<'a> {
@@ -257,6 +340,7 @@ mod tests {
         assert_eq!(size_of::<StageRow>(), 32);
         assert_eq!(size_of::<StageQuestion>(), 32);
         assert_eq!(size_of::<StageEdit>(), 16);
+        assert_eq!(size_of::<DraftRow>(), 32);
         assert_eq!(size_of::<SeatRules>(), 48);
         assert_eq!(size_of::<StageInit>(), 80);
         assert_eq!(size_of::<Answer>(), 16);

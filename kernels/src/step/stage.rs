@@ -1,6 +1,6 @@
 //! A stage on the host: collected, laid out as one run of bytes, and read back by the CPU device.
 
-use super::{Record, StageEdit, StageHeader, StageInit, StageQuestion, StageRow};
+use super::{DraftRow, Record, StageEdit, StageHeader, StageInit, StageQuestion, StageRow};
 use crate::{DeviceError, Mat};
 
 /// Regions begin at multiples of this.
@@ -19,6 +19,8 @@ pub struct Stage {
     pub words: Vec<i32>,
     /// Changes of logits.
     pub edits: Vec<StageEdit>,
+    /// The rows once more, where a draft layer sees them.
+    pub drafts: Vec<DraftRow>,
     /// Tokens of the step.
     pub tokens: usize,
 }
@@ -31,6 +33,7 @@ impl Stage {
         self.inits.clear();
         self.words.clear();
         self.edits.clear();
+        self.drafts.clear();
         self.tokens = 0;
     }
 
@@ -60,7 +63,9 @@ impl Stage {
             words_at: region(size_of_val(&self.words[..])),
             edits_at: region(size_of_val(&self.edits[..])),
             tokens: self.tokens as u32,
-            reserved: [0; 5],
+            drafts: self.drafts.len() as u32,
+            drafts_at: region(size_of_val(&self.drafts[..])),
+            reserved: [0; 3],
         };
         (header, end.next_multiple_of(ALIGN))
     }
@@ -86,6 +91,7 @@ impl Stage {
         put(header.inits_at, bytes_of(&self.inits));
         put(header.words_at, bytes_of(&self.words));
         put(header.edits_at, bytes_of(&self.edits));
+        put(header.drafts_at, bytes_of(&self.drafts));
         bytes
     }
 }
@@ -103,6 +109,7 @@ pub(crate) struct StageRead<'a> {
     pub(crate) inits: &'a [StageInit],
     pub(crate) words: &'a [i32],
     pub(crate) edits: &'a [StageEdit],
+    pub(crate) drafts: &'a [DraftRow],
 }
 
 impl<'a> StageRead<'a> {
@@ -116,6 +123,7 @@ impl<'a> StageRead<'a> {
             inits: region(words, header.inits_at, header.inits)?,
             words: region(words, header.words_at, header.words)?,
             edits: region(words, header.edits_at, header.edits)?,
+            drafts: region(words, header.drafts_at, header.drafts)?,
         })
     }
 
@@ -157,6 +165,7 @@ mod tests {
         stage.questions.push(StageQuestion { token: 1, top: -1, ..StageQuestion::default() });
         stage.inits.push(StageInit { seat: 3, mask_at: -1, ..StageInit::default() });
         stage.edits.push(StageEdit { id: 9, value: -1.5, when_at: 1, when_len: 2 });
+        stage.drafts.push(DraftRow { seat: 3, held: -1, edge: 4, ..DraftRow::default() });
         stage.tokens = 2;
         let mut words = vec![-1i32; stage.bytes() / 4 + 3];
         // SAFETY: plain words.
@@ -171,6 +180,7 @@ mod tests {
         assert_eq!(read.rows, stage.rows);
         assert_eq!(read.questions, stage.questions);
         assert_eq!((read.inits, read.edits), (&stage.inits[..], &stage.edits[..]));
+        assert_eq!(read.drafts, stage.drafts);
         assert_eq!(read.words(at, 3).unwrap(), [5, 6, 7]);
         assert!(read.words(2, 2).is_err());
         let cut = &words[..stage.bytes() / 4 - 1];

@@ -21,6 +21,7 @@ mod support;
 
 mod attention;
 mod device;
+mod draft;
 mod elementwise;
 mod embed;
 mod errors;

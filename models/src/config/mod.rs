@@ -220,10 +220,10 @@ impl Config {
         self.layers + if self.drafting { self.draft_layers } else { 0 }
     }
 
-    /// Bytes of the hidden state at the end of a block: who drafts behind it begins with that. Kept in f32.
+    /// Channels of the hidden state at the end of a block: who drafts behind it begins with that.
     #[must_use]
-    pub fn edge_bytes(&self) -> usize {
-        if self.drafting { self.hidden * size_of::<f32>() } else { 0 }
+    pub fn edge_channels(&self) -> usize {
+        if self.drafting { self.hidden } else { 0 }
     }
 
     /// Layers with experts.

@@ -281,7 +281,6 @@ fn what_has_no_draft_layer_or_cannot_run_it_is_refused_by_name() {
         (LAYER, &[two.as_str()], "DeepseekV3ForCausalLM has 2 here"),
         (LAYER, &[], "num_nextn_predict_layers 1"), // The demo model.
         (LAYER, &[&[one.as_str()], &lockstep[..]].concat(), "--enable-expert-parallel"),
-        (LAYER, &[one.as_str(), "--device", "cuda"], "mtp drafts on the CPU only"),
         (many, &[one.as_str()], "num_speculative_tokens 5"),
     ] {
         let flags = [&["--port", "0", "--speculative-config", config], flags].concat();

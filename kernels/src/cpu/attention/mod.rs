@@ -161,5 +161,5 @@ fn check(
         let (what, index, limit) = ("layer", args.layer as i64, layout.layers);
         return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
     }
-    args.rows.check(args.q.rows(), (layout.blocks, layout.block_tokens))
+    args.rows.check(args.q.rows(), (layout.blocks, layout.block_tokens), false)
 }

@@ -65,9 +65,15 @@ impl CpuDevice {
         let (heads, unturned, values) =
             (args.heads.key.len(), args.heads.key.n(), args.heads.value.n());
         let call = Call { args, layout, pool: kv.as_ptr(), heads, unturned, values };
+        for row in (0..args.rows.len()).filter(|&row| args.rows.is_padding(row)) {
+            let (from, to) = args.rows.tokens(row);
+            for_float!(KERNEL, layout.dtype, T => {
+                (from..to).for_each(|t| o.row_mut::<T>(t).fill(T::default()));
+            });
+        }
         let asks = |row: &usize| {
             let (from, to) = args.rows.tokens(*row);
-            to > from
+            to > from && !args.rows.is_padding(*row)
         };
         let rows = (0..args.rows.len()).filter(asks);
         let (few, many): (Vec<usize>, Vec<usize>) = rows.partition(|&r| absorbs(args, r));
@@ -100,8 +106,8 @@ fn check(
         let (what, index, limit) = ("layer", args.layer as i64, layout.layers);
         return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
     }
-    args.rows.check(args.q.rows(), (layout.blocks, layout.block_tokens))?;
-    for row in 0..args.rows.len() {
+    args.rows.check(args.q.rows(), (layout.blocks, layout.block_tokens), true)?;
+    for row in (0..args.rows.len()).filter(|&row| !args.rows.is_padding(row)) {
         let (from, to) = args.rows.tokens(row);
         let before = args.rows.context(row) - (to - from);
         if to > from && before < args.first {

@@ -1,0 +1,235 @@
+//! Around a draft layer: what the CPU lays out, copies, chooses and enters, and nothing else.
+
+use kernels::hip::HipDevice;
+use kernels::step::{DraftPass, DraftRow, DraftStates, PassArrays, Stage};
+use kernels::{Buffer, DType, Driver, Kernels, MatMut, bf16};
+
+use crate::support::{Array, Numbers, Plain, S, devices, oracle};
+
+const SEATS: usize = 5;
+const WIDTH: usize = 6;
+const BLOCK_TOKENS: usize = 4;
+const BLOCKS: usize = SEATS * WIDTH;
+const PASSES: usize = 3;
+const DEPTH: usize = PASSES + 2;
+const LONGEST: usize = 24;
+
+/// A row of one token with two drafts, whose state its seat holds; one at the beginning; a chunk behind a block of
+/// another; one of one token with as many drafts as can be, over the end of a block; and one with none.
+fn rows() -> [DraftRow; 5] {
+    let row = |seat, (start, len), drafts, held, edge| DraftRow {
+        seat,
+        start,
+        len,
+        drafts,
+        held,
+        edge,
+        ..DraftRow::default()
+    };
+    let mut rows = [
+        row(4, (9, 1), 2, 1, -1),
+        row(0, (0, 1), 0, -1, -1),
+        row(2, (8, 7), 0, -1, 3),
+        row(1, (6, 1), 3, 4, -1),
+        row(3, (15, 1), 0, 0, -1),
+    ];
+    let mut token = 0;
+    for row in &mut rows {
+        row.token = token;
+        token += row.len + row.drafts;
+    }
+    rows
+}
+
+fn tokens() -> usize {
+    rows().iter().map(|row| (row.len + row.drafts) as usize).sum()
+}
+
+fn staged() -> Vec<i32> {
+    let stage = Stage { drafts: rows().to_vec(), ..Stage::default() };
+    let mut bytes = vec![0; stage.bytes()];
+    stage.write(&mut bytes);
+    bytes.chunks_exact(4).map(<i32 as Plain>::of_bytes).collect()
+}
+
+/// Records hold 64-bit numbers, so the words must lie as a device's buffer does.
+fn on_cpu(words: &[i32]) -> Buffer {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let mut buffer = oracle().alloc(bytes.len()).unwrap();
+    oracle().upload(&mut buffer, 0, &bytes).unwrap();
+    buffer
+}
+
+/// Block tables by seat; no two requests write to a block.
+fn tables() -> Vec<i32> {
+    (0..BLOCKS as i32).map(|i| i * 7 % BLOCKS as i32).collect()
+}
+
+/// Numbers below a limit.
+fn below(numbers: &mut Numbers, n: usize, limit: usize) -> Vec<i32> {
+    (0..n).map(|_| numbers.below(limit) as i32).collect()
+}
+
+/// Calls `run` with the stage and matrices of `data`, on the CPU and on a device; both leave the same.
+fn twins<T: Plain>(
+    device: &HipDevice,
+    data: &[(&[T], usize)],
+    run: impl Fn(&dyn Kernels, kernels::Mat<'_>, Vec<MatMut<'_>>),
+) -> Vec<Vec<T>> {
+    let words = staged();
+    let buffer = on_cpu(&words);
+    let mut expected: Vec<Vec<T>> = data.iter().map(|(x, _)| x.to_vec()).collect();
+    let mats = expected.iter_mut().zip(data);
+    let mats = mats.map(|(x, (_, cols))| {
+        let rows = x.len() / cols;
+        MatMut::of(x, rows, *cols).unwrap()
+    });
+    run(&oracle(), buffer.mat(DType::I32, 1, words.len()).unwrap(), mats.collect());
+    let stage = Array::row(device, &words);
+    let mut arrays: Vec<Array<T>> =
+        data.iter().map(|(x, cols)| Array::of(device, x, x.len() / cols, *cols)).collect();
+    run(device, stage.mat(), arrays.iter_mut().map(Array::mat_mut).collect());
+    let got: Vec<Vec<T>> = arrays.iter().map(|x| x.read(device)).collect();
+    assert!(got == expected, "{}: {got:?} for {expected:?}", device.arch());
+    got
+}
+
+#[test]
+fn passes_are_laid_out_as_on_the_cpu() {
+    let mut numbers = Numbers::fresh(31);
+    let (rows, count) = (rows().len(), rows().len() + 2); // Two of padding.
+    let ids = below(&mut numbers, tokens(), 900);
+    let drafts = below(&mut numbers, PASSES * count, 900);
+    let tables = tables();
+    for device in devices() {
+        for pass in 0..PASSES {
+            let slots = std::cell::RefCell::new(Vec::new());
+            let poison = vec![-7; count + 1];
+            let data = [(&ids[..], ids.len()), (&drafts, count), (&tables, WIDTH)];
+            let made = [(&poison[..], poison.len()); 5];
+            let left = twins(&device, &[&data[..], &made].concat(), |of, stage, mut mats| {
+                let [row_seats, context_lens, cu_q, positions, to_ids] =
+                    [0; 5].map(|_| mats.pop().unwrap());
+                let (drafts, tables, ids) = (mats[1].as_ref(), mats[2].as_ref(), mats[0].as_ref());
+                let mut on_host = vec![-7i64; count];
+                let mut on_device = Array::row(&device, &on_host);
+                let cpu = of.name() == oracle().name();
+                let slots_of = if cpu {
+                    MatMut::of(&mut on_host, 1, count).unwrap()
+                } else {
+                    on_device.mat_mut()
+                };
+                let mut to = PassArrays {
+                    ids: to_ids,
+                    positions,
+                    slots: slots_of,
+                    cu_q,
+                    context_lens,
+                    row_seats,
+                };
+                let pass = DraftPass {
+                    pass,
+                    rows: count,
+                    ids,
+                    drafts,
+                    tables,
+                    block_tokens: BLOCK_TOKENS,
+                };
+                of.draft_rows(&S, stage, &mut to, &pass).unwrap();
+                slots.borrow_mut().push(if cpu { on_host } else { on_device.read(&device) });
+            });
+            let slots = slots.into_inner();
+            assert_eq!(slots[0], slots[1], "{}, pass {pass}", device.arch());
+            let real = |r: usize| r < rows && crate::draft::rows()[r].drafts as usize > pass;
+            for r in 0..count {
+                assert_eq!(slots[1][r] >= 0, real(r), "row {r}");
+                assert_eq!(left[6][r] > 0, real(r), "row {r}");
+            }
+        }
+    }
+}
+
+fn states_are_copied<T: Plain>(of: impl Fn(&mut Numbers, usize) -> Vec<T>, hidden: usize) {
+    let mut numbers = Numbers::fresh(hidden as u64);
+    let mut states = |n: usize| of(&mut numbers, n * hidden);
+    let (held, edges, own) = (states(SEATS * DEPTH), states(BLOCKS), states(tokens()));
+    let poison = states(tokens());
+    let tables = tables();
+    let rows = rows().len();
+    for device in devices() {
+        let device_tables = Array::of(&device, &tables, SEATS, WIDTH);
+        let mut host_tables = tables.clone();
+        let data = [(&held[..], hidden), (&edges, hidden), (&own, hidden), (&poison, hidden)];
+        for firsts in [true, false] {
+            twins(&device, &data, |of, stage, mut mats| {
+                let (y, own) = (mats.pop().unwrap(), mats.pop().unwrap());
+                let (edges, held) = (mats.pop().unwrap(), mats.pop().unwrap());
+                let states = DraftStates { held, depth: DEPTH, edges };
+                let from = (Some(own.as_ref()).filter(|_| !firsts), &states);
+                of.draft_before(&S, stage, rows, y, from).unwrap();
+            });
+        }
+        let mut host_tables = MatMut::of(&mut host_tables, SEATS, WIDTH).unwrap();
+        let host_tables = host_tables.reborrow();
+        let left = twins(&device, &data[..3], |of, stage, mut mats| {
+            let own = mats.pop().unwrap();
+            let (edges, held) = (mats.pop().unwrap(), mats.pop().unwrap());
+            let mut states = DraftStates { held, depth: DEPTH, edges };
+            let cpu = of.name() == oracle().name();
+            let tables = if cpu { host_tables.as_ref() } else { device_tables.mat() };
+            let (own, tables) = ((own.as_ref(), rows), (tables, BLOCK_TOKENS));
+            of.draft_carry(&S, stage, &mut states, own, tables).unwrap();
+        });
+        assert!(left[0] != held && left[1] != edges);
+    }
+}
+
+#[test]
+fn states_go_where_the_cpu_puts_them() {
+    states_are_copied(Numbers::reals::<f32>, 24);
+    states_are_copied(Numbers::reals::<bf16>, 13);
+}
+
+#[test]
+fn the_likeliest_ids_become_drafts() {
+    let mut numbers = Numbers::fresh(8);
+    for (rows, vocab) in [(1, 40), (3, 3001), (5, 151)] {
+        let mut logits: Vec<f32> = numbers.reals(rows * vocab);
+        logits[vocab - 1] = 9.0; // Twice, and the lower one counts.
+        logits[vocab / 3] = 9.0;
+        for device in devices() {
+            let device_logits = Array::of(&device, &logits, rows, vocab);
+            let mut host_logits = logits.clone();
+            let host_logits = MatMut::of(&mut host_logits, rows, vocab).unwrap();
+            let drafts = vec![-3; 2 * 7];
+            let left = twins(&device, &[(&drafts, 7)], |of, _, mut mats| {
+                let cpu = of.name() == oracle().name();
+                let logits = if cpu { host_logits.as_ref() } else { device_logits.mat() };
+                of.draft_argmax(&S, mats.pop().unwrap(), (1, 2), logits).unwrap();
+            });
+            assert_eq!(left[0][..10], [[-3; 9].to_vec(), vec![vocab as i32 / 3]].concat());
+            assert!(left[0][9 + rows..].iter().all(|&id| id == -3));
+        }
+    }
+}
+
+#[test]
+fn drafts_become_ids_and_history() {
+    let mut numbers = Numbers::fresh(9);
+    let rows = rows().len();
+    let ids = below(&mut numbers, tokens(), 900);
+    let history = below(&mut numbers, SEATS * LONGEST, 900);
+    let drafts = below(&mut numbers, PASSES * 8, 900);
+    for device in devices() {
+        let data = [(&ids[..], ids.len()), (&history, LONGEST), (&drafts, 8)];
+        let left = twins(&device, &data, |of, stage, mut mats| {
+            let (drafts, history, ids) =
+                (mats.pop().unwrap(), mats.pop().unwrap(), mats.pop().unwrap());
+            of.draft_place(&S, stage, rows, (ids, history), drafts.as_ref()).unwrap();
+        });
+        let row = crate::draft::rows()[3];
+        let at = (row.token + row.len) as usize;
+        assert_eq!(left[0][at..at + 3], [3, 11, 19].map(|i| drafts[i]));
+        assert_eq!(left[1][LONGEST + 7..LONGEST + 10], [3, 11, 19].map(|i| drafts[i]));
+    }
+}

@@ -1,0 +1,233 @@
+//! The device's memory around a draft layer: the rows of its passes, what they make, and the hidden states that they begin with.
+//!
+//! R rows, S seats, T tokens of a step, H channels of a hidden state, V vocabulary.
+
+use kernels::step::{DraftPass, DraftStates, PassArrays};
+use kernels::{DType, RowBounds};
+
+use crate::{BatchView, OpError, Ops, Seats, StepBuffers, Tensor};
+
+/// Bounds of all steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DraftSize {
+    /// Rows of a step.
+    pub rows: usize,
+    /// Passes of the layer in a step: most drafts of a row.
+    pub passes: usize,
+    /// Seats.
+    pub seats: usize,
+    /// Channels of a hidden state.
+    pub hidden: usize,
+    /// Blocks of the KV pool.
+    pub blocks: usize,
+    /// Rows whose logits are made at a time.
+    pub logits: usize,
+}
+
+/// All have their full size and their address from the start.
+#[derive(Debug)]
+pub struct DraftBuffers {
+    size: DraftSize,
+    ids: Tensor,          // i32 [1, R]
+    positions: Tensor,    // i32 [1, R]
+    slots: Tensor,        // i64 [1, R]
+    cu_q: Tensor,         // i32 [1, R + 1]
+    context_lens: Tensor, // i32 [1, R]
+    row_seats: Tensor,    // i32 [1, R]
+    drafts: Tensor,       // i32 [passes, R]
+    held: Tensor,         // [S · depth, H]
+    edges: Tensor,        // [blocks, H]
+    slices: Vec<Tensor>,  // i32 [≤ logits] each, together 0 .. R
+}
+
+impl DraftSize {
+    /// Hidden states that a seat has room for: of the token before the newest, of that one, and of its drafts.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        2 + self.passes
+    }
+}
+
+impl DraftBuffers {
+    /// Memory for steps up to `size`.
+    pub fn new(ops: &Ops, size: DraftSize) -> Result<Self, OpError> {
+        let words = |n: usize| ops.zeros(DType::I32, &[1, n]);
+        let states = |n: usize| ops.zeros(ops.dtype(), &[n, size.hidden]);
+        let DraftSize { rows, .. } = size;
+        let slice = |first: usize| {
+            let end = rows.min(first + size.logits);
+            let ids: Vec<i32> = (first as i32..end as i32).collect();
+            let mut slice = ops.zeros(DType::I32, &[ids.len()])?;
+            let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+            ops.device.upload(slice.buffer_mut()?, 0, &bytes)?;
+            Ok(slice)
+        };
+        Ok(Self {
+            size,
+            ids: words(rows)?,
+            positions: words(rows)?,
+            slots: ops.zeros(DType::I64, &[1, rows])?,
+            cu_q: words(rows + 1)?,
+            context_lens: words(rows)?,
+            row_seats: words(rows)?,
+            drafts: ops.zeros(DType::I32, &[size.passes, rows])?,
+            held: states(size.seats * size.depth())?,
+            edges: states(size.blocks)?,
+            slices: (0..rows).step_by(size.logits).map(slice).collect::<Result<_, OpError>>()?,
+        })
+    }
+
+    /// Lays out pass `pass` over the first `rows` rows of a step that has been prepared.
+    pub fn lay_out(
+        &mut self,
+        ops: &Ops,
+        (step, seats): (&StepBuffers, &Seats),
+        (rows, pass): (usize, usize),
+    ) -> Result<(), OpError> {
+        let mut to = PassArrays {
+            ids: self.ids.mat_mut()?,
+            positions: self.positions.mat_mut()?,
+            slots: self.slots.mat_mut()?,
+            cu_q: self.cu_q.mat_mut()?,
+            context_lens: self.context_lens.mat_mut()?,
+            row_seats: self.row_seats.mat_mut()?,
+        };
+        let (ids, block_tokens) = (step.ids.mat()?, step.size.block_tokens);
+        let (drafts, tables) = (self.drafts.mat()?, seats.tables.mat()?);
+        let pass = DraftPass { pass, rows, ids, drafts, tables, block_tokens };
+        Ok(ops.device.draft_rows(&ops.stream, step.stage.mat()?, &mut to, &pass)?)
+    }
+
+    /// What such a pass reads, with contexts of up to `longest` keys: its batch, and its ids `[rows]`.
+    pub fn view(
+        &self,
+        seats: &Seats,
+        rows: usize,
+        longest: usize,
+    ) -> Result<(BatchView, Tensor), OpError> {
+        let tables = &seats.tables;
+        let batch = BatchView {
+            positions: self.positions.narrow(&[rows])?,
+            slots: self.slots.narrow(&[rows])?,
+            cu_q: self.cu_q.narrow(&[rows + 1])?,
+            context_lens: self.context_lens.narrow(&[rows])?,
+            block_tables: tables.narrow(tables.shape())?,
+            table_rows: Some(self.row_seats.narrow(&[rows])?),
+            bounds: RowBounds { decode_rows: rows, longest_q: 0, longest_context: longest },
+        };
+        Ok((batch, self.ids.narrow(&[rows])?))
+    }
+
+    /// The hidden states that the first pass begins with, `[rows, H]`.
+    pub fn before_rows(
+        &mut self,
+        ops: &Ops,
+        step: &StepBuffers,
+        rows: usize,
+    ) -> Result<Tensor, OpError> {
+        let mut y = ops.scratch(ops.dtype(), &[rows, self.size.hidden])?;
+        let (stage, from) = (step.stage.mat()?, (None, &self.states()?));
+        ops.device.draft_before(&ops.stream, stage, rows, y.mat_mut()?, from)?;
+        Ok(y)
+    }
+
+    /// The hidden states before all tokens of a step of `rows` rows, `[T, H]`; its own are `hidden [T, H]`.
+    pub fn before_tokens(
+        &mut self,
+        ops: &Ops,
+        step: &StepBuffers,
+        (hidden, rows): (&Tensor, usize),
+    ) -> Result<Tensor, OpError> {
+        let mut y = ops.scratch(ops.dtype(), hidden.shape())?;
+        let (stage, from) = (step.stage.mat()?, (Some(hidden.mat()?), &self.states()?));
+        ops.device.draft_before(&ops.stream, stage, rows, y.mat_mut()?, from)?;
+        Ok(y)
+    }
+
+    /// Keeps of the states of a step of `rows` rows, `hidden [T, H]`, what later ones begin with.
+    pub fn carry(
+        &mut self,
+        ops: &Ops,
+        (step, seats): (&StepBuffers, &Seats),
+        (hidden, rows): (&Tensor, usize),
+    ) -> Result<(), OpError> {
+        let tables = (seats.tables.mat()?, step.size.block_tokens);
+        let (stage, hidden) = (step.stage.mat()?, (hidden.mat()?, rows));
+        let mut states = self.states()?;
+        Ok(ops.device.draft_carry(&ops.stream, stage, &mut states, hidden, tables)?)
+    }
+
+    /// Makes the drafts of a pass: the likeliest id behind each of the states `hidden [rows, H]`, of which `logits` makes
+    /// logits f32 `[n, V]`, some at a time.
+    pub fn choose<E: From<OpError>>(
+        &mut self,
+        ops: &Ops,
+        (hidden, pass): (&Tensor, usize),
+        mut logits: impl FnMut(&Tensor) -> Result<Tensor, E>,
+    ) -> Result<(), E> {
+        let rows = hidden.rows();
+        let mut choose = |first: usize, logits: &Tensor| {
+            let drafts = self.drafts.mat_mut()?;
+            ops.device.draft_argmax(&ops.stream, drafts, (pass, first), logits.mat()?)?;
+            Ok::<_, OpError>(())
+        };
+        if rows <= self.size.logits {
+            return Ok(choose(0, &logits(hidden)?)?);
+        }
+        for (i, slice) in self.slices.iter().enumerate() {
+            let first = i * self.size.logits;
+            let of_slice = slice.narrow(&[slice.len().min(rows.saturating_sub(first))])?;
+            if !of_slice.is_empty() {
+                choose(first, &logits(&ops.gather_rows(hidden, &of_slice)?)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Enters the drafts of the first `rows` rows into a step that has been prepared, and into histories.
+    pub fn place(
+        &self,
+        ops: &Ops,
+        (step, seats): (&mut StepBuffers, &mut Seats),
+        rows: usize,
+    ) -> Result<(), OpError> {
+        let to = (step.ids.mat_mut()?, seats.history.mat_mut()?);
+        let (stage, drafts) = (step.stage.mat()?, self.drafts.mat()?);
+        Ok(ops.device.draft_place(&ops.stream, stage, rows, to, drafts)?)
+    }
+
+    /// Rows of a step at most.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.size.rows
+    }
+
+    /// Passes of the layer in a step.
+    #[must_use]
+    pub fn passes(&self) -> usize {
+        self.size.passes
+    }
+
+    /// All drafts, i32 `[passes, R]`.
+    pub(crate) fn drafts(&self) -> &Tensor {
+        &self.drafts
+    }
+
+    /// The same on the host, for tests.
+    pub fn read_drafts(&self, ops: &Ops) -> Result<Vec<u32>, OpError> {
+        let mut bytes = vec![0; self.drafts.len() * 4];
+        ops.device.download(&ops.stream, self.drafts.buffer(), 0, &mut bytes)?;
+        let words = bytes.as_chunks::<4>().0;
+        Ok(words.iter().map(|&id| u32::from_ne_bytes(id)).collect())
+    }
+
+    /// The hidden states at the ends of blocks, `[blocks, H]`, for tests.
+    pub fn read_edges(&self, ops: &Ops) -> Result<Vec<f32>, OpError> {
+        ops.read_f32(&self.edges)
+    }
+
+    fn states(&mut self) -> Result<DraftStates<'_>, OpError> {
+        let (held, edges) = (self.held.mat_mut()?, self.edges.mat_mut()?);
+        Ok(DraftStates { held, depth: self.size.depth(), edges })
+    }
+}
