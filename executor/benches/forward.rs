@@ -124,7 +124,8 @@ impl Bench {
     fn step(&mut self, rows: Vec<Row>) -> (u64, StepTiming, Vec<Token>) {
         self.step = self.step.next();
         let bucket = Bucket::Eager { tokens: rows.iter().map(|row| row.len).sum() };
-        let batch = Batch { step: self.step, epoch: Epoch(0), bucket, moe_tokens: 0, rows };
+        let batch =
+            Batch { step: self.step, epoch: Epoch(0), bucket, moe_tokens: 0, draft_rows: 0, rows };
         let started = Instant::now();
         let output = self.executor.step(&batch).unwrap();
         let ns = started.elapsed().as_nanos() as u64;

@@ -178,7 +178,8 @@ impl Bench {
             Some(&rows) if decode => Bucket::Graph { rows, width: 1 },
             _ => Bucket::Eager { tokens: rows.iter().map(|row| row.len).sum() },
         };
-        let batch = Batch { step: self.step, epoch: Epoch(0), bucket, moe_tokens: 0, rows };
+        let batch =
+            Batch { step: self.step, epoch: Epoch(0), bucket, moe_tokens: 0, draft_rows: 0, rows };
         self.executor.submit(&batch).unwrap()
     }
 

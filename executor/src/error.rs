@@ -147,6 +147,18 @@ pub enum BatchError {
         /// Tokens a step may have.
         limit: usize,
     },
+    /// Replicas that step together leave no room for the rows that this one drafts behind, or for more than any has.
+    #[error(
+        "room for drafts behind {room} rows of each replica, this one has {rows} and a step at most {limit}"
+    )]
+    DraftRoom {
+        /// Rows that there is room for.
+        room: u32,
+        /// Rows of the batch up to the last with drafts.
+        rows: u32,
+        /// Rows a step may have.
+        limit: usize,
+    },
     /// A row's length and its ids differ, or it has none.
     #[error("request {} forwards {len} tokens, {given} are given", request.0)]
     Length {

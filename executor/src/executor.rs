@@ -53,7 +53,7 @@ impl Executor {
         let placement = settings.placement.as_ref();
         check_world(settings.parallel, &config.model, placement)?;
         let ranks = ranks::ranks(settings.parallel, settings.rank)?;
-        check_speculation(settings.speculation, settings.parallel, &config.model, placement)?;
+        check_speculation(settings.speculation, &config.model, placement)?;
         config.model.drafting =
             settings.speculation.is_some_and(|how| how.drafter == Drafter::Layer);
         let settings = &config.settings;

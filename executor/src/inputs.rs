@@ -68,6 +68,11 @@ impl StepLimits {
         if computed_together && !(tokens.max(1)..=self.tokens).contains(&room) {
             return Err(BatchError::Room { room, tokens, limit: self.tokens });
         }
+        let drafting = batch.rows.iter().rposition(|row| row.drafts > 0).map_or(0, |last| last + 1);
+        let (rows, room) = (drafting as u32, batch.draft_rows);
+        if computed_together && (rows > room || room as usize > self.rows) {
+            return Err(BatchError::DraftRoom { room, rows, limit: self.rows });
+        }
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! Which drafts can be made, and verified, where.
 
 use models::Config;
-use protocol::{Drafter, ExpertPlacement, Parallel, Speculation};
+use protocol::{Drafter, ExpertPlacement, Speculation};
 
 /// Most drafts of a row that a draft layer is asked for.
 pub const LAYER_DRAFTS_MAX: u8 = 4;
@@ -27,11 +27,6 @@ pub enum SpeculationError {
         /// Draft layers of the checkpoint.
         layers: usize,
     },
-    /// Replicas that compute every layer together, and would have to draft together.
-    #[error(
-        "method mtp and --enable-expert-parallel over replicas (DP attention) exclude each other"
-    )]
-    Lockstep,
     /// Copies of experts in places of an operator's choice.
     #[error(
         "method mtp and --expert-placement exclude each other: the file does not place the draft layer's experts"
@@ -44,7 +39,6 @@ pub enum SpeculationError {
 /// Errors: what is in the way.
 pub fn check_speculation(
     speculation: Option<Speculation>,
-    parallel: Parallel,
     model: &Config,
     placement: Option<&ExpertPlacement>,
 ) -> Result<(), SpeculationError> {
@@ -58,9 +52,6 @@ pub fn check_speculation(
     if model.draft_layers != 1 {
         let (architecture, layers) = (model.architecture.name(), model.draft_layers);
         return Err(SpeculationError::Layers { architecture, layers });
-    }
-    if parallel.lockstep() {
-        return Err(SpeculationError::Lockstep);
     }
     if placement.is_some() {
         return Err(SpeculationError::Places);

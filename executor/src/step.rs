@@ -396,7 +396,7 @@ impl State {
         let bounds = bounds(&self.stage);
         let shape = StepShape { tokens, rows, questions, bounds };
         let mut laps = marked.as_ref().map(|trace| trace.laps(ops));
-        let drafts = self.layer_drafts.is_some().then(|| self.draft_rows(batch));
+        let drafts = self.layer_drafts.is_some().then(|| self.draft_rows(engine, batch));
         let asked_only = questions == of_all && asks_few(&shape) && drafts.is_none();
         let (dp_rows, exchange) = (batch.moe_tokens as usize, exchange(batch.bucket));
         let launch = Launch { shape, dp_rows, exchange, asked_only, drafts };
@@ -408,10 +408,11 @@ impl State {
     }
 
     /// The rows of a batch that the draft layer has to do with.
-    fn draft_rows(&self, batch: &Batch) -> DraftRows {
+    fn draft_rows(&self, engine: &Engine, batch: &Batch) -> DraftRows {
         let drafted = |row: &Row| self.seats.get(row.seat).made > 0;
         let drafting = batch.rows.iter().rposition(drafted).map_or(0, |last| last + 1);
-        DraftRows { rows: batch.rows.len(), drafting, dp_rows: 0 }
+        let dp_rows = if engine.dp.size() > 1 { batch.draft_rows as usize } else { 0 };
+        DraftRows { rows: batch.rows.len(), drafting, dp_rows }
     }
 
     /// Answers what has not been answered yet, slice by slice; all but the last are waited for. The first slice

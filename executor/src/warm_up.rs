@@ -101,7 +101,7 @@ fn batch(lens: &[u32], block_tokens: u32, step: StepId) -> Batch {
     let tokens = lens.iter().sum();
     let bucket = Bucket::Eager { tokens };
     // The passes of all ranks are the same.
-    Batch { step, epoch: Epoch::default(), bucket, moe_tokens: tokens, rows }
+    Batch { step, epoch: Epoch::default(), bucket, moe_tokens: tokens, draft_rows: 0, rows }
 }
 
 #[cfg(test)]

@@ -70,7 +70,7 @@ fn batch(step: u64, epoch: u64, block: u32) -> ToExecutor {
     };
     let bucket = Bucket::Eager { tokens: 3 };
     let (step, epoch) = (StepId(step), Epoch(epoch));
-    ToExecutor::Batch(Batch { step, epoch, bucket, moe_tokens: 0, rows: vec![row] })
+    ToExecutor::Batch(Batch { step, epoch, bucket, moe_tokens: 0, draft_rows: 0, rows: vec![row] })
 }
 
 #[test]

@@ -15,6 +15,9 @@ pub struct Batch {
     pub bucket: Bucket,
     /// Tokens that every rank of a lockstep group pads its MoE layers to; 0 outside lockstep.
     pub moe_tokens: u32,
+    /// The first so many rows of any rank of a lockstep group may have drafts: ranks whose model makes them compute as many
+    /// together; 0 = none has, and outside lockstep.
+    pub draft_rows: u32,
     /// One row per chunk.
     pub rows: Vec<Row>,
 }

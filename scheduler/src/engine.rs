@@ -3,7 +3,7 @@
 use crate::apply::apply;
 use crate::commit::{commit, launch};
 use crate::domain::Domain;
-use crate::lockstep::{self, Gate};
+use crate::lockstep::{self, Gate, Headers};
 use crate::owners::{Owners, Place};
 use crate::place::{Load, Placer};
 use crate::plan::plan;
@@ -417,8 +417,9 @@ impl Engine {
         let sends = domains.iter().any(|domain| !domain.plan.rows.is_empty());
         // Victims without a row to run: their blocks may let the head of the queue in.
         let again = sends || domains.iter().any(|domain| !domain.plan.preempt.is_empty());
-        let (bucket, tokens) = lockstep::headers(domains, limits);
-        let moe_tokens = if self.config.lockstep { tokens } else { 0 };
+        let Headers { bucket, moe_tokens, draft_rows } = lockstep::headers(domains, limits);
+        let shared = |count: u32| if self.config.lockstep { count } else { 0 };
+        let (moe_tokens, draft_rows) = (shared(moe_tokens), shared(draft_rows));
         for (i, domain) in group.zip(domains) {
             let Domain { state, kv, plan, .. } = domain;
             commit(state, kv, plan, self.now_ms);
@@ -429,7 +430,7 @@ impl Engine {
                 let rows = launch(state, kv, &plan.rows, self.config.limits.histories);
                 domain.note_step();
                 let (step, epoch) = (domain.state.step, domain.epoch);
-                let batch = Batch { step, epoch, bucket, moe_tokens, rows };
+                let batch = Batch { step, epoch, bucket, moe_tokens, draft_rows, rows };
                 effects.push(Effect::Send { replica: Replica(i as u16), batch });
             }
         }

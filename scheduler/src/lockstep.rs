@@ -119,23 +119,43 @@ fn view(domains: &[Domain], limits: &Limits) -> GateView {
     view
 }
 
-/// Header fields of every batch of one group step: the bucket, and the tokens that MoE layers are
-/// padded to. All rows decode: the smallest captured graph that holds the largest rank. Any chunk
+/// Header fields of every batch of one group step: all ranks get the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Headers {
+    pub(crate) bucket: Bucket,
+    /// Tokens that MoE layers are padded to.
+    pub(crate) moe_tokens: u32,
+    /// Rows that passes of a draft layer are padded to.
+    pub(crate) draft_rows: u32,
+}
+
+/// Headers for these plans. All rows decode: the smallest captured graph that holds the largest rank. Any chunk
 /// anywhere, or no such graph: everybody runs eagerly.
-pub(crate) fn headers(domains: &[Domain], limits: &Limits) -> (Bucket, u32) {
+pub(crate) fn headers(domains: &[Domain], limits: &Limits) -> Headers {
     let plans = || domains.iter().map(|domain| &domain.plan);
-    let rows = plans().map(|plan| plan.rows.len() as u32).max().unwrap_or(0);
-    let tokens = plans().map(Plan::tokens).max().unwrap_or(0);
+    let most = |of: fn(&Plan) -> u32| plans().map(of).max().unwrap_or(0);
     let has_chunk = plans().any(Plan::has_chunk);
     // Ranks of a group capture the same graphs.
     let graph_rows = domains.first().map_or(&[][..], |domain| &domain.graph_rows);
-    dispatch(rows, tokens, has_chunk, graph_rows, 1 + u32::from(limits.drafts))
+    let of = [|plan: &Plan| plan.rows.len() as u32, Plan::tokens, Plan::draft_rows].map(most);
+    dispatch(of, has_chunk, graph_rows, 1 + u32::from(limits.drafts))
 }
 
-fn dispatch(rows: u32, tokens: u32, chunk: bool, graphs: &[u32], width: u32) -> (Bucket, u32) {
+/// For the most rows, tokens and rows up to the last with drafts of any rank.
+fn dispatch(
+    [rows, tokens, draft_rows]: [u32; 3],
+    chunk: bool,
+    graphs: &[u32],
+    width: u32,
+) -> Headers {
     match graphs.iter().copied().find(|&graph| graph >= rows && !chunk) {
-        Some(rows) => (Bucket::Graph { rows, width }, rows * width),
-        None => (Bucket::Eager { tokens }, tokens),
+        Some(rows) => Headers {
+            bucket: Bucket::Graph { rows, width },
+            moe_tokens: rows * width,
+            // A recording drafts behind all of its rows, whoever has some.
+            draft_rows: if width > 1 { rows } else { 0 },
+        },
+        None => Headers { bucket: Bucket::Eager { tokens }, moe_tokens: tokens, draft_rows },
     }
 }
 
@@ -184,9 +204,16 @@ mod tests {
 
     #[test]
     fn dispatch_fits_the_largest_rank() {
-        let of = |rows, tokens, chunk| dispatch(rows, tokens, chunk, &[1, 2, 4, 8], 1);
-        assert_eq!(of(3, 3, false), (Bucket::Graph { rows: 4, width: 1 }, 4));
-        assert_eq!(of(3, 40, true), (Bucket::Eager { tokens: 40 }, 40));
-        assert_eq!(of(9, 9, false), (Bucket::Eager { tokens: 9 }, 9));
+        let of = |most, chunk, width| {
+            let found = dispatch(most, chunk, &[1, 2, 4, 8], width);
+            (found.bucket, found.moe_tokens, found.draft_rows)
+        };
+        let graph = |rows, width| Bucket::Graph { rows, width };
+        assert_eq!(of([3, 3, 0], false, 1), (graph(4, 1), 4, 0));
+        assert_eq!(of([3, 40, 0], true, 1), (Bucket::Eager { tokens: 40 }, 40, 0));
+        assert_eq!(of([9, 9, 0], false, 1), (Bucket::Eager { tokens: 9 }, 9, 0));
+        assert_eq!(of([3, 5, 2], false, 3), (graph(4, 3), 12, 4), "a recording drafts for all");
+        assert_eq!(of([3, 3, 0], false, 3), (graph(4, 3), 12, 4));
+        assert_eq!(of([3, 45, 2], true, 3), (Bucket::Eager { tokens: 45 }, 45, 2));
     }
 }

@@ -60,6 +60,11 @@ impl Plan {
         self.rows.iter().map(|row| row.len + u32::from(row.drafts)).sum()
     }
 
+    /// Rows up to the last that has drafts.
+    pub(crate) fn draft_rows(&self) -> u32 {
+        self.rows.iter().rposition(|row| row.drafts > 0).map_or(0, |last| last as u32 + 1)
+    }
+
     /// Whether a row forwards several known tokens.
     pub(crate) fn has_chunk(&self) -> bool {
         self.rows.iter().any(|row| row.len > 1)

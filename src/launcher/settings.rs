@@ -274,7 +274,7 @@ pub fn check_world(args: &ServeArgs, model: &models::Config) -> Result<()> {
         format!("--tensor-parallel-size {tp_size}, --data-parallel-size {dp_size}{placed}")
     })?;
     let how = args.speculation.speculation();
-    let checked = executor::check_speculation(how, parallel, model, placed.as_ref());
+    let checked = executor::check_speculation(how, model, placed.as_ref());
     checked.map_err(|error| anyhow!("{}: {error}", args.speculation.flag()))
 }
 

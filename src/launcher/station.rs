@@ -238,7 +238,7 @@ mod tests {
 
     fn batch(step: u64) -> Batch {
         let (step, bucket) = (StepId(step), Bucket::Eager { tokens: 1 });
-        Batch { step, epoch: Epoch(1), bucket, moe_tokens: 0, rows: Vec::new() }
+        Batch { step, epoch: Epoch(1), bucket, moe_tokens: 0, draft_rows: 0, rows: Vec::new() }
     }
 
     fn row(masked: bool) -> Row {

@@ -173,6 +173,10 @@ pub(crate) fn check_lockstep(batches: &[(usize, &Batch)], setup: &Setup) -> Chec
         for batch in group {
             let (moe, same) = (batch.moe_tokens, graph(batch) == graph(first));
             ensure!("A25", same, "group step {step}: {:?} and {:?}", batch.bucket, first.bucket);
+            let drafting = batch.rows.iter().rposition(|row| row.drafts > 0).map_or(0, |i| i + 1);
+            let (drafts, agreed) = (batch.draft_rows, batch.draft_rows == first.draft_rows);
+            let fits = agreed && drafts as usize >= drafting;
+            ensure!("A25", fits, "group step {step}: {drafting} of {drafts} rows draft");
             let (ours, theirs) = (batch.epoch, first.epoch);
             ensure!("A25", ours == theirs, "group step {step}: of {ours:?} and {theirs:?}");
             ensure!("A25", moe >= padded && moe == first.moe_tokens, "group step {step}: {moe}");

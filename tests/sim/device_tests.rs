@@ -44,7 +44,14 @@ fn row(start: u32, input: Input, table: &[u32]) -> Row {
 
 fn step(device: &mut HashModel, n: u64, row: Row) -> Result<RowOutput, Violation> {
     let bucket = Bucket::Eager { tokens: row.len };
-    let batch = Batch { step: StepId(n), epoch: Epoch(0), bucket, moe_tokens: 0, rows: vec![row] };
+    let batch = Batch {
+        step: StepId(n),
+        epoch: Epoch(0),
+        bucket,
+        moe_tokens: 0,
+        draft_rows: 0,
+        rows: vec![row],
+    };
     device.run(&batch).map(|mut output| output.rows.remove(0))
 }
 
@@ -118,7 +125,8 @@ fn a_failed_row_poisons_what_it_wrote() {
     let first = row(0, Input::Tokens(PROMPT[..3].to_vec().into()), &table);
     let bucket = Bucket::Eager { tokens: 3 };
     let rows = vec![first];
-    let batch = Batch { step: StepId(1), epoch: Epoch(0), bucket, moe_tokens: 0, rows };
+    let batch =
+        Batch { step: StepId(1), epoch: Epoch(0), bucket, moe_tokens: 0, draft_rows: 0, rows };
     let output = device.run_with(&batch, &[], |_| Some(RowError::NonFiniteLogits)).unwrap();
     assert_eq!(output.rows[0].error, Some(RowError::NonFiniteLogits));
     let rest = row(3, Input::Tokens(PROMPT[3..].to_vec().into()), &table);

@@ -114,7 +114,7 @@ fn step(executor: &mut Executor, id: &mut u64, rows: Vec<Row>) -> Vec<u8> {
     *id += 1;
     let tokens = rows.iter().map(|row| row.len + u32::from(row.drafts)).sum();
     let (bucket, epoch) = (Bucket::Eager { tokens }, Epoch(1));
-    let batch = Batch { step: StepId(*id), epoch, bucket, moe_tokens: tokens, rows };
+    let batch = Batch { step: StepId(*id), epoch, bucket, moe_tokens: tokens, draft_rows: 0, rows };
     let output = executor.step(&batch).unwrap();
     output.rows.iter().map(|row| row.drafted).collect()
 }
@@ -282,7 +282,8 @@ fn a_row_that_begins_inside_a_block_is_refused() {
     let mut executor = executor(Dtype::Float32);
     let row = Told::new(0, 0).row(&tokens(), 17, 5, 0);
     let (step, bucket) = (StepId(1), Bucket::Eager { tokens: 5 });
-    let batch = Batch { step, epoch: Epoch(1), bucket, moe_tokens: 5, rows: vec![row] };
+    let batch =
+        Batch { step, epoch: Epoch(1), bucket, moe_tokens: 5, draft_rows: 0, rows: vec![row] };
     let error = executor.step(&batch).unwrap_err().to_string();
     assert!(error.contains("position 17"), "{error}");
 }

@@ -1,13 +1,18 @@
 //! Drafts on GPUs: the tokens of the CPU, which are those of a run without drafts, launched and replayed.
 
-use crate::player::{Job, Player, shared, speculating};
+use crate::player::{Job, Pact, Player, shared, speculating};
 use crate::ranks::on_gpus;
 use crate::{Output, assert_close, latents, on_emulator, rules, small};
 use executor::{Dtype, ExecutorConfig};
-use protocol::{Capture, Drafter, Speculation, Token};
+use protocol::{Capture, Drafter, Parallel, Speculation, Token};
+use std::sync::Arc;
+use std::thread;
 
 /// Tokens of an answer that are compared.
 const SAID: usize = 8;
+
+/// Group steps of replicas: what they are too many for is idle in the end.
+const STEPS: usize = 22;
 
 /// Requests that repeat themselves, and so do guesses; the second one's rules read what it said.
 fn jobs(drafts: [u8; 3]) -> Vec<Job> {
@@ -119,6 +124,68 @@ fn a_draft_layer_in_bf16_replays_what_it_launches() {
     let (replayed, found) = play(&mut player(Capture::Rows(vec![4])), [1; 3]);
     assert!(replayed == launched && found == counted, "{found:?}, {counted:?}");
     assert!(counted[0] > 10, "{counted:?}");
+}
+
+/// Requests of one replica, one after the other on the second, which is idle at first.
+fn play_replica(player: &mut Player, replica: u16, drafts: u8) -> (Vec<Output>, [usize; 2]) {
+    let job = |i: u16| {
+        let id = u64::from(1 + replica * 7 + i);
+        let mut job = Job::new(id, 9 + usize::from(5 * i + 3 * replica), rules()[0].clone());
+        job.drafts = drafts;
+        job.on_seat(u32::from(i))
+    };
+    let mut jobs: Vec<Job> = (0..2).map(job).collect();
+    for step in 0..STEPS {
+        let mut rows: Vec<(&mut Job, usize)> = Vec::new();
+        let idle = replica == 1 && step < 3;
+        for job in jobs.iter_mut().filter(|job| !idle && job.tokens.len() < job.prompt_len + 5) {
+            if replica == 0 || rows.is_empty() {
+                let len = job.want().min(1 + (step * 11) % 30);
+                rows.push((job, len));
+            }
+        }
+        rows.sort_by_key(|(_, len)| *len > 1); // Decode rows come first.
+        player.step(&mut rows);
+    }
+    let said = |job: &Job| {
+        let (mut tokens, mut logprobs) = job.output();
+        assert!(tokens.len() >= 5, "too few steps");
+        tokens.truncate(5);
+        logprobs.truncate(5);
+        (tokens, logprobs)
+    };
+    let count = |of: fn(&Job) -> usize| jobs.iter().map(of).sum();
+    (jobs.iter().map(said).collect(), [count(|job| job.drafted), count(|job| job.accepted)])
+}
+
+/// Replicas that share experts make as many passes of the draft layer each, those that have nothing to do too.
+#[test]
+fn replicas_that_share_experts_draft_together() {
+    let alone = layer_drafting(Dtype::Float32, 2);
+    let mut world = alone.clone();
+    world.settings.parallel = Parallel { tp_size: 1, dp_size: 2, experts: true };
+    for (wave, capture) in [(64, Capture::Nothing), (32, Capture::Rows(vec![2]))] {
+        let mut config = on_gpus("draft-replicas", wave, world.clone(), false);
+        config.settings.capture = capture;
+        let pact = Arc::new(Pact::new(&config));
+        let start = |replica| {
+            let (config, pact) = (config.clone(), Arc::clone(&pact));
+            thread::spawn(move || {
+                let mut player = Player::of_replica(config, replica, Arc::clone(&pact));
+                let found = play_replica(&mut player, replica, 2);
+                pact.agree(0); // Who leaves ends the group for those who have not finished their last step.
+                found
+            })
+        };
+        let replicas = [start(0), start(1)];
+        for (replica, found) in (0..).zip(replicas) {
+            let (found, counted) = found.join().unwrap();
+            let plain = play_replica(&mut Player::with(small(alone.clone())), replica, 0).0;
+            assert_close(&found, &plain, &format!("replica {replica}, wave {wave}"));
+            let guessed = play_replica(&mut Player::with(small(alone.clone())), replica, 2).1;
+            assert_eq!(counted, guessed, "replica {replica}, wave {wave}");
+        }
+    }
 }
 
 /// Each rank has logits of its part of the vocabulary, and all choose the same drafts of the whole.

@@ -153,9 +153,6 @@ fn what_cannot_draft_by_a_layer_says_so() {
     let mut qwen = speculating(experts(Dtype::Float32), 2);
     qwen.settings.speculation = config().settings.speculation;
     assert!(refused(qwen).to_string().contains("num_nextn_predict_layers"));
-    let mut replicas = config();
-    replicas.settings.parallel = protocol::Parallel { tp_size: 1, dp_size: 2, experts: true };
-    assert_eq!(refused(replicas), SpeculationError::Lockstep);
     let mut places = shared(config(), 2, true);
     places.settings.placement = placed(config()).settings.placement;
     assert_eq!(refused(places), SpeculationError::Places);

@@ -320,7 +320,14 @@ fn a_step_without_rows_answers() {
 fn batches_before_the_cache_has_a_size_are_refused() {
     let mut executor = Executor::load(config(Dtype::Float32, 1), &mut |_| {}).unwrap();
     let bucket = Bucket::Eager { tokens: 0 };
-    let batch = Batch { step: StepId(1), epoch: Epoch(1), bucket, moe_tokens: 0, rows: Vec::new() };
+    let batch = Batch {
+        step: StepId(1),
+        epoch: Epoch(1),
+        bucket,
+        moe_tokens: 0,
+        draft_rows: 0,
+        rows: Vec::new(),
+    };
     assert!(matches!(executor.step(&batch), Err(ExecutorError::NotSized)));
     assert!(matches!(
         executor.size_kv(15, &mut |_| {}),

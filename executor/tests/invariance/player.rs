@@ -297,6 +297,11 @@ impl Pact {
 
     /// The largest of what all bring; returns once everyone has come, with 1 for nothing.
     pub(crate) fn agree(&self, own: u32) -> u32 {
+        self.agree_from(own).max(1) // A step of nobody is never sent; here some are.
+    }
+
+    /// The same, with 0 for nothing.
+    fn agree_from(&self, own: u32) -> u32 {
         self.most.fetch_max(own, SeqCst);
         self.turn.wait();
         let most = self.most.load(SeqCst);
@@ -304,7 +309,7 @@ impl Pact {
             self.most.store(0, SeqCst);
         }
         self.turn.wait();
-        most.max(1) // A step of nobody is never sent; here some are.
+        most
     }
 }
 
@@ -392,13 +397,17 @@ impl Player {
         let tokens = |row: &Row| row.len + u32::from(row.drafts);
         let longest = self.pact.agree(rows.iter().map(|row| row.len).max().unwrap_or(0));
         let most_tokens = self.pact.agree(rows.iter().map(tokens).sum());
+        let drafting =
+            rows.iter().rposition(|row| row.drafts > 0).map_or(0, |last| last as u32 + 1);
+        let most_drafting = self.pact.agree_from(drafting);
         let recorded = self.graphs.iter().find(|&&graph| graph >= most_rows && longest == 1);
         let width = self.width;
-        let (bucket, moe_tokens) = match recorded {
-            Some(&rows) => (Bucket::Graph { rows, width }, rows * width),
-            None => (Bucket::Eager { tokens: most_tokens }, most_tokens),
+        let (bucket, moe_tokens, draft_rows) = match recorded {
+            Some(&rows) => (Bucket::Graph { rows, width }, rows * width, rows),
+            None => (Bucket::Eager { tokens: most_tokens }, most_tokens, most_drafting),
         };
-        let batch = Batch { step: self.step, epoch: Epoch(1), bucket, moe_tokens, rows };
+        let (step, epoch) = (self.step, Epoch(1));
+        let batch = Batch { step, epoch, bucket, moe_tokens, draft_rows, rows };
         let masked = (0..).zip(jobs.iter().zip(&batch.rows)).filter(|(_, (_, row))| row.masked);
         let late = self.is_late();
         let masks = masked.map(|(row, ((job, _), _))| {

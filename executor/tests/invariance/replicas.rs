@@ -1,6 +1,6 @@
 //! Replicas that share experts: each computes requests of its own, and finds what a model alone finds.
 
-use crate::player::{Job, Pact, Player, experts, placed};
+use crate::player::{Job, Pact, Player, experts, layer_drafting, placed, speculating};
 use crate::{close, rules};
 use collectives::{CallState, Operation};
 use executor::{Dtype, ExecutorConfig};
@@ -19,27 +19,37 @@ fn model(dtype: Dtype, tp_size: u16, dp_size: u16) -> ExecutorConfig {
     config
 }
 
+/// Tokens of an answer that are compared.
+const SAID: usize = 10;
+
 /// The requests of a replica: one after the other on the odd ones, which are idle at first; two at a time on the even.
-fn jobs(replica: u16) -> Vec<Job> {
+fn jobs(replica: u16, drafts: u8) -> Vec<Job> {
     let job = |i: u16| {
         let id = u64::from(1 + replica * 7 + i);
         let rules = rules();
-        Job::new(
+        let mut job = Job::new(
             id,
             20 + usize::from(9 * i + 3 * replica),
             rules[id as usize % rules.len()].clone(),
-        )
+        );
+        job.drafts = drafts;
+        job
     };
     (0..2).map(job).collect()
 }
 
 /// Runs the requests of a replica within the steps of its group, and says what came of them.
 fn play(player: &mut Player, replica: u16) -> Vec<Output> {
-    let mut jobs = jobs(replica);
+    play_drafting(player, replica, 0).0
+}
+
+/// The same where rows may have drafts; also how many there were, and how many were right.
+fn play_drafting(player: &mut Player, replica: u16, drafts: u8) -> (Vec<Output>, [usize; 2]) {
+    let mut jobs = jobs(replica, drafts);
     for step in 0..STEPS {
         let mut rows: Vec<(&mut Job, usize)> = Vec::new();
         let idle = replica % 2 == 1 && step < 5;
-        for job in jobs.iter_mut().filter(|job| !idle && job.tokens.len() < job.prompt_len + 10) {
+        for job in jobs.iter_mut().filter(|job| !idle && job.tokens.len() < job.prompt_len + SAID) {
             if replica.is_multiple_of(2) || rows.is_empty() {
                 let len = job.want().min(1 + (step * 11) % 30);
                 rows.push((job, len));
@@ -49,8 +59,15 @@ fn play(player: &mut Player, replica: u16) -> Vec<Output> {
         let output = player.step(&mut rows);
         assert!(!rows.is_empty() || output.rows.is_empty());
     }
-    assert!(jobs.iter().all(|job| job.tokens.len() == job.prompt_len + 10), "too few steps");
-    jobs.iter().map(Job::output).collect()
+    assert!(jobs.iter().all(|job| job.tokens.len() >= job.prompt_len + SAID), "too few steps");
+    let said = |job: &Job| {
+        let (mut tokens, mut logprobs) = job.output();
+        tokens.truncate(SAID); // The last row may bring more.
+        logprobs.truncate(SAID);
+        (tokens, logprobs)
+    };
+    let count = |of: fn(&Job) -> usize| jobs.iter().map(of).sum();
+    (jobs.iter().map(said).collect(), [count(|job| job.drafted), count(|job| job.accepted)])
 }
 
 /// What each replica of a group found.
@@ -126,6 +143,42 @@ fn replicas_that_share_experts_find_the_tokens_of_one() {
                 assert_eq!(tokens, own, "replica {replica} of {dp_size}");
                 assert!(close(logprobs, own_logprobs), "replica {replica}");
             }
+        }
+    }
+}
+
+/// Ranks draft together, those too that have nothing to draft behind: guesses are those of one rank, and change nothing.
+#[test]
+fn replicas_draft_together() {
+    const DRAFTS: u8 = 3;
+    for (tp_size, dp_size, drafter) in [(1, 2, true), (2, 2, true), (1, 4, true), (1, 2, false)] {
+        let of = |layer: bool| match layer {
+            true => layer_drafting(Dtype::Float32, DRAFTS),
+            false => speculating(experts(Dtype::Float32), DRAFTS),
+        };
+        let mut config = of(drafter);
+        config.settings.parallel = Parallel { tp_size, dp_size, experts: true };
+        let pact = Arc::new(Pact::new(&config));
+        let start = |replica| {
+            let (config, pact) = (config.clone(), Arc::clone(&pact));
+            let play = move || {
+                let mut player = Player::of_replica(config, replica, pact);
+                play_drafting(&mut player, replica, DRAFTS)
+            };
+            thread::spawn(play)
+        };
+        let replicas: Vec<_> = (0..dp_size).map(start).collect();
+        for (replica, found) in (0..).zip(replicas) {
+            let (found, counted) = found.join().unwrap();
+            let name = format!("replica {replica} of {dp_size}, {tp_size} ranks each");
+            let plain = play(&mut Player::with(of(drafter)), replica);
+            for ((tokens, logprobs), (own, own_logprobs)) in plain.iter().zip(&found) {
+                assert_eq!(tokens, own, "{name}");
+                assert!(close(logprobs, own_logprobs), "{name}");
+            }
+            let alone = play_drafting(&mut Player::with(of(drafter)), replica, DRAFTS);
+            assert_eq!(alone.1, counted, "{name}");
+            assert!(!drafter || counted[0] > 10, "{name}: {counted:?}");
         }
     }
 }

@@ -57,6 +57,7 @@ fn a_batch() {
         epoch: Epoch(2),
         bucket: Bucket::Eager { tokens: 2 },
         moe_tokens: 0,
+        draft_rows: 0,
         rows: vec![
             row(Input::Tokens(vec![151_643].into()), Some(Box::new(init))),
             row(Input::SampledAt(StepId(6)), None),

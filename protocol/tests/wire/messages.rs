@@ -82,15 +82,10 @@ fn batch() -> impl Strategy<Value = Batch> {
         (any::<u32>(), any::<u32>()).prop_map(|(rows, width)| Bucket::Graph { rows, width }),
         any::<u32>().prop_map(|tokens| Bucket::Eager { tokens }),
     ];
-    (any::<u64>(), any::<u64>(), bucket, any::<u32>(), vec(row(), 0..5)).prop_map(
-        |(step, epoch, bucket, moe_tokens, rows)| Batch {
-            step: StepId(step),
-            epoch: Epoch(epoch),
-            bucket,
-            moe_tokens,
-            rows,
-        },
-    )
+    let header = (any::<u64>(), any::<u64>(), bucket, any::<u32>(), any::<u32>());
+    (header, vec(row(), 0..5)).prop_map(|((step, epoch, bucket, moe_tokens, draft_rows), rows)| {
+        Batch { step: StepId(step), epoch: Epoch(epoch), bucket, moe_tokens, draft_rows, rows }
+    })
 }
 
 fn logprobs() -> impl Strategy<Value = Vec<TokenLogprobs>> {

@@ -275,12 +275,10 @@ fn what_has_no_draft_layer_or_cannot_run_it_is_refused_by_name() {
         |model: &tempfile::TempDir| model.path().join("model").to_str().unwrap().to_owned();
     let [none, one, two] = [&none, &one, &two].map(folder);
     let many = r#"{"method":"mtp","num_speculative_tokens":5}"#;
-    let lockstep = ["--data-parallel-size", "2", "--enable-expert-parallel"];
     for (config, flags, named) in [
         (LAYER, &[none.as_str()][..], "num_nextn_predict_layers 1"),
         (LAYER, &[two.as_str()], "DeepseekV3ForCausalLM has 2 here"),
         (LAYER, &[], "num_nextn_predict_layers 1"), // The demo model.
-        (LAYER, &[&[one.as_str()], &lockstep[..]].concat(), "--enable-expert-parallel"),
         (many, &[one.as_str()], "num_speculative_tokens 5"),
     ] {
         let flags = [&["--port", "0", "--speculative-config", config], flags].concat();
