@@ -38,7 +38,7 @@ pub(crate) struct Speaker {
 impl Drafter {
     /// `None` = these drafts are made otherwise.
     pub(crate) fn new(speculation: Speculation, seats: usize) -> Option<Self> {
-        let Speculation { drafts, drafter } = speculation;
+        let Speculation { drafts, drafter, .. } = speculation;
         let protocol::Drafter::Ngram { min, max } = drafter else { return None };
         Some(Self {
             ngram: Ngram { min: min.max(1).into(), max: max.max(min).max(1).into() },
@@ -109,7 +109,7 @@ impl Drop for Speaker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use protocol::{Sampling, SeatInit, ThinVec};
+    use protocol::{Acceptance, Sampling, SeatInit, ThinVec};
 
     fn row(start: u32, ids: &[Token], drafts: u8) -> Row {
         Row {
@@ -136,7 +136,8 @@ mod tests {
 
     fn drafter() -> Drafter {
         let ngram = protocol::Drafter::Ngram { min: 1, max: 3 };
-        Drafter::new(Speculation { drafts: 3, drafter: ngram }, 1).expect("it looks tokens up")
+        Drafter::new(Speculation { drafts: 3, drafter: ngram, acceptance: Acceptance::Exact }, 1)
+            .expect("it looks tokens up")
     }
 
     fn says(speaker: &mut Speaker, ids: &[Token]) {

@@ -35,7 +35,7 @@ impl StepLimits {
         blocks: usize,
         logits: usize,
     ) -> Option<(LayerDrafts, DraftSize)> {
-        let Speculation { drafts, drafter } = self.speculation?;
+        let Speculation { drafts, drafter, .. } = self.speculation?;
         let (rows, hidden, passes) = (self.rows, self.hidden, drafts.into());
         let size = DraftSize { rows, passes, seats: rows, hidden, blocks, logits };
         let layer = || LayerDrafts::new(rows, self.block_tokens as usize);

@@ -7,8 +7,9 @@
 use crate::inputs::StepLimits;
 use crate::masks::StepMasks;
 use crate::seats::{self, SeatState, Seats};
+use kernels::cpu::acceptance_noise;
 use ops::{Answer, Answers, Stage, StageQuestion};
-use protocol::{Batch, Input, Row, RowError, RowOutput, Token, TokenLogprobs};
+use protocol::{Acceptance, Batch, Input, Row, RowError, RowOutput, Token, TokenLogprobs};
 
 /// Bytes of logits made at a time on the CPU, where they compete for its caches.
 const CPU_SLICE_BYTES: usize = 64 << 20;
@@ -30,6 +31,8 @@ pub(crate) struct Question {
     place: u8,
     /// What is guessed at it.
     guess: Guess,
+    /// Whether the guess stands, where chance decides and not the answer.
+    chance: Option<bool>,
     /// Likeliest ids to list; `None` = no log-probabilities.
     top: Option<u32>,
 }
@@ -57,7 +60,12 @@ pub(crate) fn questions_per_slice(vocab: usize, top: usize, gpu: bool) -> usize 
 
 /// All questions of a batch: samples first, in row order, then prompt positions. The lists are cut at
 /// `top_max`, the vocabulary.
-pub(crate) fn questions(batch: &Batch, seats: &Seats, top_max: usize, found: &mut Vec<Question>) {
+pub(crate) fn questions(
+    batch: &Batch,
+    (seats, acceptance): (&Seats, Acceptance),
+    top_max: usize,
+    found: &mut Vec<Question>,
+) {
     found.clear();
     let cut = |top: Option<u32>| top.map(|top| top.min(top_max as u32));
     let mut first = 0;
@@ -70,7 +78,8 @@ pub(crate) fn questions(batch: &Batch, seats: &Seats, top_max: usize, found: &mu
             let guesses = seat.guesses.iter().copied().map(Guess::Of).chain(made);
             found.extend((0..).zip(guesses.chain([Guess::Nothing])).map(|(place, guess)| {
                 let (token, position) = (token + u32::from(place), position + u32::from(place));
-                Question { row: r, token, position, known: None, place, guess, top }
+                let chance = chance(acceptance, seat.key(), position);
+                Question { row: r, token, position, known: None, place, guess, chance, top }
             }));
         }
         first += row.len + seat.drafts();
@@ -83,6 +92,12 @@ pub(crate) fn questions(batch: &Batch, seats: &Seats, top_max: usize, found: &mu
         }
         first += row.len + seat.drafts();
     }
+}
+
+/// Whether the draft at a position stands, where a benchmark lets chance decide.
+fn chance(acceptance: Acceptance, key: u64, position: u32) -> Option<bool> {
+    let Acceptance::Synthetic { per_mille } = acceptance else { return None };
+    Some(acceptance_noise(key, position) * 1000.0 < f32::from(per_mille))
 }
 
 /// Prompt positions `start + 1 ..` that the row's tokens predict.
@@ -101,8 +116,8 @@ fn scored<'a>(
     let in_prompt = seat.prompt_len.saturating_sub(row.start + 1) as usize;
     let question = move |(i, known): (u32, Token)| {
         let (token, position) = (first + i, row.start + i + 1);
-        let (place, guess) = (0, Guess::Nothing);
-        Question { row: r, token, position, known: Some(known), place, guess, top: Some(top) }
+        let (place, guess, chance, known, top) = (0, Guess::Nothing, None, Some(known), Some(top));
+        Question { row: r, token, position, known, place, guess, chance, top }
     };
     (0..).zip(successors.take(in_prompt)).map(question)
 }
@@ -179,7 +194,17 @@ fn enter_one(
     answers: &Answers,
     output: &mut RowOutput,
 ) {
-    let token = answer.token as Token;
+    let said = answer.token as Token;
+    let guess = match question.guess {
+        Guess::Nothing => None,
+        Guess::Of(guess) => Some(guess),
+        Guess::Made => answers.draft(question.place.into(), question.row),
+    };
+    let (token, right) = match (guess, question.chance) {
+        (Some(guess), Some(true)) => (guess, true),
+        (Some(_), Some(false)) => (said, false),
+        _ => (said, guess == Some(said)),
+    };
     let logprobs = question.top.map(|top| TokenLogprobs {
         token,
         logprob: answer.logprob,
@@ -190,11 +215,6 @@ fn enter_one(
         output.prompt_logprobs.extend(logprobs);
     } else {
         output.emitted.push(token);
-        let right = match question.guess {
-            Guess::Nothing => false,
-            Guess::Of(guess) => guess == token,
-            Guess::Made => answers.draft(question.place.into(), question.row) == Some(token),
-        };
         output.accepted += u8::from(right);
         output.logprobs.extend(logprobs);
     }

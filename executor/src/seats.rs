@@ -165,6 +165,11 @@ impl SeatState {
         self.table_len = 0;
     }
 
+    /// Key of the request's noise.
+    pub(crate) fn key(&self) -> u64 {
+        self.rules.key
+    }
+
     /// Drafts of the row under way.
     pub(crate) fn drafts(&self) -> u32 {
         self.guesses.len() as u32 + u32::from(self.made)

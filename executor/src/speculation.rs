@@ -42,7 +42,7 @@ pub fn check_speculation(
     model: &Config,
     placement: Option<&ExpertPlacement>,
 ) -> Result<(), SpeculationError> {
-    let Some(Speculation { drafts, drafter }) = speculation else { return Ok(()) };
+    let Some(Speculation { drafts, drafter, .. }) = speculation else { return Ok(()) };
     if drafter != Drafter::Layer {
         return Ok(());
     }

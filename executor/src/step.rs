@@ -19,8 +19,8 @@ use ops::{
     PoolLayout, RowBounds, Stage, StageRow, StepBuffers, StepShape, StepSize, Tensor, VocabPart,
 };
 use protocol::{
-    Batch, Bucket, CollectiveTiming, Epoch, ExpertTokens, Row, RowError, RowOutput, StepId,
-    StepOutput, StepTiming,
+    Acceptance, Batch, Bucket, CollectiveTiming, Epoch, ExpertTokens, Row, RowError, RowOutput,
+    StepId, StepOutput, StepTiming,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -233,7 +233,8 @@ impl State {
             return Ok(pending);
         }
         let mut questions = std::mem::take(&mut self.questions);
-        sampler::questions(batch, &self.seats, self.size.top, &mut questions);
+        let how = self.size.limits.speculation.map_or(Acceptance::Exact, |how| how.acceptance);
+        sampler::questions(batch, (&self.seats, how), self.size.top, &mut questions);
         let masked = batch.rows.iter().any(|row| row.masked);
         let none = StepMasks::default();
         let first = if masked { 0 } else { self.stage_slice(batch, &none, &questions) };

@@ -34,8 +34,8 @@ pub use output::{
 };
 pub use sampling::Sampling;
 pub use settings::{
-    Capture, Device, DeviceLibraries, Drafter, Dtype, ExpertPlacement, KvDtype, KvSize, Parallel,
-    Settings, Speculation,
+    Acceptance, Capture, Device, DeviceLibraries, Drafter, Dtype, ExpertPlacement, KvDtype, KvSize,
+    Parallel, Settings, Speculation,
 };
 pub use thin_vec::ThinVec;
 pub use tokens::{Tokens, TokensIter};

@@ -104,6 +104,21 @@ pub struct Speculation {
     pub drafts: u8,
     /// Who makes them.
     pub drafter: Drafter,
+    /// Which of them stand.
+    pub acceptance: Acceptance,
+}
+
+/// Which drafts stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Acceptance {
+    /// Those that would have been said without them.
+    #[default]
+    Exact,
+    /// A benchmark's: each stands with this chance, in thousandths, whatever the model says of it. Answers mean nothing then.
+    Synthetic {
+        /// The chance.
+        per_mille: u16,
+    },
 }
 
 /// Who guesses tokens.

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use executor::LAYER_DRAFTS_MAX;
-use protocol::{Drafter, Speculation};
+use protocol::{Acceptance, Drafter, Speculation};
 use serde::Deserialize;
 
 use super::{ConfigError, refused};
@@ -10,6 +10,10 @@ use super::{ConfigError, refused};
 /// Who guesses.
 const NGRAM: &str = "ngram";
 const MTP: &str = "mtp";
+/// Drafts are verified: what is said is the same as without.
+const STRICT: &str = "strict";
+/// Chance decides which drafts stand, for benchmarks.
+const SYNTHETIC: &str = "synthetic";
 /// Most drafts of a row that is looked up.
 const DRAFTS_MAX: u8 = 16;
 /// Most tokens that are compared.
@@ -47,6 +51,8 @@ impl SpeculationArgs {
             num_speculative_tokens: self.spec_tokens.unwrap_or(DRAFTS),
             prompt_lookup_min: None,
             prompt_lookup_max: None,
+            rejection_sample_method: None,
+            synthetic_acceptance_rate: None,
         };
         (self.spec_method != "none").then(|| config.speculation())
     }
@@ -92,13 +98,42 @@ struct SpeculativeConfig {
     num_speculative_tokens: u8,
     prompt_lookup_min: Option<u8>,
     prompt_lookup_max: Option<u8>,
+    rejection_sample_method: Option<String>,
+    synthetic_acceptance_rate: Option<f64>,
 }
 
 impl SpeculativeConfig {
     fn speculation(&self) -> Speculation {
         let (min, max) = self.lookup();
         let drafter = if self.method == MTP { Drafter::Layer } else { Drafter::Ngram { min, max } };
-        Speculation { drafts: self.num_speculative_tokens, drafter }
+        Speculation { drafts: self.num_speculative_tokens, drafter, acceptance: self.acceptance() }
+    }
+
+    /// A rate asks for a benchmark's chance.
+    fn acceptance(&self) -> Acceptance {
+        let per_mille = |rate: f64| (rate * 1000.0).round() as u16;
+        self.synthetic_acceptance_rate
+            .map_or(Acceptance::Exact, |rate| Acceptance::Synthetic { per_mille: per_mille(rate) })
+    }
+
+    /// Refuses a rate without the method that it belongs to, and the other way round.
+    fn check_acceptance(&self) -> Result<(), String> {
+        match (self.rejection_sample_method.as_deref(), self.synthetic_acceptance_rate) {
+            (None | Some(STRICT), None) => Ok(()),
+            (Some(SYNTHETIC), Some(rate)) if (0.0..=1.0).contains(&rate) => Ok(()),
+            (Some(SYNTHETIC), Some(rate)) => {
+                Err(format!("synthetic_acceptance_rate {rate}: 0 to 1"))
+            }
+            (Some(SYNTHETIC), None) => {
+                Err("rejection_sample_method synthetic needs synthetic_acceptance_rate".to_owned())
+            }
+            (None | Some(STRICT), Some(_)) => {
+                Err("synthetic_acceptance_rate: of rejection_sample_method synthetic".to_owned())
+            }
+            (Some(other), _) => {
+                Err(format!("rejection_sample_method {other}: {STRICT} or {SYNTHETIC}"))
+            }
+        }
     }
 
     /// Tokens that are compared, at least and at most. As in vLLM: one of the two is both.
@@ -113,6 +148,7 @@ impl SpeculativeConfig {
         if !(1..=most).contains(&count) {
             return Err(format!("num_speculative_tokens {count}: 1 to {most} by {}", self.method));
         }
+        self.check_acceptance()?;
         if self.method == MTP {
             if self.prompt_lookup_min.or(self.prompt_lookup_max).is_some() {
                 return Err("prompt_lookup_min, prompt_lookup_max: of method ngram".to_owned());
@@ -155,7 +191,7 @@ mod tests {
     use super::*;
 
     fn ngram(drafts: u8, min: u8, max: u8) -> Speculation {
-        Speculation { drafts, drafter: Drafter::Ngram { min, max } }
+        Speculation { drafts, drafter: Drafter::Ngram { min, max }, acceptance: Acceptance::Exact }
     }
 
     fn args(json: Option<&str>, method: &str, tokens: Option<u8>) -> SpeculationArgs {
@@ -178,10 +214,17 @@ mod tests {
         assert_eq!(args(None, "ngram", Some(4)).speculation(), Some(ngram(4, 5, 5)));
         assert_eq!(args(None, "ngram", None).speculation(), Some(ngram(1, 5, 5)));
         assert_eq!(args(None, "none", None).speculation(), None);
-        let mtp = |drafts| Some(Speculation { drafts, drafter: Drafter::Layer });
+        let layer =
+            |drafts, acceptance| Some(Speculation { drafts, drafter: Drafter::Layer, acceptance });
+        let mtp = |drafts| layer(drafts, Acceptance::Exact);
         let keys = r#"{"method": "mtp", "num_speculative_tokens": 4}"#;
         assert_eq!(args(Some(keys), "none", None).speculation(), mtp(4));
         assert_eq!(args(None, "mtp", None).speculation(), mtp(1));
+        let keys = r#"{"method": "mtp", "num_speculative_tokens": 3, "rejection_sample_method": "#;
+        assert_eq!(read(&format!(r#"{keys}"strict"}}"#)), mtp(3).unwrap());
+        let keys = format!(r#"{keys}"synthetic", "synthetic_acceptance_rate": 0.85}}"#);
+        let synthetic = Acceptance::Synthetic { per_mille: 850 };
+        assert_eq!(args(Some(&keys), "none", None).speculation(), layer(3, synthetic));
     }
 
     #[test]
@@ -209,6 +252,23 @@ mod tests {
             (
                 r#"{"method": "ngram", "num_speculative_tokens": 1, "prompt_lookup_max": 0}"#,
                 "prompt_lookup_max 0",
+            ),
+            (
+                r#"{"method": "mtp", "num_speculative_tokens": 1, "rejection_sample_method": "synthetic"}"#,
+                "needs synthetic_acceptance_rate",
+            ),
+            (
+                r#"{"method": "mtp", "num_speculative_tokens": 1, "rejection_sample_method": "typical"}"#,
+                "rejection_sample_method typical: strict or synthetic",
+            ),
+            (
+                r#"{"method": "mtp", "num_speculative_tokens": 1, "synthetic_acceptance_rate": 0.5}"#,
+                "of rejection_sample_method synthetic",
+            ),
+            (
+                r#"{"method": "mtp", "num_speculative_tokens": 1, "rejection_sample_method": "synthetic",
+                    "synthetic_acceptance_rate": 1.5}"#,
+                "synthetic_acceptance_rate 1.5: 0 to 1",
             ),
             ("ngram", "not a JSON object"),
         ] {

@@ -1,5 +1,6 @@
 //! What `/server_info` says: flags as they were read, and what became of those left to the server.
 
+use super::settings::synthetic_acceptance;
 use super::start_up::Up;
 use crate::config::ServeArgs;
 use crate::server::app::Serving;
@@ -36,6 +37,7 @@ pub fn of(
             "max_num_batched_tokens": limits.tokens_per_step,
             "steps_in_flight": limits.steps_in_flight,
             "num_speculative_tokens": limits.drafts,
+            "synthetic_acceptance_rate": synthetic_acceptance(args),
             "graph_rows": up.ready.graph_rows,
             "max_num_queued_reqs": args.engine.requests_in_flight_max(bounds.replicas),
             "max_queued_bytes": args.engine.max_queued_bytes.0,

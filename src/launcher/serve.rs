@@ -333,6 +333,12 @@ fn new_progress(phase: Phase, total: u64) -> Progress {
 
 /// The scheduler, and the longest request it takes: what was asked for, or what the cache holds.
 fn engine(args: &ServeArgs, files: &ModelFiles, up: &Up) -> Result<(Engine, u32)> {
+    if let Some(rate) = settings::synthetic_acceptance(args) {
+        tracing::warn!(
+            rate,
+            "benchmark mode: chance decides which drafts stand, and answers mean nothing"
+        );
+    }
     let random = RandomState::new();
     let keys = [random.hash_one(0), random.hash_one(1)];
     let mut kv = KvConfig::new(up.memory.spec.clone(), up.ready.blocks, keys);

@@ -20,7 +20,8 @@ use axum::http::StatusCode;
 use executor::{ExecutorConfig, GPU_LOGPROBS_MAX, KvSize};
 use models::config::GenerationConfig;
 use protocol::{
-    Capture, Device, Drafter, Epoch, ExpertPlacement, Parallel, Rank, Settings, Speculation,
+    Acceptance, Capture, Device, Drafter, Epoch, ExpertPlacement, Parallel, Rank, Settings,
+    Speculation,
 };
 use scheduler::{Limits, Routing};
 use std::fs;
@@ -129,8 +130,17 @@ pub fn metrics(args: &ServeArgs, model_name: String, max_model_len: u32) -> Metr
         aggregate: args.metrics.metrics_aggregate,
         residency: args.metrics.residency().is_some(),
         drafts: args.speculation.speculation().map_or(0, |speculation| speculation.drafts),
+        synthetic_acceptance: synthetic_acceptance(args).unwrap_or(0.0),
         buckets: args.metrics.custom_histogram_buckets.clone().unwrap_or_default(),
         ..MetricsConfig::new(model_name, max_model_len)
+    }
+}
+
+/// Share of drafts that stand by chance, where a benchmark asks for that.
+pub fn synthetic_acceptance(args: &ServeArgs) -> Option<f64> {
+    match args.speculation.speculation()?.acceptance {
+        Acceptance::Exact => None,
+        Acceptance::Synthetic { per_mille } => Some(f64::from(per_mille) / 1000.0),
     }
 }
 
@@ -166,7 +176,7 @@ pub fn limits(engine: &EngineArgs, replicas: u16, max_model_len: u32, vocab_size
 
 /// The same where rows have drafts.
 pub fn with_drafts(limits: Limits, speculation: Option<Speculation>) -> Limits {
-    let Some(Speculation { drafts, drafter }) = speculation else { return limits };
+    let Some(Speculation { drafts, drafter, .. }) = speculation else { return limits };
     let histories = matches!(drafter, Drafter::Ngram { .. });
     // Guesses are made of what the host has seen: a step waits for the one before it.
     Limits { drafts, histories, steps_in_flight: 1, ..limits }

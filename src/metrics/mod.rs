@@ -72,6 +72,8 @@ pub struct MetricsConfig {
     pub residency: bool,
     /// Most drafts of a row.
     pub drafts: u8,
+    /// Share of drafts that a benchmark lets stand by chance; 0 = drafts are verified.
+    pub synthetic_acceptance: f64,
     /// Buckets that replace the usual ones.
     pub buckets: CustomBuckets,
 }
@@ -89,6 +91,7 @@ impl MetricsConfig {
             aggregate: false,
             residency: false,
             drafts: 0,
+            synthetic_acceptance: 0.0,
             buckets: CustomBuckets::default(),
         }
     }
@@ -170,7 +173,7 @@ impl Metrics {
             deferred: AtomicU64::new(0),
             kv_events: (0..families.replicas()).map(|_| Arc::default()).collect(),
             kv_event_series: kv_events::KvEventSeries::new(&families)?,
-            replicas: ReplicaMetrics::new(&families, config.drafts)?,
+            replicas: ReplicaMetrics::new(&families, config)?,
             process: ProcessMetrics::new(&families)?,
             unused: UnusedMetrics::new(&families)?,
             cache: OnceLock::new(),

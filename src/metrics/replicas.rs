@@ -1,9 +1,9 @@
 //! Figures of replicas, set from the scheduler's own counters when somebody looks.
 
-use super::CacheFacts;
 use super::families::Families;
 use super::kv_events::raise;
 use super::life::CAUSES;
+use super::{CacheFacts, MetricsConfig};
 use prometheus::{Error, Gauge, IntCounter};
 use scheduler::{DRAFTS_MAX, StepStats};
 
@@ -24,7 +24,7 @@ pub(super) struct ReplicaMetrics {
 
 impl ReplicaMetrics {
     #[rustfmt::skip] // A table.
-    pub(super) fn new(f: &Families<'_>, drafts: u8) -> Result<Self, Error> {
+    pub(super) fn new(f: &Families<'_>, config: &MetricsConfig) -> Result<Self, Error> {
         let [capacity, deferred] = f.gauges_of_replicas("vllm:num_requests_waiting_by_reason", "Requests without a seat, by the reason.", "reason", ["capacity", "deferred"])?;
         let [computed, hit, _external] = f.counters_of_replicas("vllm:prompt_tokens_by_source_total", "Prompt tokens of requests that got a seat, by where their KV came from.", "source", ["local_compute", "local_cache_hit", "external_kv_transfer"])?;
         let [cached_hit, _cached_external] = f.counters_of_replicas("vllm:prompt_tokens_cached_by_source_total", "Prompt tokens found in a cache, by which.", "source", ["local_cache_hit", "external_kv_transfer"])?;
@@ -49,7 +49,12 @@ impl ReplicaMetrics {
             (reserved, |s| f64::from(s.blocks.reserved)),
         ];
         counters.extend(setbacks(f)?);
-        counters.extend(drafted(f, drafts)?);
+        counters.extend(drafted(f, config.drafts)?);
+        let synthetic = f.gauge(
+            "hadron:spec_decode_synthetic_acceptance_rate",
+            "Share of drafts that stand by chance, for a benchmark; 0 = drafts are verified.",
+        )?;
+        synthetic.set(config.synthetic_acceptance);
         let usage = f.gauge_of_replicas("vllm:kv_cache_usage_perc", "Share of the KV blocks that requests hold, 0 to 1.")?;
         let waiting = f.gauge_of_replicas("vllm:num_requests_waiting", "Requests without a seat, for whatever reason.")?;
         Ok(Self { counters, gauges, usage, waiting, deferred })

@@ -7,8 +7,8 @@ use hadron::grammar::{Compiled, Constraint, Form, GrammarTimings, Grammars, Sess
 use hadron::text::Tokenizer;
 use models::Config;
 use protocol::{
-    Batch, Drafter, Epoch, MaskRow, Parallel, Rank, Replica, RequestId, Sampling, Settings,
-    Speculation, StepId, Token, TokenLogprobs,
+    Acceptance, Batch, Drafter, Epoch, MaskRow, Parallel, Rank, Replica, RequestId, Sampling,
+    Settings, Speculation, StepId, Token, TokenLogprobs,
 };
 use scheduler::{
     Drafted, Effect, Engine, EngineConfig, Event, Finish, KvConfig, Limits, StepStats, Submit,
@@ -173,6 +173,7 @@ fn executor(world: World) -> Executor {
             speculation: (world.drafts > 0).then_some(Speculation {
                 drafts: world.drafts,
                 drafter: Drafter::Ngram { min: 1, max: 3 },
+                acceptance: Acceptance::Exact,
             }),
             logprobs_max: u32::MAX,
             profile: None,

@@ -5,8 +5,9 @@ use crate::{Dtype, ExecutorConfig, KvDtype, KvSize};
 use models::{Config, Exchange, Forward};
 use ops::{BatchInputs, BatchView, DType, KvPool, LatentLayout, PoolLayout};
 use protocol::{
-    Batch, BlockId, Bucket, Capture, Device, Drafter, Epoch, Input, Parallel, Rank, RequestId, Row,
-    Sampling, Seat, SeatInit, Settings, Speculation, StepId, TableUpdate, ThinVec, Token,
+    Acceptance, Batch, BlockId, Bucket, Capture, Device, Drafter, Epoch, Input, Parallel, Rank,
+    RequestId, Row, Sampling, Seat, SeatInit, Settings, Speculation, StepId, TableUpdate, ThinVec,
+    Token,
 };
 use std::path::{Path, PathBuf};
 
@@ -46,7 +47,11 @@ fn config(dtype: Dtype) -> ExecutorConfig {
         kv: KvSize::Blocks(BLOCKS),
         memory_utilization: 0.9,
         capture: Capture::default(),
-        speculation: Some(Speculation { drafts: 4, drafter: Drafter::Layer }),
+        speculation: Some(Speculation {
+            drafts: 4,
+            drafter: Drafter::Layer,
+            acceptance: Acceptance::Exact,
+        }),
         logprobs_max: 0,
         profile: None,
         epoch: Epoch(1),

@@ -4,7 +4,7 @@ use crate::player::{Job, Pact, Player, shared, speculating};
 use crate::ranks::on_gpus;
 use crate::{Output, assert_close, latents, on_emulator, rules, small};
 use executor::{Dtype, ExecutorConfig};
-use protocol::{Capture, Drafter, Parallel, Speculation, Token};
+use protocol::{Acceptance, Capture, Drafter, Parallel, Speculation, Token};
 use std::sync::Arc;
 use std::thread;
 
@@ -102,7 +102,8 @@ fn repetitions_are_verified_launched_and_replayed() {
 fn layer_drafting(dtype: Dtype, drafts: u8) -> ExecutorConfig {
     let mut config = latents(dtype);
     config.model.draft_layers = 1;
-    config.settings.speculation = Some(Speculation { drafts, drafter: Drafter::Layer });
+    config.settings.speculation =
+        Some(Speculation { drafts, drafter: Drafter::Layer, acceptance: Acceptance::Exact });
     config
 }
 

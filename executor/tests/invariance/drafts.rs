@@ -1,10 +1,10 @@
 //! Drafts change how many tokens a step brings, never which: the same bits as without, whatever is guessed, in any batch,
 //! behind a prefix hit and after a preemption, on all ranks.
 
-use crate::player::{BLOCK, Job, Player, config, latents, speculating};
+use crate::player::{BLOCK, Job, Player, config, latents, layer_drafting, shared, speculating};
 use crate::{PROMPT, TOTAL, name, rules, worlds};
-use executor::Dtype;
-use protocol::{RowError, Sampling, Token, TokenLogprobs};
+use executor::{Dtype, ExecutorConfig};
+use protocol::{Acceptance, RowError, Sampling, Token, TokenLogprobs};
 
 /// A request that repeats itself, and so do guesses.
 pub(crate) fn job(id: u64, sampling: &Sampling, drafts: u8) -> Job {
@@ -148,4 +148,31 @@ fn an_error_behind_accepted_drafts_costs_no_token() {
     for drafts in 0..=4 {
         assert_eq!(said_before_error(drafts), [5, 5], "{drafts} drafts");
     }
+}
+
+/// A benchmark's drafts stand by chance, about as often as it says, on all ranks alike.
+#[test]
+fn by_chance_as_many_drafts_stand_as_asked_for() {
+    let chance = |mut config: ExecutorConfig, per_mille| {
+        let how = config.settings.speculation.as_mut().unwrap();
+        how.acceptance = Acceptance::Synthetic { per_mille };
+        let mut player = Player::with(config);
+        let mut found = [0; 2];
+        for id in 0..6 {
+            let mut job = job(id, &rules()[0], 1);
+            player.finish(&mut job, PROMPT, PROMPT + 100);
+            found = [found[0] + job.drafted, found[1] + job.accepted];
+            player.free(job.table);
+        }
+        found
+    };
+    let layer = || layer_drafting(Dtype::Float32, 1);
+    let [drafted, accepted] = chance(layer(), 1000);
+    assert!(drafted > 200 && accepted == drafted, "{accepted} of {drafted}");
+    assert_eq!(chance(layer(), 0)[1], 0);
+    let [drafted, accepted] = chance(layer(), 600);
+    let share = accepted as f64 / drafted as f64;
+    assert!((0.5..0.7).contains(&share), "{accepted} of {drafted}");
+    // The player holds the answers of both ranks against each other.
+    assert_eq!(chance(shared(layer(), 2, false), 600), [drafted, accepted]);
 }

@@ -4,7 +4,7 @@ use crate::drafts::{job, said};
 use crate::player::{BLOCK, Player, experts, layer_drafting, placed, shared, speculating};
 use crate::{PROMPT, TOTAL, name, rules};
 use executor::{Dtype, Executor, ExecutorConfig, ExecutorError, SpeculationError};
-use protocol::{Drafter, Speculation};
+use protocol::Speculation;
 
 /// Alone, by two ranks that split heads and experts, and by two with whole experts.
 fn worlds(drafts: u8) -> [ExecutorConfig; 4] {
@@ -142,7 +142,8 @@ fn what_cannot_draft_by_a_layer_says_so() {
         other => panic!("{other:?}"),
     };
     let mut many = config();
-    many.settings.speculation = Some(Speculation { drafts: 5, drafter: Drafter::Layer });
+    many.settings.speculation =
+        Some(Speculation { drafts: 5, ..many.settings.speculation.unwrap() });
     assert_eq!(refused(many), SpeculationError::Drafts { drafts: 5 });
     for layers in [0, 2] {
         let mut other = config();

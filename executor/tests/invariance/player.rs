@@ -3,9 +3,9 @@
 use executor::{Dtype, Executor, ExecutorConfig, ExecutorError, KvSize, Masks, Meeting};
 use models::Config;
 use protocol::{
-    Batch, BlockId, Bucket, Drafter, Epoch, ExpertPlacement, Input, MaskRow, Parallel, Rank,
-    RequestId, Row, RowError, RowOutput, Sampling, Seat, SeatInit, Settings, Speculation, StepId,
-    StepOutput, TableUpdate, ThinVec, Token, TokenLogprobs,
+    Acceptance, Batch, BlockId, Bucket, Drafter, Epoch, ExpertPlacement, Input, MaskRow, Parallel,
+    Rank, RequestId, Row, RowError, RowOutput, Sampling, Seat, SeatInit, Settings, Speculation,
+    StepId, StepOutput, TableUpdate, ThinVec, Token, TokenLogprobs,
 };
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU32;
@@ -65,7 +65,8 @@ pub(crate) fn latents(dtype: Dtype) -> ExecutorConfig {
 /// The same model, whose rows may have drafts.
 pub(crate) fn speculating(mut config: ExecutorConfig, drafts: u8) -> ExecutorConfig {
     let drafter = Drafter::Ngram { min: 1, max: 3 };
-    config.settings.speculation = Some(Speculation { drafts, drafter });
+    config.settings.speculation =
+        Some(Speculation { drafts, drafter, acceptance: Acceptance::Exact });
     config
 }
 
@@ -73,7 +74,8 @@ pub(crate) fn speculating(mut config: ExecutorConfig, drafts: u8) -> ExecutorCon
 pub(crate) fn layer_drafting(dtype: Dtype, drafts: u8) -> ExecutorConfig {
     let mut config = latents(dtype);
     config.model.draft_layers = 1;
-    config.settings.speculation = Some(Speculation { drafts, drafter: Drafter::Layer });
+    config.settings.speculation =
+        Some(Speculation { drafts, drafter: Drafter::Layer, acceptance: Acceptance::Exact });
     config
 }
 

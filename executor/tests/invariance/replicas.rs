@@ -152,9 +152,12 @@ fn replicas_that_share_experts_find_the_tokens_of_one() {
 fn replicas_draft_together() {
     const DRAFTS: u8 = 3;
     for (tp_size, dp_size, drafter) in [(1, 2, true), (2, 2, true), (1, 4, true), (1, 2, false)] {
-        let of = |layer: bool| match layer {
-            true => layer_drafting(Dtype::Float32, DRAFTS),
-            false => speculating(experts(Dtype::Float32), DRAFTS),
+        let of = |layer: bool| {
+            if layer {
+                layer_drafting(Dtype::Float32, DRAFTS)
+            } else {
+                speculating(experts(Dtype::Float32), DRAFTS)
+            }
         };
         let mut config = of(drafter);
         config.settings.parallel = Parallel { tp_size, dp_size, experts: true };

@@ -27,6 +27,13 @@ use crate::cpu::sample::rules::{Pick, Picked, RowAnswer, RowRequest};
 use philox::{DRAW_TOKEN, gumbel, philox4x32_10};
 use row::{Scratch, choose, logprobs};
 
+/// A number in `(0, 1)` that decides whether the draft at a position stands, where such noise does: the same for each request,
+/// position and run.
+#[must_use]
+pub fn acceptance_noise(key: u64, position: u32) -> f32 {
+    philox::unit(philox::word(key, philox::DRAW_ACCEPT, 0, position))
+}
+
 /// Answers row by row, the rows spread over the threads, with memory of its own for each thread.
 #[derive(Debug)]
 pub(super) struct Sampler {

@@ -4,7 +4,7 @@ use expect_test::{Expect, expect};
 use protocol::codec::Message;
 use protocol::frame::{HEADER_BYTES, encode};
 use protocol::{
-    Batch, BlockId, Bucket, Capture, CollectiveTiming, Device, Drafter, Dtype, Epoch,
+    Acceptance, Batch, BlockId, Bucket, Capture, CollectiveTiming, Device, Drafter, Dtype, Epoch,
     ExpertPlacement, ExpertTokens, FromExecutor, FromNode, Handshake, Hello, HostSettings, Input,
     KvDtype, KvGroup, KvKind, KvSize, KvSpec, LinkOffer, Mask, MaskRow, Member, Memory, Pace,
     Parallel, Phase, Profiled, Rank, Replica, RequestId, Row, RowError, RowOutput, Sampling, Seat,
@@ -66,12 +66,12 @@ fn a_batch() {
     check(
         &ToExecutor::Batch(batch),
         &expect![[r#"
-            4844524e0a00030002000000000000009c00000009c0bbc5
-            95070281a54561676572910200929ccd012c0104100100c3c281a6546f6b656e
-            73c4045b50020091930001c4080900000070110100c0949eca0000000000ca3f
-            800000ca00000000ca3f800000ca00000000ca000000000090c4080500000000
-            0080bfc090c0c0cdfeed11c40801000000020000009ccd012c0104100100c3c2
-            81a953616d706c656441740691930001c4080900000070110100c0c0"#]],
+            4844524e0b00030002000000000000009d000000e53dec2c
+            96070281a5456167657291020000929ccd012c0104100100c3c281a6546f6b65
+            6e73c4045b50020091930001c4080900000070110100c0949eca0000000000ca
+            3f800000ca00000000ca3f800000ca00000000ca000000000090c40805000000
+            000080bfc090c0c0cdfeed11c40801000000020000009ccd012c0104100100c3
+            c281a953616d706c656441740691930001c4080900000070110100c0c0"#]],
     );
 }
 
@@ -87,7 +87,7 @@ fn masks() {
     check(
         &ToExecutor::Mask(mask),
         &expect![[r#"
-            4844524e0a00060002000000000000001500000026da2c60
+            4844524e0b00060002000000000000001500000084ab499f
             9207929300c4080100008002000000c29303c400c3"#]],
     );
 }
@@ -97,16 +97,16 @@ fn short_orders() {
     check(
         &ToExecutor::SizeKv { blocks: 65_536 },
         &expect![[r#"
-            4844524e0a0002000200000000000000060000005288ea88
+            4844524e0b000200020000000000000006000000e666ffd4
             91ce00010000"#]],
     );
     check(
         &ToExecutor::Profile { on: true },
         &expect![[r#"
-            4844524e0a0005000200000000000000020000006ae4e5bc
+            4844524e0b00050002000000000000000200000041e68cb3
             91c3"#]],
     );
-    check(&ToExecutor::Shutdown, &expect!["4844524e0a00040002000000000000000000000052a69f2d"]);
+    check(&ToExecutor::Shutdown, &expect!["4844524e0b000400020000000000000000000000acab93df"]);
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn a_step_output() {
     check(
         &FromExecutor::StepOutput(output),
         &expect![[r#"
-            4844524e0a00150002000000000000005f000000b9bdd2e7
+            4844524e0b00150002000000000000005f000000f309fba7
             9507029296c404030000000200c0919403cabf00000001c41003000000000000
             bf040000000000c0bf9096c4000000a9416c6c4d61736b656490909501ce000f
             4240cd01f4c39601cd0100ce000100000002cd0200c4080200010003000000"#]],
@@ -159,14 +159,14 @@ fn the_start() {
     check(
         &FromExecutor::Hello(hello),
         &expect![[r#"
-            4844524e0a001100020000000000000017000000bcf0554b
+            4844524e0b001100020000000000000017000000c2f1ab6b
             96010002a3637075a5302e312e30cfffffffffffffffff"#]],
     );
     let progress = FromExecutor::Progress { phase: Phase::Load, done: 1, total: 1 << 33 };
     check(
         &progress,
         &expect![[r#"
-            4844524e0a0012000200000000000000100000001d56d191
+            4844524e0b001200020000000000000010000000d68677ac
             93a44c6f616401cf0000000200000000"#]],
     );
     let group = KvGroup { layers: vec![0, 1], kind: KvKind::Full, bytes_per_block: 8_192 };
@@ -175,31 +175,31 @@ fn the_start() {
     check(
         &FromExecutor::Memory(memory),
         &expect![[r#"
-            4844524e0a001300020000000000000018000000c937b32b
+            4844524e0b001300020000000000000018000000e22273f6
             9392109193920001a446756c6ccd2000cd01f492cd012c0c"#]],
     );
     let fault = FromExecutor::Fault { step: Some(StepId(7)), text: "gone".to_owned() };
     check(
         &fault,
         &expect![[r#"
-            4844524e0a0016000200000000000000070000000db152d3
+            4844524e0b001600020000000000000007000000354181a6
             9207a4676f6e65"#]],
     );
     let profiled = Profiled::Started("/t/rank0-1.json".to_owned());
     check(
         &FromExecutor::Profiled(profiled),
         &expect![[r#"
-            4844524e0a0018000200000000000000190000003625c800
+            4844524e0b001800020000000000000019000000c6c021b9
             81a753746172746564af2f742f72616e6b302d312e6a736f6e"#]],
     );
     let done = FromExecutor::StepDone { step: StepId(7), ns: 1_000_000 };
     check(
         &done,
         &expect![[r#"
-            4844524e0a001900020000000000000007000000197771fb
+            4844524e0b0019000200000000000000070000002187a28e
             9207ce000f4240"#]],
     );
-    check(&FromExecutor::Beat, &expect!["4844524e0a001700020000000000000000000000cda0be83"]);
+    check(&FromExecutor::Beat, &expect!["4844524e0b00170002000000000000000000000033adb271"]);
 }
 
 #[test]
@@ -223,7 +223,11 @@ fn the_settings() {
         kv: KvSize::Blocks(64),
         memory_utilization: 0.9,
         capture: Capture::Nothing,
-        speculation: Some(Speculation { drafts: 3, drafter: Drafter::Ngram { min: 2, max: 5 } }),
+        speculation: Some(Speculation {
+            drafts: 3,
+            drafter: Drafter::Ngram { min: 2, max: 5 },
+            acceptance: Acceptance::Synthetic { per_mille: 700 },
+        }),
         logprobs_max: 20,
         profile: None,
         epoch: Epoch(2),
@@ -237,11 +241,11 @@ fn the_settings() {
     check(
         &settings,
         &expect![[r#"
-            4844524e0a000100020000000000000061000000ca7aac43
+            4844524e0b00010002000000000000007000000049d7de7d
             dc001ca22f6dc001a343707590c0c0a7466c6f61743332a44175746f0210cd01
             00cd0100044081a6426c6f636b7340cb3feccccccccccccda74e6f7468696e67
-            920381a54e6772616d92020514c00201930201c30291929092cd012c00a22f78
-            c3"#]],
+            930381a54e6772616d92020581a953796e74686574696391cd02bc14c0020193
+            0201c30291929092cd012c00a22f78c3"#]],
     );
 }
 
@@ -251,14 +255,14 @@ fn the_nodes() {
     check(
         &Handshake::Challenge { nonce },
         &expect![[r#"
-            4844524e0a002100020000000000000024000000fcd13379
+            4844524e0b00210002000000000000002400000056255ddd
             91dc002001010101010101010101010101010101010101010101010101010101
             01010101"#]],
     );
     check(
         &Handshake::Answer { nonce, proof },
         &expect![[r#"
-            4844524e0a0022000200000000000000670000000ae5f39b
+            4844524e0b002200020000000000000067000000b76dad9d
             92dc002001010101010101010101010101010101010101010101010101010101
             01010101dc0020ccffccffccffccffccffccffccffccffccffccffccffccffcc
             ffccffccffccffccffccffccffccffccffccffccffccffccffccffccffccffcc
@@ -267,19 +271,19 @@ fn the_nodes() {
     check(
         &Handshake::Welcome { proof },
         &expect![[r#"
-            4844524e0a002300020000000000000044000000d3bd7e2f
+            4844524e0b00230002000000000000004400000090673c33
             91dc0020ccffccffccffccffccffccffccffccffccffccffccffccffccffccff
             ccffccffccffccffccffccffccffccffccffccffccffccffccffccffccffccff
             ccffccff"#]],
     );
-    check(&Handshake::Denied, &expect!["4844524e0a002e00020000000000000000000000a6b9228a"]);
+    check(&Handshake::Denied, &expect!["4844524e0b002e0002000000000000000000000058b42e78"]);
     let parallel = Parallel { tp_size: 1, dp_size: 2, experts: false };
     let build = "0.1.0".to_owned();
     let member = Member { node: 1, nodes: 2, parallel, build, manifest: 7 };
     check(
         &FromNode::Join(member),
         &expect![[r#"
-            4844524e0a00290002000000000000000e0000000ec21565
+            4844524e0b00290002000000000000000e0000000783ae70
             950102930102c2a5302e312e3007"#]],
     );
     let host = HostSettings {
@@ -292,37 +296,37 @@ fn the_nodes() {
     check(
         &FromNode::Link(LinkOffer { ticket: 9, rank: Rank(1), host }),
         &expect![[r#"
-            4844524e0a002a0002000000000000000b0000006756a5a6
+            4844524e0b002a0002000000000000000b000000c7c49bf8
             93090195a22f6dc0c001c0"#]],
     );
     let text = || "gone".to_owned();
     check(
         &FromNode::NotStarted { ticket: 9, text: text() },
         &expect![[r#"
-            4844524e0a002b00020000000000000007000000164e59ff
+            4844524e0b002b000200000000000000070000002ebe8a8a
             9209a4676f6e65"#]],
     );
     check(
         &FromNode::Ended { rank: Rank(1), epoch: Epoch(2), text: text() },
         &expect![[r#"
-            4844524e0a002c00020000000000000008000000de8a5aa5
+            4844524e0b002c000200000000000000080000005048151f
             930102a4676f6e65"#]],
     );
-    check(&FromNode::Beat, &expect!["4844524e0a002d000200000000000000000000006c462b76"]);
-    check(&ToNode::Accepted, &expect!["4844524e0a002400020000000000000000000000f854ce89"]);
+    check(&FromNode::Beat, &expect!["4844524e0b002d00020000000000000000000000924b2784"]);
+    check(&ToNode::Accepted, &expect!["4844524e0b0024000200000000000000000000000659c27b"]);
     check(
         &ToNode::Refused { text: text() },
         &expect![[r#"
-            4844524e0a0025000200000000000000060000009cf4b8eb
+            4844524e0b002500020000000000000006000000281aadb7
             91a4676f6e65"#]],
     );
     let start = ToNode::Start { replica: Replica(1), epoch: Epoch(2), ticket: 9 };
     check(
         &start,
         &expect![[r#"
-            4844524e0a0026000200000000000000040000009902a946
+            4844524e0b00260002000000000000000400000024f5ea71
             93010209"#]],
     );
-    check(&ToNode::Leave, &expect!["4844524e0a00270002000000000000000000000032abc775"]);
-    check(&ToNode::Beat, &expect!["4844524e0a002800020000000000000000000000c330dd77"]);
+    check(&ToNode::Leave, &expect!["4844524e0b002700020000000000000000000000cca6cb87"]);
+    check(&ToNode::Beat, &expect!["4844524e0b0028000200000000000000000000003d3dd185"]);
 }

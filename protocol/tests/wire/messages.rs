@@ -4,11 +4,11 @@ use proptest::collection::vec;
 use proptest::option::of;
 use proptest::prelude::*;
 use protocol::{
-    Batch, BlockId, Bucket, Capture, CollectiveTiming, Device, DeviceLibraries, Drafter, Dtype,
-    Epoch, ExpertPlacement, ExpertTokens, FromExecutor, FromNode, Handshake, Hello, HostSettings,
-    Input, KvDtype, KvGroup, KvKind, KvSize, KvSpec, LinkOffer, Member, Memory, Pace, Parallel,
-    Phase, Profiled, Rank, Ready, Replica, RequestId, Row, RowError, RowOutput, Sampling, Seat,
-    SeatInit, Settings, Speculation, StepId, StepOutput, StepTiming, TableUpdate, ToExecutor,
+    Acceptance, Batch, BlockId, Bucket, Capture, CollectiveTiming, Device, DeviceLibraries,
+    Drafter, Dtype, Epoch, ExpertPlacement, ExpertTokens, FromExecutor, FromNode, Handshake, Hello,
+    HostSettings, Input, KvDtype, KvGroup, KvKind, KvSize, KvSpec, LinkOffer, Member, Memory, Pace,
+    Parallel, Phase, Profiled, Rank, Ready, Replica, RequestId, Row, RowError, RowOutput, Sampling,
+    Seat, SeatInit, Settings, Speculation, StepId, StepOutput, StepTiming, TableUpdate, ToExecutor,
     ToNode, Token, TokenLogprobs,
 };
 
@@ -244,6 +244,10 @@ pub(crate) fn settings() -> impl Strategy<Value = Settings> {
                     drafter: match n % 2 {
                         0 => Drafter::Ngram { min: (n >> 8) as u8, max: (n >> 16) as u8 },
                         _ => Drafter::Layer,
+                    },
+                    acceptance: match n % 3 {
+                        0 => Acceptance::Synthetic { per_mille: (n >> 4) as u16 },
+                        _ => Acceptance::Exact,
                     },
                 }),
                 gpus: numbers.to_vec(),
