@@ -83,6 +83,10 @@ metrics-page:
 streams:
     cargo test --test bench -- --ignored --exact --nocapture http::many::ten_thousand_streams
 
+# A hundred thousand clients that leave at any moment, over a device that is a hash.
+vanish:
+    cargo test --test bench -- --ignored --exact --nocapture http::vanish::a_hundred_thousand_clients_leave
+
 # What two ranks take to gather words on this CPU, and a row of a real vocabulary to be sampled. Printed, not judged.
 rows:
     cargo test --release -p collectives --test shared -- --ignored --exact --nocapture what_a_gathering_costs

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use clap::Command;
 
-use super::foreign::{INERT, why_refused};
+use super::foreign::{INERT, is_so_anyway, why_refused};
 use super::{ConfigError, file, refused};
 
 /// A command line ready for clap.
@@ -148,6 +148,14 @@ impl Flags {
                 continue;
             }
             if let Some(because) = why_refused(name).filter(|_| value != Some("false")) {
+                let given = value.or_else(|| words.peek().map(|next| next.as_str()));
+                if let Some(given) = given.filter(|given| is_so_anyway(name, given)) {
+                    notes.push(format!("--{name} {given} changes nothing: it is so anyway"));
+                    if value.is_none() {
+                        words.next();
+                    }
+                    continue;
+                }
                 return refused(format!("--{name} is not supported: {because}"));
             }
             // What is not there may be switched off.

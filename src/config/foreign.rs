@@ -87,6 +87,39 @@ pub(super) fn why_refused(name: &str) -> Option<&'static str> {
     refused.map(|refused| refused.because)
 }
 
+/// Values with which refused flags ask for what is so anyway: manifests often spell out what is the default.
+pub(super) const SO_ANYWAY: &[(&str, &[&str])] = &[
+    ("pipeline-parallel-size", &["1"]),
+    ("decode-context-parallel-size", &["1"]),
+    ("prefill-context-parallel-size", &["1"]),
+    ("data-parallel-backend", &["mp"]),
+    ("expert-placement-strategy", &["linear"]),
+    ("quantization", &["none", "None"]),
+    ("tokenizer-mode", &["auto", "hf"]),
+    ("config-format", &["auto", "hf"]),
+    ("model-impl", &["auto"]),
+    ("task", &["auto", "generate"]),
+    ("runner", &["auto", "generate"]),
+    ("convert", &["auto", "none"]),
+    ("chat-template-content-format", &["auto", "string"]),
+    ("response-role", &["assistant"]),
+    ("logprobs-mode", &["raw_logprobs"]),
+    ("guided-decoding-backend", &["auto", "guidance"]),
+    ("stream-interval", &["1"]),
+    ("safetensors-load-strategy", &["lazy"]),
+    ("cpu-offload-gb", &["0"]),
+    ("swap-space", &["0"]),
+    ("attention-backend", &["auto"]),
+    ("moe-backend", &["auto"]),
+    ("linear-backend", &["auto"]),
+    ("performance-mode", &["balanced"]),
+];
+
+/// Whether a flag that is refused with other values asks for what is so anyway.
+pub(super) fn is_so_anyway(name: &str, value: &str) -> bool {
+    SO_ANYWAY.iter().any(|(flag, values)| *flag == name && values.contains(&value))
+}
+
 const fn refused(because: &'static str, names: &'static str) -> Refused {
     Refused { because, names }
 }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use clap::{Arg, Command, CommandFactory as _};
 
 use super::Cli;
-use super::foreign::{INERT, REFUSED};
+use super::foreign::{INERT, REFUSED, SO_ANYWAY};
 
 /// Where the committed copy lives, from the repository's root.
 pub fn reference_path() -> &'static str {
@@ -106,6 +106,12 @@ fn foreign(out: &mut String) {
     out.push_str("| flag | because |\n|---|---|\n");
     for flag in INERT {
         let _infallible = writeln!(out, "| `--{}` | {} |", flag.name, flag.because);
+    }
+    out.push_str("\nAccepted with these values, which ask for what is so anyway, and refused with others:\n\n");
+    out.push_str("| flag | values |\n|---|---|\n");
+    for (flag, values) in SO_ANYWAY {
+        let values: Vec<String> = values.iter().map(|value| format!("`{value}`")).collect();
+        let _infallible = writeln!(out, "| `--{flag}` | {} |", values.join(", "));
     }
     out.push_str(
         "\nRefused, with the reason; to switch one off that is off anyway changes nothing:\n\n",

@@ -136,6 +136,25 @@ fn what_is_not_there_may_be_switched_off() {
 }
 
 #[test]
+fn a_refused_flag_may_ask_for_what_is_so_anyway() {
+    for (flag, values) in foreign::SO_ANYWAY {
+        assert!(foreign::why_refused(flag).is_some(), "--{flag} is not refused with any value");
+        for value in *values {
+            for line in [format!("--{flag} {value} M"), format!("M --{flag}={value}")] {
+                let ready = run(&format!("serve {line}")).unwrap();
+                assert!(ready.notes.len() == 1 && ready.notes[0].contains(value), "{line}");
+                assert_eq!(serve(&line).model.model.as_deref(), Some("M"), "{line}");
+            }
+        }
+        for line in [format!("M --{flag} other"), format!("M --{flag}")] {
+            assert_eq!(error(&format!("serve {line}")).0, 1, "{line}");
+        }
+    }
+    assert_eq!(serve("M -pp 1 --tp 1").parallel.tensor_parallel_size, 1);
+    assert_eq!(error("serve M -pp 2").0, 1);
+}
+
+#[test]
 fn an_inert_flag_is_refused_where_it_would_change_something() {
     for line in ["M --distributed-executor-backend mp", "M --distributed_executor_backend=uni"] {
         let notes = run(&format!("serve {line}")).unwrap().notes;

@@ -160,7 +160,8 @@ async fn read(
     }
 }
 
-fn resident_bytes() -> usize {
+/// Memory that this process holds.
+pub(super) fn resident_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.split_whitespace().next().unwrap().parse::<usize>().unwrap() << 10

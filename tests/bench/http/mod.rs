@@ -11,6 +11,7 @@ mod many;
 mod paced;
 mod stuck;
 mod trials;
+mod vanish;
 
 use crate::hash_model::Reading;
 use crate::http_host::{Server, Setup};

@@ -1,0 +1,165 @@
+//! A hundred thousand clients that leave at any moment: in the head, in the body, in the queue, in the prefill, in the
+//! stream. Nothing of them may be left, and who stays gets the answer of a server that has nobody else.
+
+use super::many::resident_bytes;
+use crate::http_host::{Server, Setup};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+const CLIENTS: u64 = 100_000;
+/// Threads that they come from.
+const CROWDS: u64 = 8;
+/// Of the clients of a thread, every one of so many stays.
+const STAYS: u64 = 250;
+/// So long a client waits for bytes before it leaves.
+const PATIENCE: Duration = Duration::from_millis(20);
+/// So long may the server take to forget the last ones.
+const FORGOTTEN: Duration = Duration::from_secs(5);
+/// Until the last sockets are closed.
+const CLOSED: Duration = Duration::from_millis(500);
+/// Bytes of memory that a client may leave behind: the allocator keeps some pages more or less.
+const GROWTH_MAX: u64 = 64;
+
+/// Where a client leaves.
+const MOMENTS: [&str; 7] = [
+    "in the head",
+    "in the body",
+    "behind it",
+    "soon after",
+    "behind the first bytes",
+    "behind some bytes",
+    "tired of waiting",
+];
+/// Bytes were waited for, and did not come.
+const PATIENCE_ENDED: usize = 6;
+
+/// A small generator: splitmix64.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (z ^ (z >> 27)) % n
+    }
+}
+
+fn request(prompt: &str, more: &str) -> (String, String) {
+    let body = format!(r#"{{"prompt":"{prompt}","ignore_eos":true,{more}}}"#);
+    let length = body.len();
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json";
+    (format!("{head}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"), body)
+}
+
+/// Ports come back a moment after so many connections have ended.
+fn connect(address: SocketAddr) -> TcpStream {
+    loop {
+        match TcpStream::connect(address) {
+            Ok(stream) => return stream,
+            Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// One client; which moment it left at.
+fn leave(address: SocketAddr, dice: &mut Dice) -> usize {
+    let words = "once upon a time ".repeat(dice.below(40) as usize + 1);
+    let stream = dice.below(4) > 0;
+    let n = 1 + dice.below(2);
+    let (head, body) = request(&words, &format!(r#""max_tokens":500,"n":{n},"stream":{stream}"#));
+    let moment = dice.below(PATIENCE_ENDED as u64) as usize;
+    let mut socket = connect(address);
+    let _ = socket.set_read_timeout(Some(PATIENCE));
+    let part =
+        |text: &str, dice: &mut Dice| text[..dice.below(text.len() as u64) as usize].to_owned();
+    let sent = match moment {
+        0 => part(&head, dice),
+        1 => head + &part(&body, dice),
+        _ => head + &body,
+    };
+    // Whatever the server says to that, nobody is there to hear it.
+    let _ = socket.write_all(sent.as_bytes());
+    if moment == 3 {
+        std::thread::sleep(Duration::from_micros(dice.below(5_000)));
+    }
+    let reads = [0, 0, 0, 0, 1, 1 + dice.below(8)][moment];
+    let mut buffer = [0_u8; 512];
+    for _ in 0..reads {
+        match socket.read(&mut buffer) {
+            Ok(length) if length > 0 => {}
+            _ => return PATIENCE_ENDED,
+        }
+    }
+    moment
+}
+
+/// The text of a request that is waited for.
+fn stay(address: SocketAddr) -> String {
+    let (head, body) = request("who stays", r#""max_tokens":20,"seed":1"#);
+    let mut socket = connect(address);
+    socket.write_all((head + &body).as_bytes()).unwrap();
+    let mut reply = String::new();
+    socket.read_to_string(&mut reply).unwrap();
+    assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
+    let (_, text) = reply.split_once(r#""text":""#).unwrap();
+    text.split_once(r#"","logprobs""#).unwrap().0.to_owned()
+}
+
+fn crowd(address: SocketAddr, seed: u64, expected: &str) -> [u64; MOMENTS.len()] {
+    let mut dice = Dice(seed);
+    let mut left = [0; MOMENTS.len()];
+    for client in 0..CLIENTS / CROWDS / 2 {
+        left[leave(address, &mut dice)] += 1;
+        if client % STAYS == 0 {
+            assert_eq!(stay(address), expected);
+        }
+    }
+    left
+}
+
+/// Half of the clients, from all crowds at once; how many left at each moment.
+fn half(address: SocketAddr, seed: u64, expected: &str) -> [u64; MOMENTS.len()] {
+    let counts: Vec<[u64; MOMENTS.len()]> = std::thread::scope(|scope| {
+        let seeds = seed..seed + CROWDS;
+        let crowds: Vec<_> =
+            seeds.map(|seed| scope.spawn(move || crowd(address, seed, expected))).collect();
+        crowds.into_iter().map(|crowd| crowd.join().unwrap()).collect()
+    });
+    std::array::from_fn(|at| counts.iter().map(|left| left[at]).sum())
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[test]
+#[ignore = "a measurement; run it alone"]
+fn a_hundred_thousand_clients_leave() {
+    let setup = Setup { step_time: Duration::from_millis(1), blocks: 4_096, ..Setup::default() };
+    let server = Server::start(&setup);
+    let (address, start) = (server.address, Instant::now());
+    let expected = stay(address);
+    let first = half(address, 0, &expected);
+    server.wait_idle(FORGOTTEN);
+    std::thread::sleep(CLOSED);
+    let (memory, open) = (resident_bytes(), descriptors());
+    let second = half(address, CROWDS, &expected);
+    let (seconds, end) = (start.elapsed().as_secs_f64(), Instant::now());
+    server.wait_idle(FORGOTTEN);
+    let forgotten = end.elapsed();
+    std::thread::sleep(CLOSED);
+    let (after, still_open) = (resident_bytes(), descriptors());
+    println!("{CLIENTS} clients left in {seconds:.1} s; idle {forgotten:?} behind the last");
+    for (at, name) in MOMENTS.iter().enumerate() {
+        println!("  {} {name}", first[at] + second[at]);
+    }
+    println!("second half: resident {memory} -> {after} bytes, descriptors {open} -> {still_open}");
+    assert!(still_open <= open, "{open} descriptors before, {still_open} after");
+    let grown = after.saturating_sub(memory) as u64 / (CLIENTS / 2);
+    assert!(grown <= GROWTH_MAX, "{grown} bytes for each client");
+    assert_eq!(stay(address), expected);
+}
