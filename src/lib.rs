@@ -10,6 +10,7 @@ pub mod grammar;
 pub mod hub;
 pub mod kv_events;
 pub mod launcher;
+pub mod log;
 pub mod metrics;
 pub mod progress;
 pub mod server;

@@ -1,6 +1,7 @@
 //! Entry point: parses the command line and runs one role.
 
 use hadron::config::{self, Command, ConfigError, Invocation, LogFormat};
+use hadron::log::LogWriter;
 use hadron::{bench, eval, events, launcher, synth};
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -17,7 +18,7 @@ const LOG_FILTER: &str = "info";
 fn start_log(format: LogFormat, filter: &str) {
     let log = tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new(filter))
-        .with_writer(std::io::stderr);
+        .with_writer(LogWriter::default());
     match format {
         LogFormat::Human => log.with_ansi(std::io::stderr().is_terminal()).init(),
         LogFormat::Json => {
@@ -32,7 +33,7 @@ fn start_log(format: LogFormat, filter: &str) {
 fn complain(format: LogFormat, error: &anyhow::Error) {
     match format {
         // A closed stderr leaves the exit code.
-        LogFormat::Human => drop(writeln!(std::io::stderr(), "hadron: {error:#}")),
+        LogFormat::Human => LogWriter::default().say(&format!("hadron: {error:#}")),
         LogFormat::Json => tracing::error!(cause = format!("{error:#}"), "hadron failed"),
     }
 }

@@ -17,6 +17,7 @@ use super::{device, grammar_worker, info, listen, parsers, settings, signals};
 use crate::config::{DeviceKind, Environment, Length, LogFormat, ServeArgs};
 use crate::grammar::Grammars;
 use crate::kv_events::{Bound, Feed, Publisher, TopicWords};
+use crate::log::LogWriter;
 use crate::metrics::{CacheFacts, Metrics, MetricsConfig};
 use crate::progress::{Progress, Unit};
 use crate::server::app::{App, ModelCard, Serving};
@@ -28,7 +29,6 @@ use anyhow::{Context, Result, anyhow, bail};
 use protocol::{Epoch, Phase};
 use scheduler::{Engine, EngineConfig, EngineError, KvConfig};
 use std::hash::{BuildHasher, RandomState};
-use std::io::Write;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -379,10 +379,7 @@ fn engine(args: &ServeArgs, files: &ModelFiles, up: &Up) -> Result<(Engine, u32)
 /// Says that all is well: to people with what to type next, to collectors of logs as an event.
 fn greet(format: LogFormat, serving: &Serving, address: SocketAddr) {
     match format {
-        LogFormat::Human => {
-            // A closed stderr is no reason not to serve.
-            let _ = writeln!(std::io::stderr(), "{}", greeting(serving, address));
-        }
+        LogFormat::Human => LogWriter::default().say(&greeting(serving, address)),
         LogFormat::Json => {
             let model = serving.card.names.first().map_or("", String::as_str);
             let (max_model_len, kv_cache_tokens) =

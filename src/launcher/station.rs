@@ -23,13 +23,16 @@ struct Sent {
     masked: bool,
 }
 
+/// Signs of life come every second; those that a pause of this process has piled up come at once.
+const LOOKS_APART_MS: u64 = 500;
+
 /// One of the executors.
 struct Seat {
     rank: Rank,
     /// The last step it has done.
     done: StepId,
-    /// The step that was late at its last sign of life.
-    late: Option<StepId>,
+    /// The step that was late at its last sign of life, and when that was first seen.
+    late: Option<(StepId, u64)>,
     /// Who waits for its answers to orders to record, in their order.
     profiling: VecDeque<UnboundedSender<Profiled>>,
 }
@@ -170,21 +173,29 @@ impl Station {
         Some((first.at_ms, self.deadline.of(first.tokens).as_millis() as u64))
     }
 
-    /// A rank gave a sign of life. A step is lost only if it was late at two signs of life of a rank in a row: had
-    /// this process been paused, its answer would have arrived in between.
+    /// A rank gave a sign of life. A step is lost only if it was late at two signs of life of a rank that did not come
+    /// at once: had this process been paused, so has the step's way to the rank or its answer, and both arrive in between.
     pub(super) fn beat(&mut self, rank: u16, now_ms: u64) -> Lateness {
         let Some(seat) = self.seats.get_mut(usize::from(rank)) else { return Lateness::default() };
         let overdue = self.sent.front().filter(|first| {
             let limit_ms = self.deadline.of(first.tokens).as_millis();
             u128::from(now_ms.saturating_sub(first.at_ms)) > limit_ms
         });
-        let before = std::mem::replace(&mut seat.late, overdue.map(|first| first.step));
-        let Some(first) = overdue else { return Lateness::default() };
-        if before == Some(first.step) {
-            return Lateness { ranks: Vec::new(), cause: Some(self.cause(first, now_ms)) };
+        let Some(first) = overdue else {
+            seat.late = None;
+            return Lateness::default();
+        };
+        if let Some((step, since_ms)) = seat.late
+            && step == first.step
+        {
+            let apart = now_ms.saturating_sub(since_ms) >= LOOKS_APART_MS;
+            let cause = apart.then(|| self.cause(first, now_ms));
+            return Lateness { ranks: Vec::new(), cause };
         }
+        seat.late = Some((first.step, now_ms));
         // Told once, with the first sign of life that finds it late.
-        let found = self.seats.iter().filter(|seat| seat.late == Some(first.step)).count() == 1;
+        let is_late = |seat: &&Seat| seat.late.is_some_and(|(step, _)| step == first.step);
+        let found = self.seats.iter().filter(is_late).count() == 1;
         let ranks = if found { self.behind(first.step).collect() } else { Vec::new() };
         Lateness { ranks, cause: None }
     }
@@ -271,6 +282,18 @@ mod tests {
         let cause = "step 1 is not answered after 1071 ms, its deadline is 70 ms; \
                      late: rank 4, rank 6";
         assert_eq!(station.beat(2, 2_071).cause.as_deref(), Some(cause));
+    }
+
+    #[test]
+    fn signs_of_life_that_a_pause_has_piled_up_are_one_look() {
+        let (mut station, _sent) = station();
+        station.send(batch(1), 1, 0);
+        // This process stood still for eight seconds; the batch never left it, the executor went on beating.
+        for _ in 0..8 {
+            assert_eq!(station.beat(0, 8_000).cause, None);
+        }
+        assert_eq!(station.beat(0, 8_499).cause, None);
+        assert!(station.beat(0, 9_000).cause.is_some(), "but then it is lost");
     }
 
     #[test]

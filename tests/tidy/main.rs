@@ -5,6 +5,7 @@
 
 mod deploy;
 mod graph;
+mod reliability;
 mod sizes;
 mod sources;
 mod tree;

@@ -71,6 +71,45 @@ fn clocks_stay_out_of_the_deciding_arm() {
     forbid("the scheduler is told the time", &hits(&rust_files(), clock));
 }
 
+/// Whatever judges, waits or orders is told a time that never jumps.
+#[test]
+fn the_wall_clock_only_dates_what_is_shown() {
+    let shown = [
+        "src/server/loads.rs",
+        "src/server/openai/exchange.rs",
+        "src/text/chat_template.rs",
+        "src/text/strftime.rs",
+        "src/metrics/process.rs",
+        "src/metrics/unused.rs",
+        "src/kv_events/feed.rs",
+        "executor/src/trace/session.rs",
+    ];
+    let reads = |path: &str, code: &str| {
+        !in_tests(path)
+            && !path.starts_with("kernels/emu")
+            && !shown.contains(&path)
+            && (code.contains("SystemTime") || code.contains("UNIX_EPOCH"))
+    };
+    forbid("a jump of the wall clock must change no decision", &hits(&rust_files(), reads));
+}
+
+#[test]
+fn checks_stay_on_in_release() {
+    let manifest: toml::Table = read("Cargo.toml").parse().unwrap();
+    let release = &manifest["profile"]["release"];
+    assert_eq!(release["overflow-checks"].as_bool(), Some(true));
+    let without: Vec<&String> = release["package"].as_table().unwrap().keys().collect();
+    assert_eq!(without, ["kernels"], "the one whose loops are checked at their edge");
+    // Of what decides, and of what reads requests, model folders and the wire.
+    let reads = ["protocol/src", "kvcache/src", "scheduler/src", "src/", "models/src/weights"];
+    let vanishes = |path: &str, code: &str| {
+        reads.iter().any(|part| path.starts_with(part))
+            && path != "src/config/tests.rs"
+            && code.contains("debug_assert")
+    };
+    forbid("a check that a release build leaves out", &hits(&rust_files(), vanishes));
+}
+
 #[test]
 fn the_binary_names_no_kernel_and_keeps_its_ladder() {
     let wrong = |path: &str, code: &str| {

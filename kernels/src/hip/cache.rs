@@ -115,4 +115,30 @@ mod tests {
         assert_eq!(cache.read(2), None);
         fs::remove_file(&file).unwrap();
     }
+
+    /// As the ranks of a host do that start together: everybody finds nothing, everybody writes.
+    #[test]
+    fn writers_that_race_leave_one_whole_file() {
+        let folder = folder("cache-race");
+        let image: Vec<u8> = (0..100_000).map(|i| i as u8).collect();
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                // Names of temporary files meet, as those of containers may that share a folder.
+                let cache = Cache { folder: folder.clone(), writes: AtomicU32::new(0) };
+                let image = &image;
+                scope.spawn(move || {
+                    for _ in 0..50 {
+                        cache.write(3, image);
+                        let read = cache.read(3);
+                        assert!(read.is_none_or(|found| found == *image), "half a file was read");
+                    }
+                });
+            }
+        });
+        let cache = Cache::new(folder);
+        cache.write(3, &image);
+        assert_eq!(cache.read(3), Some(image));
+        assert_eq!(fs::read_dir(&cache.folder).unwrap().count(), 1);
+        fs::remove_dir_all(&cache.folder).unwrap();
+    }
 }

@@ -3,11 +3,12 @@
 use super::Process;
 use crate::config::{LogFormat, SECRET_VARIABLE};
 use crate::launcher::child_process::OWN_BINARY;
+use crate::log::LogWriter;
 use protocol::link::{FrameReader, FrameWriter, Sending, Socket};
 use protocol::{Epoch, FromExecutor, Rank, Settings};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::fmt;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -146,6 +147,7 @@ fn watch(mut child: Child, end: Arc<End>, link: Socket) -> io::Result<()> {
 fn pass_on(stderr: ChildStderr, rank: Rank) -> io::Result<()> {
     let started = thread::Builder::new().name("executor-log".to_owned()).spawn(move || {
         let mut reader = BufReader::new(stderr);
+        let mut log = LogWriter::default();
         let mut line = Vec::new();
         loop {
             line.clear();
@@ -155,11 +157,10 @@ fn pass_on(stderr: ChildStderr, rank: Rank) -> io::Result<()> {
             }
             let text = String::from_utf8_lossy(&line);
             let text = text.trim_end();
-            // A closed stderr is no reason to stop the child.
-            let _ = match text.strip_prefix('{') {
-                Some(event) => writeln!(io::stderr(), "{{\"executor_rank\":{},{event}", rank.0),
-                None => writeln!(io::stderr(), "executor {}: {text}", rank.0),
-            };
+            match text.strip_prefix('{') {
+                Some(event) => log.say(&format!("{{\"executor_rank\":{},{event}", rank.0)),
+                None => log.say(&format!("executor {}: {text}", rank.0)),
+            }
         }
     });
     started.map(drop)

@@ -3,6 +3,7 @@
 mod access;
 mod drafts;
 mod drain;
+mod drills;
 pub(crate) mod executor_process;
 mod faults;
 mod forced_calls;

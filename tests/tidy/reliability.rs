@@ -1,0 +1,60 @@
+//! `docs/reliability.md` has a row for each fault, incident and figure, and the tests it names exist.
+
+use crate::tree::read;
+use std::collections::BTreeSet;
+
+/// Cells of the rows whose first cell is `name`.
+fn rows<'a>(page: &'a str, name: &str) -> Vec<Vec<&'a str>> {
+    let cells = |line: &'a str| line.trim_matches('|').split('|').map(str::trim).collect();
+    let lines = page.lines().filter(|line| line.starts_with('|'));
+    lines.map(cells).filter(|cells: &Vec<&str>| cells[0] == name).collect()
+}
+
+/// `path::name` of every test in a cell.
+fn tests(cell: &str) -> BTreeSet<(&str, &str)> {
+    cell.split('`').filter_map(|word| word.split_once(".rs::")).collect()
+}
+
+/// Whether a file has a test of this name: `#[test]` stands in front of its `fn`, with attributes and comments between.
+fn is_test(text: &str, name: &str) -> bool {
+    let head = format!("fn {name}(");
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let Some(at) = lines.iter().position(|line| line.starts_with(&head)) else { return false };
+    let above = lines[..at].iter().rev();
+    let attributes = above.take_while(|line| line.starts_with("#[") || line.starts_with("//"));
+    attributes.into_iter().any(|line| *line == "#[test]")
+}
+
+#[test]
+fn every_row_is_there_and_names_tests_that_exist() {
+    let page = read("docs/reliability.md");
+    let faults = (1..=44).map(|n| format!("F{n}"));
+    let incidents = (1..=22).map(|n| n.to_string());
+    let figures = (1..=19).map(|n| format!("G{n}"));
+    let mut wrong = Vec::new();
+    for name in faults.chain(incidents).chain(figures) {
+        let [row] = &rows(&page, &name)[..] else {
+            wrong.push(format!("{name}: not one row"));
+            continue;
+        };
+        let named = row.get(3).map(|cell| tests(cell)).unwrap_or_default();
+        if row.len() != 5 || named.is_empty() {
+            wrong.push(format!("{name}: {} cells, {} tests", row.len(), named.len()));
+        }
+        for (path, test) in named {
+            let path = format!("{path}.rs");
+            if !crate::tree::root().join(&path).exists() || !is_test(&read(&path), test) {
+                wrong.push(format!("{name}: there is no test {path}::{test}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "docs/reliability.md:\n  {}", wrong.join("\n  "));
+}
+
+#[test]
+fn a_test_is_told_from_a_function_of_its_name() {
+    assert!(is_test("#[test]\nfn a() {}", "a"));
+    assert!(is_test("    #[test]\n    #[ignore = \"x\"]\n    // Why.\n    fn a() {}", "a"));
+    assert!(!is_test("fn a() {}", "a") && !is_test("#[test]\nfn ab() {}", "a"));
+    assert!(!is_test("#[test]\nfn b() {}\n\nfn a() {}", "a"));
+}
