@@ -17,7 +17,19 @@ explore FROM COUNT:
 
 # Show that the simulator notices bugs planted on purpose.
 canary:
-    cargo test --test sim --features planted canary -- --nocapture
+    cargo test -p scheduler --test sim --features planted canary -- --nocapture
+
+# Let libFuzzer look for inputs that break a decoder (`ls fuzz/fuzz_targets`); needs `cargo install cargo-fuzz`.
+fuzz TARGET SECONDS="60":
+    cp Cargo.lock fuzz/Cargo.lock
+    mkdir -p target/fuzz/{{TARGET}}
+    RUSTC_BOOTSTRAP=1 cargo fuzz run {{TARGET}} target/fuzz/{{TARGET}} fuzz/corpus/{{TARGET}} -- -max_total_time={{SECONDS}} -max_len=16384 -timeout=30 -rss_limit_mb=4096
+
+# Mutants of the scheduler and the cache, one part of many (`0/50`): each must fail the unit tests, the walks or some seeds of the
+# simulator. Needs `cargo install cargo-mutants`; what is missed stands in mutants.out/missed.txt.
+mutants SHARD="0/50":
+    cargo mutants -p kvcache -p scheduler --test-package kvcache,scheduler --shard {{SHARD}} --timeout 180 --output target -- \
+        --lib --test sim --test walk --test setbacks -- --include-ignored --skip explore --skip replay --skip a_million_steps --skip groups_of_ranks
 
 # Goldens whose names contain MODEL; all without it.
 golden MODEL="":
@@ -70,6 +82,14 @@ bystanders:
 # Two hundred SIGKILLs and fifty SIGSTOPs of executors under load, one seed: tests/bench/results/cpu/kills.md.
 kills SEED="":
     {{ if SEED == "" { "" } else { "HADRON_KILLS_SEED=" + SEED } }} cargo test --test e2e -- --ignored --exact --nocapture kills::two_hundred_kills_and_fifty_stops
+
+# Links that break, executors that die and stop, drawn for so many minutes; every answer beside them is checked.
+chaos MINUTES="1":
+    HADRON_CHAOS_MINUTES={{MINUTES}} cargo test --test e2e -- --ignored --exact --nocapture chaos::drawn::minutes_of_chaos
+
+# Mixed traffic for so many minutes: slopes of memory, descriptors and p99, and what is left when all have gone.
+soak MINUTES="60":
+    HADRON_SOAK_MINUTES={{MINUTES}} cargo test --test e2e -- --ignored --exact --nocapture soak::hours_of_mixed_traffic
 
 # What a step pays for KV events when their publisher stands still.
 kv-overflow:

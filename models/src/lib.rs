@@ -30,4 +30,4 @@ pub use load::{LoadFormat, LoadOptions, load_model};
 pub use manifest::manifest;
 pub use model::{Exchange, Forward, ForwardError, Model, Probe, kv_layout, kv_spec};
 pub use placement::{PlacementError, check_placement};
-pub use weights::{Progress, Weights, check_split};
+pub use weights::{Progress, Weights, check_split, tensor_places};

@@ -86,7 +86,7 @@ pub enum GrammarError {
 }
 
 /// What compiles for one tokenizer.
-pub(super) struct Compiler {
+pub struct Compiler {
     factory: ParserFactory,
     ends: Arc<[Token]>,
     copies: Copies,
@@ -108,14 +108,16 @@ pub struct Compiled {
 
 /// What the trial of a grammar has found out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Findings {
+pub struct Findings {
     /// Most processor time of a mask.
     pub(super) slowest_mask: Duration,
 }
 
 impl Compiler {
+    /// What compiles for these tokens.
+    ///
     /// Errors: an explanation, if grammars cannot be followed with these tokens.
-    pub(super) fn new(vocabulary: Vocabulary) -> Result<Self, String> {
+    pub fn new(vocabulary: Vocabulary) -> Result<Self, String> {
         let ends: Arc<[Token]> = vocabulary.ends.clone().into();
         let trie = TokenTrie::new(vocabulary).ok_or("the model has no token that ends a text")?;
         let env: TokEnv = Arc::new(trie);
@@ -135,7 +137,7 @@ impl Compiler {
     /// Compiles and follows some texts, however long it takes.
     ///
     /// Errors: it is wrong, too large, or cannot be followed within limits.
-    pub(super) fn try_out(&self, constraint: &Constraint) -> Result<Findings, GrammarError> {
+    pub fn try_out(&self, constraint: &Constraint) -> Result<Findings, GrammarError> {
         let tried = guarded(constraint, || self.follow_some(constraint));
         let Form::Json { spaces: Spaces::Pattern(regex), .. } = &constraint.form else {
             return tried;

@@ -40,7 +40,7 @@ mod trial;
 mod vocabulary;
 
 pub use budget::{Budget, NewReader, Reader, Reading};
-pub use compile::{Compiled, GrammarError};
+pub use compile::{Compiled, Compiler, Findings, GrammarError};
 pub use constraint::{Constraint, Form, Spaces};
 pub use guide::Guide;
 pub use limits::{NESTING_MAX, TEXT_BYTES_MAX};

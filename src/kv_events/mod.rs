@@ -29,6 +29,7 @@ pub use follower::{Arrival, Follower};
 pub use journal::{Entry, Journal, Replay};
 pub use mirror::Mirror;
 pub use publisher::{Bound, Publisher};
+pub use replay::request as replay_request;
 pub use resident::{Resident, Violation};
 pub use sockets::SocketError;
 pub use source::Source;

@@ -74,7 +74,7 @@ impl ReplayDesk {
 }
 
 /// Who asks, and from which number on; `None` if the message is not `[id, "", u64 BE]`.
-fn request(frames: Vec<Vec<u8>>) -> Option<(Vec<u8>, u64)> {
+pub fn request(frames: Vec<Vec<u8>>) -> Option<(Vec<u8>, u64)> {
     let [peer, delimiter, start] = <[Vec<u8>; 3]>::try_from(frames).ok()?;
     let start = <[u8; 8]>::try_from(start).ok()?;
     delimiter.is_empty().then(|| (peer, u64::from_be_bytes(start)))

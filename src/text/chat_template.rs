@@ -7,6 +7,7 @@
 
 use std::fmt::Write as _;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -90,9 +91,9 @@ impl ChatTemplate {
                 return Err(invalid(format!("chat template beyond {TEMPLATE_BYTES_MAX} bytes")));
             }
             let text = without_generation_tags(&source.text);
-            environment
-                .add_template_owned(source.name, text)
-                .map_err(|e| invalid(format!("chat template: {e}")))?;
+            contained(|| environment.add_template_owned(source.name, text))
+                .and_then(|added| added.map_err(|e| e.to_string()))
+                .map_err(|reason| invalid(format!("chat template: {reason}")))?;
         }
         let guard = Guard::new(tokenizer.special_spellings())
             .map_err(|reason| LoadError::Invalid { path: dir.join("tokenizer.json"), reason })?;
@@ -109,9 +110,9 @@ impl ChatTemplate {
         output_bytes_max: usize,
     ) -> Result<Self, TextError> {
         let mut environment = environment();
-        environment
-            .add_template_owned("default", without_generation_tags(text))
-            .map_err(|e| TextError::NoTemplate(format!("{e:#}")))?;
+        contained(|| environment.add_template_owned("default", without_generation_tags(text)))
+            .and_then(|added| added.map_err(|e| format!("{e:#}")))
+            .map_err(TextError::NoTemplate)?;
         let guard = Guard::new(tokenizer.special_spellings()).map_err(TextError::Template)?;
         let special = tokenizer.special_tokens().to_vec();
         Ok(Self { environment, guard, special, output_bytes_max })
@@ -171,7 +172,8 @@ impl ChatTemplate {
         let template = named.map_or_else(|| self.environment.get_template("default"), Ok);
         let template = template.map_err(|e| TextError::Template(e.to_string()))?;
         let mut out = Capped { bytes: Vec::new(), max: self.output_bytes_max, full: false };
-        if let Err(error) = template.render_captured_to(context, &mut out) {
+        let rendered = contained(|| template.render_captured_to(context, &mut out));
+        if let Err(error) = rendered.map_err(TextError::Template)? {
             return Err(if out.full {
                 TextError::TooLong(self.output_bytes_max)
             } else {
@@ -180,6 +182,12 @@ impl ChatTemplate {
         }
         String::from_utf8(out.bytes).map_err(|e| TextError::Template(e.to_string()))
     }
+}
+
+/// What the library makes of a template. It panics where some of them reverse an empty text (2.24); such a template
+/// fails like any other.
+fn contained<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|_| "the template engine panicked".to_owned())
 }
 
 /// A template and where it was found.

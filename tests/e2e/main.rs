@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::print_stdout, reason = "scores are shown even where they pass")]
 
+#[path = "../support/fault_proxy.rs"]
+mod fault_proxy;
 #[path = "../support/hash_model.rs"]
 mod hash_model;
 #[path = "../support/http_client.rs"]
@@ -16,8 +18,10 @@ mod small_tokenizer;
 
 mod accuracy;
 mod accuracy_deepseek;
+mod chaos;
 mod hostile_grammars;
 mod http;
 mod invariance;
 mod kills;
 mod schemas;
+mod soak;

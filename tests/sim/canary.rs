@@ -1,6 +1,6 @@
 //! A simulator that finds nothing proves nothing: each planted bug must be found, and soon.
 //!
-//! Runs with `cargo test --test sim --features planted`.
+//! Runs with `just canary`.
 
 use crate::setup::GROUPS;
 use crate::swarm::sweep;

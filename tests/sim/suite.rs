@@ -9,6 +9,8 @@ use std::time::Instant;
 const SEEDS: u64 = 2400;
 /// Of worlds that are one group of ranks.
 const GROUP_SEEDS: u64 = 300;
+/// For each mutant of the scheduler and the cache.
+const MUTANT_SEEDS: u64 = 800;
 
 #[test]
 fn a_million_steps_break_nothing() {
@@ -51,6 +53,14 @@ fn groups_of_ranks_break_nothing() {
     let happened =
         [tally.idle_of_eight, tally.crashes, tally.relapses, tally.stale, tally.preemptions];
     assert!(happened.iter().all(|&count| count > 100), "too few faults: {tally:?}");
+}
+
+/// Of both kinds, in seconds: what mutation testing runs for each mutant.
+#[test]
+#[ignore = "a part of the two above, for `just mutants`"]
+fn seeds_for_mutants() {
+    judge(&sweep(0..MUTANT_SEEDS, Planted::default(), true));
+    judge(&sweep(GROUPS..GROUPS + MUTANT_SEEDS / 8, Planted::default(), true));
 }
 
 /// Fails with the first failure.

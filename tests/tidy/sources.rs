@@ -149,6 +149,7 @@ fn no_file_is_left_out_of_the_build() {
         let root_file = ["lib", "main", "build"].contains(&stem)
             || path.contains("/benches/")
             || path.contains("/examples/")
+            || path.starts_with("fuzz/fuzz_targets/")
             || path.starts_with("tests/support/")
             || !path.starts_with("tests/") && path.contains("/tests/")
             || files.iter().any(|f| {

@@ -9,6 +9,7 @@ use crate::error::{FileFault, TensorFault};
 use ops::MappedFile;
 use std::collections::BTreeMap;
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 const SINGLE: &str = "model.safetensors";
@@ -94,12 +95,7 @@ impl Checkpoint {
         let path = self.dir.join(name);
         let map =
             MappedFile::open(&path).map_err(|error| LoadError::Io { path: path.clone(), error })?;
-        let tensors = header::parse(&map).map_err(|fault| match fault {
-            HeaderFault::File(fault) => LoadError::File { path: path.clone(), fault },
-            HeaderFault::Tensor(tensor, fault) => {
-                LoadError::Tensor { path: path.clone(), tensor, fault }
-            }
-        })?;
+        let tensors = stored(&path, &map)?;
         let file = self.files.len();
         self.files.push(File { path: path.clone(), map });
         for (tensor, stored) in tensors {
@@ -115,6 +111,24 @@ impl Checkpoint {
         }
         Ok(())
     }
+}
+
+/// The tensors that a safetensors file says it holds.
+fn stored(path: &Path, file: &[u8]) -> Result<Vec<(String, Stored)>, LoadError> {
+    header::parse(file).map_err(|fault| match fault {
+        HeaderFault::File(fault) => LoadError::File { path: path.to_owned(), fault },
+        HeaderFault::Tensor(tensor, fault) => {
+            LoadError::Tensor { path: path.to_owned(), tensor, fault }
+        }
+    })
+}
+
+/// Name and bytes of each tensor in a safetensors file; `path` is for errors.
+///
+/// Errors: a header that is not one, or says what its file cannot hold.
+pub fn tensor_places(path: &Path, file: &[u8]) -> Result<Vec<(String, Range<usize>)>, LoadError> {
+    let place = |(name, stored): (String, Stored)| (name, stored.bytes);
+    Ok(stored(path, file)?.into_iter().map(place).collect())
 }
 
 /// The files a folder's weights are in, its index among them; opens none but the index.

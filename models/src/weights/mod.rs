@@ -11,6 +11,7 @@ mod source;
 #[cfg(test)]
 mod tests;
 
+pub use checkpoint::tensor_places;
 pub(crate) use checkpoint::weight_files;
 pub(crate) use source::Source;
 

@@ -163,6 +163,9 @@ fn refusals_and_bounds_are_typed() {
     let long = "{% for a in range(5000) %}{{ messages[0].content }}{% endfor %}";
     assert_eq!(render(long), Err(TextError::TooLong(1 << 20)));
     assert!(matches!(render("{{ messages.nope.nope }}"), Err(TextError::Template(_))));
+    // The library's own panics are failures of the template.
+    let reversed = render("{{ messages[0].content[0:0][::-1] }}");
+    assert!(matches!(reversed, Err(TextError::Template(_))), "{reversed:?}");
 }
 
 #[test]

@@ -187,7 +187,8 @@ fn nothing_listens_or_speaks_beyond_this_machine_unless_told() {
     let mut listening: Vec<SocketAddr> =
         sockets[0].iter().filter(|s| s.2).map(|(local, ..)| *local).collect();
     let mut expected = vec![process.address, admin.parse().unwrap(), events];
-    (listening.sort_unstable(), expected.sort_unstable());
+    listening.sort_unstable();
+    expected.sort_unstable();
     assert_eq!(listening, expected, "HTTP, operators, KV events and nothing else");
     assert!(sockets[1..].iter().flatten().all(|s| !s.2), "executors listen nowhere: {sockets:?}");
 }
@@ -198,9 +199,9 @@ fn where_descriptors_run_out_probes_are_still_answered() {
     // Inherited by the server, whose reserve for everything but connections is 256.
     let few = Rlimit { current: Some(300), ..limit };
     let start = || {
-        setrlimit(Resource::Nofile, few.clone()).unwrap();
+        setrlimit(Resource::Nofile, few).unwrap();
         let process = Process::start(&["--threads", "1"]);
-        setrlimit(Resource::Nofile, limit.clone()).unwrap();
+        setrlimit(Resource::Nofile, limit).unwrap();
         process
     };
     let process = start();

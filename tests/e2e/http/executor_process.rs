@@ -25,7 +25,7 @@ pub(super) fn children(parent: u32) -> Vec<u32> {
 }
 
 /// Those started as `hadron ROLE`.
-pub(super) fn children_as(role: &str, parent: u32) -> Vec<u32> {
+pub(crate) fn children_as(role: &str, parent: u32) -> Vec<u32> {
     let is_one = |pid: &u32| {
         let words = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         words.split('\0').nth(1) == Some(role)
@@ -34,13 +34,13 @@ pub(super) fn children_as(role: &str, parent: u32) -> Vec<u32> {
 }
 
 /// The one executor of a server.
-pub(super) fn executor(process: &Process) -> u32 {
+pub(crate) fn executor(process: &Process) -> u32 {
     let found = children_as("executor", process.id());
     let [only] = found[..] else { panic!("children: {found:?}") };
     only
 }
 
-pub(super) fn send(pid: u32, signal: &str) {
+pub(crate) fn send(pid: u32, signal: &str) {
     let sent = std::process::Command::new("kill").args([signal, &pid.to_string()]).status();
     assert!(sent.unwrap().success());
 }
@@ -80,7 +80,7 @@ pub(super) fn stream(address: SocketAddr, tokens: u32) -> (Client, String) {
     stream_of(address, &body(tokens, true))
 }
 
-pub(super) fn stream_of(address: SocketAddr, body: &Value) -> (Client, String) {
+pub(crate) fn stream_of(address: SocketAddr, body: &Value) -> (Client, String) {
     let mut client = Client::connect(address);
     client.send("POST", "/v1/completions", "", body.to_string().as_bytes());
     assert_eq!(client.read_head().unwrap().status, 200);
@@ -89,7 +89,7 @@ pub(super) fn stream_of(address: SocketAddr, body: &Value) -> (Client, String) {
 }
 
 /// The rest of a stream: its text and how it ended.
-pub(super) fn finish((mut client, mut events): (Client, String)) -> (String, Value) {
+pub(crate) fn finish((mut client, mut events): (Client, String)) -> (String, Value) {
     while let Some(chunk) = client.read_chunk().filter(|chunk| !chunk.is_empty()) {
         events += std::str::from_utf8(&chunk).unwrap();
     }

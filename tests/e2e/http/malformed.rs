@@ -188,8 +188,8 @@ fn exchange(address: SocketAddr, bytes: &[u8], counts: &mut [u64; 6]) {
         let _ = stream.shutdown(Shutdown::Write);
         reading.join().unwrap()
     });
-    for leak in [&b"panicked"[..], b".rs", b"src/", env!("CARGO_MANIFEST_DIR").as_bytes()] {
-        let at = find(&reading, leak);
+    for leak in ["panicked", "src/", "/usr/", "/root/", "/home/", env!("CARGO_MANIFEST_DIR")] {
+        let at = find(&reading, leak.as_bytes());
         let shown = at.map(|at| {
             String::from_utf8_lossy(&reading[at.saturating_sub(200)..reading.len().min(at + 50)])
                 .into_owned()

@@ -15,7 +15,7 @@ mod limits;
 mod malformed;
 mod messages;
 mod metrics;
-mod nodes;
+pub(crate) mod nodes;
 mod openapi;
 mod operators;
 pub(crate) mod process;

@@ -23,18 +23,27 @@ const SECRET: &str = "a secret of the tests of nodes";
 const SOON: Duration = Duration::from_mins(3);
 
 /// Where the nodes of one test meet: an address of loopback that is this process's, a port that is this test's.
-struct Place {
+pub(crate) struct Place {
     host: String,
     port: String,
 }
 
 impl Place {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         static TESTS: AtomicU16 = AtomicU16::new(0);
         let [_, a, b, c] = std::process::id().to_be_bytes();
         let host = format!("127.{}.{b}.{c}", 64 | (a & 63));
         let port = 20_000 + TESTS.fetch_add(1, Ordering::Relaxed);
         Self { host, port: port.to_string() }
+    }
+
+    /// Where something else listens for node 0.
+    pub(crate) fn at(address: SocketAddr) -> Self {
+        Self { host: address.ip().to_string(), port: address.port().to_string() }
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        format!("{}:{}", self.host, self.port).parse().unwrap()
     }
 
     fn connect(&self) -> TcpStream {
@@ -45,14 +54,14 @@ impl Place {
 }
 
 /// One of the processes.
-struct Node {
+pub(crate) struct Node {
     child: Child,
     said: Arc<Mutex<String>>,
 }
 
 impl Node {
     /// Node `rank` of two, with the secret of these tests.
-    fn start(place: &Place, rank: u16, more: &[&str]) -> Self {
+    pub(crate) fn start(place: &Place, rank: u16, more: &[&str]) -> Self {
         Self::with_secret(place, rank, more, SECRET)
     }
 
@@ -87,11 +96,11 @@ impl Node {
         (nodes.0, nodes.1, address)
     }
 
-    fn said(&self) -> String {
+    pub(crate) fn said(&self) -> String {
         self.said.lock().unwrap().clone()
     }
 
-    fn says(&self, words: &str) {
+    pub(crate) fn says(&self, words: &str) {
         let start = Instant::now();
         while !self.said().contains(words) {
             assert!(start.elapsed() < SOON, "no {words:?}: {}", self.said());
@@ -100,7 +109,7 @@ impl Node {
     }
 
     /// Once it is ready.
-    fn address(&self) -> SocketAddr {
+    pub(crate) fn address(&self) -> SocketAddr {
         self.says(" on http://");
         let said = self.said();
         let rest = said.split_once(" on http://").unwrap().1;
@@ -118,7 +127,11 @@ impl Node {
         only
     }
 
-    fn exits(&mut self) -> ExitStatus {
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
+    pub(crate) fn exits(&mut self) -> ExitStatus {
         let start = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -157,7 +170,7 @@ fn on_replica(rank: u16, tokens: u32, streamed: bool) -> Value {
     body
 }
 
-fn answer_of(at: SocketAddr, rank: u16, tokens: u32) -> String {
+pub(crate) fn answer_of(at: SocketAddr, rank: u16, tokens: u32) -> String {
     let reply = post(at, "/v1/completions", &on_replica(rank, tokens, false)).json();
     reply["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{reply}")).to_owned()
 }

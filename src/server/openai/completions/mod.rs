@@ -25,10 +25,8 @@ pub async fn handle(
 }
 
 /// Whether a body would be taken, as far as its fields alone decide.
-pub(crate) fn check(
-    fields: &mut Fields,
-    bounds: &Bounds,
-    defaults: &Defaults,
-) -> Result<(), ApiError> {
+///
+/// Errors: 400 naming the field.
+pub fn check(fields: &mut Fields, bounds: &Bounds, defaults: &Defaults) -> Result<(), ApiError> {
     CompletionRequest::take(fields, bounds, defaults).map(|_| ())
 }

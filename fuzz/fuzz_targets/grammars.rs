@@ -1,0 +1,7 @@
+//! libFuzzer over `tests/decoders/grammars.rs`.
+#![no_main]
+
+#[path = "../../tests/decoders/grammars.rs"]
+mod grammars;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| grammars::run(data));

@@ -1,0 +1,7 @@
+//! libFuzzer over `tests/decoders/tokenizers.rs`.
+#![no_main]
+
+#[path = "../../tests/decoders/tokenizers.rs"]
+mod tokenizers;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| tokenizers::run(data));

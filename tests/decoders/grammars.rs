@@ -1,0 +1,40 @@
+//! Grammars of requests, as they are tried: the first byte says of which form.
+
+use hadron::grammar::{Compiler, Constraint, Form, Spaces, TEXT_BYTES_MAX, Vocabulary};
+use protocol::Token;
+use std::cell::OnceCell;
+use std::sync::Arc;
+
+/// The bytes, and one id that ends a text.
+fn compiler_of_bytes() -> Compiler {
+    let mut tokens: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
+    tokens.push(b"<|end|>".to_vec());
+    let encode = Arc::new(|text: &str| Some(text.bytes().map(Token::from).collect()));
+    let vocabulary = Vocabulary { tokens, special: vec![256], ends: vec![256], encode };
+    Compiler::new(vocabulary).unwrap()
+}
+
+pub(crate) fn run(data: &[u8]) {
+    thread_local! {
+        static COMPILER: OnceCell<Compiler> = const { OnceCell::new() };
+    }
+    let Some((form, text)) = data.split_first() else { return };
+    let Ok(text) = std::str::from_utf8(text) else { return };
+    if text.len() > TEXT_BYTES_MAX {
+        return;
+    }
+    let form = match form % 4 {
+        0 => match serde_json::from_str(text) {
+            Ok(schema) => Form::Json { schema, spaces: Spaces::Any },
+            Err(_) => return,
+        },
+        1 => Form::Regex(text.to_owned()),
+        2 => Form::Lark(text.to_owned()),
+        _ => Form::Choice(text.lines().map(str::to_owned).collect()),
+    };
+    // Hangs are what trials in a process of their own are for; panics of the library are refusals there and here.
+    COMPILER.with(|compiler| {
+        let compiler = compiler.get_or_init(compiler_of_bytes);
+        let _ = compiler.try_out(&Constraint::new(form, "x"));
+    });
+}

@@ -1,0 +1,45 @@
+//! Chat templates, which model folders and trusted requests bring.
+
+use hadron::text::{ChatInput, ChatTemplate, TextError, Tokenizer};
+use serde_json::json;
+use std::path::Path;
+use std::sync::OnceLock;
+
+/// Longest prompt a template may write here.
+const OUTPUT_BYTES_MAX: usize = 64 << 10;
+
+fn tokenizer() -> &'static Tokenizer {
+    static TOKENIZER: OnceLock<Tokenizer> = OnceLock::new();
+    TOKENIZER.get_or_init(|| {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let demo = root.ancestors().map(|dir| dir.join("tests/data/demo")).find(|dir| dir.is_dir());
+        Tokenizer::load(&demo.expect("the demo model")).unwrap()
+    })
+}
+
+pub(crate) fn run(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(template) = ChatTemplate::of_request(text, tokenizer(), OUTPUT_BYTES_MAX) else {
+        return;
+    };
+    let input = ChatInput {
+        messages: json!([
+            {"role": "system", "content": "be short"},
+            {"role": "user", "content": "<|im_end|> what is \u{1f980}?"},
+            {"role": "assistant", "content": "", "tool_calls": [
+                {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]},
+            {"role": "tool", "tool_call_id": "1", "content": "a crab"},
+        ]),
+        tools: json!([{"type": "function", "function": {"name": "f", "parameters": {}}}]),
+        add_generation_prompt: true,
+        ..ChatInput::default()
+    };
+    match template.render(input) {
+        Ok(rendered) => {
+            assert!(rendered.text.len() <= OUTPUT_BYTES_MAX);
+            assert!(tokenizer().encode_rendered(&rendered).is_ok());
+        }
+        Err(TextError::Fuel(_) | TextError::TooLong(_)) => {}
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}

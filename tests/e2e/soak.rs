@@ -1,0 +1,210 @@
+//! The soak: mixed traffic for as long as asked for, and whether anything grows: memory, descriptors, latency, blocks.
+//!
+//! `just soak MINUTES` prints slopes, every test run does a few seconds and judges what seconds can show.
+
+use crate::http::executor_process::children_as;
+use crate::http::process::Process;
+use crate::http_client::{Client, get, post};
+use serde_json::{Value, json};
+use std::fs;
+use std::net::SocketAddr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const APART: &[&str] = &["--executor", "process", "--threads", "1", "--max-model-len", "512"];
+const CLIENTS: u64 = 4;
+
+/// What the server and its executors hold at one time.
+#[derive(Debug, Clone, Copy)]
+struct Sample {
+    at: Duration,
+    resident_kib: u64,
+    descriptors: u64,
+    /// 99th percentile of replies that came whole, since the sample before.
+    p99: Duration,
+}
+
+/// How a run went.
+struct Soak {
+    samples: Vec<Sample>,
+    requests: u64,
+    /// Replies of class 5xx.
+    failures: u64,
+    /// Blocks in use, and requests running or waiting, once all clients had gone.
+    left: f64,
+}
+
+/// The next request of one client: all kinds in turn, with numbers that no other has. Returns how long a whole reply took.
+fn ask(at: SocketAddr, number: u64, failures: &AtomicU64) -> Option<Duration> {
+    let prompt = format!("{number} What is {} plus {}?", number % 97, number % 89);
+    let since = Instant::now();
+    let send = |path: &str, body: Value| {
+        let reply = post(at, path, &body);
+        failures.fetch_add(u64::from(reply.status >= 500), Ordering::Relaxed);
+        Some(since.elapsed())
+    };
+    let chat = json!([{"role": "user", "content": prompt}]);
+    match number % 8 {
+        0 => send("/v1/completions", json!({"prompt": prompt, "max_tokens": 20, "seed": number})),
+        1 => send("/v1/chat/completions", json!({"messages": chat, "max_tokens": 20})),
+        2 => send(
+            "/v1/completions",
+            json!({"prompt": prompt, "max_tokens": 12, "n": 3,
+            "temperature": 1.2, "top_p": 0.9, "logprobs": 3, "cache_salt": number.to_string()}),
+        ),
+        // A grammar of its own each time: caches of them are bounded.
+        3 => send(
+            "/v1/completions",
+            json!({"prompt": prompt, "max_tokens": 16,
+            "structured_outputs": {"regex": format!("(a{number}|[0-9]{{1,9}})x?")}}),
+        ),
+        4 => {
+            send("/v1/completions", json!({"prompt": prompt, "max_tokens": -1}));
+            send("/v1/chat/completions", json!({"messages": 1}));
+            None
+        }
+        5 | 6 => {
+            // Streams that are left, before their first token or behind some.
+            let mut client = Client::connect(at);
+            let body =
+                json!({"prompt": prompt, "max_tokens": 300, "stream": true, "ignore_eos": true});
+            client.send("POST", "/v1/completions", "", body.to_string().as_bytes());
+            for _ in 0..number % 7 {
+                let _ = client.read_chunk(); // Leaving is the point.
+            }
+            None
+        }
+        _ => {
+            get(at, "/metrics");
+            get(at, "/readyz");
+            send("/tokenize", json!({"prompt": prompt}));
+            None
+        }
+    }
+}
+
+fn sample(pids: &[u32], at: Duration, took: &Mutex<Vec<Duration>>) -> Sample {
+    let resident = |pid: &u32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    let open = |pid: &u32| fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
+    let mut took = std::mem::take(&mut *took.lock().unwrap());
+    took.sort_unstable();
+    let p99 = took.get(took.len() * 99 / 100).copied().unwrap_or_default();
+    let descriptors = pids.iter().map(open).sum::<usize>() as u64;
+    Sample { at, resident_kib: pids.iter().map(resident).sum(), descriptors, p99 }
+}
+
+/// Blocks and requests that are held though nobody is there.
+fn left(at: SocketAddr) -> f64 {
+    let page = String::from_utf8(get(at, "/metrics").body).unwrap();
+    let held = ["hadron:kv_blocks{", "vllm:num_requests_running{", "vllm:num_requests_waiting{"];
+    let is_held = |line: &&str| {
+        held.iter().any(|name| line.starts_with(name))
+            && (!line.starts_with(held[0]) || line.contains("state=\"used\""))
+    };
+    let value = |line: &str| line.rsplit(' ').next()?.parse::<f64>().ok();
+    let lines: Vec<f64> = page.lines().filter(is_held).filter_map(value).collect();
+    assert!(lines.len() >= 3, "{page}");
+    lines.iter().sum()
+}
+
+fn run(time: Duration, every: Duration) -> Soak {
+    let process = Process::start(APART);
+    let at = process.address;
+    let (over, requests, failures) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    let took = Mutex::new(Vec::new());
+    let mut samples = Vec::new();
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..CLIENTS {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    let number = requests.fetch_add(1, Ordering::Relaxed);
+                    if let Some(time) = ask(at, number, &failures) {
+                        took.lock().unwrap().push(time);
+                    }
+                }
+            });
+        }
+        while start.elapsed() < time {
+            std::thread::sleep(every.min(time));
+            let mut pids = vec![process.id()];
+            pids.extend(children_as("executor", process.id()));
+            let now = sample(&pids, start.elapsed(), &took);
+            println!("{now:?}, {} requests", requests.load(Ordering::Relaxed));
+            samples.push(now);
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    let since = Instant::now();
+    while left(at) > 0.0 && since.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let [requests, failures] = [requests, failures].map(AtomicU64::into_inner);
+    Soak { samples, requests, failures, left: left(at) }
+}
+
+/// Least squares over what comes after the first quarter, in units an hour.
+fn slope(samples: &[Sample], of: impl Fn(&Sample) -> f64) -> f64 {
+    let late = &samples[samples.len() / 4..];
+    let n = late.len() as f64;
+    let hours = |s: &Sample| s.at.as_secs_f64() / 3_600.0;
+    let (x, y) = (late.iter().map(hours).sum::<f64>() / n, late.iter().map(&of).sum::<f64>() / n);
+    let over: f64 = late.iter().map(|s| (hours(s) - x) * (of(s) - y)).sum();
+    let under: f64 = late.iter().map(|s| (hours(s) - x).powi(2)).sum();
+    over / under
+}
+
+#[test]
+fn slopes_are_those_of_a_line() {
+    let line = |minute: u64| Sample {
+        at: Duration::from_mins(minute),
+        resident_kib: 1_000 + 5 * minute,
+        descriptors: 30,
+        p99: Duration::ZERO,
+    };
+    let samples: Vec<Sample> = (0..40).map(line).collect();
+    assert!((slope(&samples, |s| s.resident_kib as f64) - 300.0).abs() < 1e-6);
+    assert!(slope(&samples, |s| s.descriptors as f64).abs() < 1e-6);
+}
+
+#[test]
+fn seconds_of_mixed_traffic_leave_nothing_behind() {
+    let soak = run(Duration::from_secs(8), Duration::from_secs(2));
+    assert!(soak.requests > 50, "{}", soak.requests);
+    assert_eq!((soak.failures, soak.left), (0, 0.0));
+    // One for each client that is there, the one that has just left, and the process's own.
+    let descriptors = soak.samples.iter().map(|s| s.descriptors);
+    let (least, most) = (descriptors.clone().min().unwrap(), descriptors.max().unwrap());
+    assert!(most - least <= 4 * CLIENTS, "{least} to {most} descriptors");
+}
+
+/// As many minutes as HADRON_SOAK_MINUTES says.
+#[test]
+#[ignore = "an hour or a day: `just soak MINUTES`"]
+#[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]
+fn hours_of_mixed_traffic() {
+    let said = std::env::var("HADRON_SOAK_MINUTES").ok();
+    let minutes = said.map_or(60, |text| text.parse::<u64>().unwrap());
+    let soak = run(Duration::from_mins(minutes), Duration::from_secs(minutes.clamp(4, 60)));
+    let resident = slope(&soak.samples, |s| s.resident_kib as f64);
+    let last = soak.samples.last().unwrap();
+    println!(
+        "{minutes} min, {} requests, {} of 5xx; slopes an hour: memory {resident:+.0} KiB ({:+.2} % of \
+         {} KiB), descriptors {:+.2} (of {}), p99 {:+.2} ms (of {:.2} ms); left when idle: {}",
+        soak.requests,
+        soak.failures,
+        100.0 * resident / last.resident_kib as f64,
+        last.resident_kib,
+        slope(&soak.samples, |s| s.descriptors as f64),
+        last.descriptors,
+        slope(&soak.samples, |s| s.p99.as_secs_f64() * 1e3),
+        last.p99.as_secs_f64() * 1e3,
+        soak.left,
+    );
+    assert_eq!((soak.failures, soak.left), (0, 0.0));
+}
