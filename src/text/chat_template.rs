@@ -374,8 +374,10 @@ fn without_generation_tags(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(open) = rest.find("{%") {
-        let Some(close) = rest[open..].find("%}") else { break };
-        let tag = &rest[open + 2..open + close];
+        // Behind the opening: in `{%}` one sign is not both.
+        let Some(length) = rest[open + 2..].find("%}") else { break };
+        let close = open + 2 + length;
+        let tag = &rest[open + 2..close];
         let word = tag.trim_matches(['-', '+', ' ', '\t', '\n', '\r']);
         out.push_str(&rest[..open + 2]);
         match word {
@@ -384,7 +386,7 @@ fn without_generation_tags(text: &str) -> String {
             _ => out.push_str(tag),
         }
         out.push_str("%}");
-        rest = &rest[open + close + 2..];
+        rest = &rest[close + 2..];
     }
     out.push_str(rest);
     out

@@ -268,7 +268,7 @@ fn weights_and_kv_come_from_nobody() {
         "/resume_memory_occupation",
     ] {
         let reply = post(server.address, path, &json!({"model_path": "/etc", "method": "x"}));
-        assert_eq!(reply.status, 404, "{path}");
+        assert!([404, 501].contains(&reply.status), "{path}: {}", reply.status);
     }
     let body = json!({"prompt": "a", "kv_transfer_params": {"do_remote_prefill": true}});
     let reply = post(server.address, "/v1/completions", &body);
