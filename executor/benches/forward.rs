@@ -36,8 +36,10 @@ fn main() {
     let config = ExecutorConfig {
         model: Config::from_json(Path::new("config.json"), QWEN3_0_6B).unwrap(),
         manifest: 0,
+        draft: None,
         settings: Settings {
             dir: PathBuf::new(),
+            draft_dir: None,
             overrides: None,
             synth_seed: Some(0),
             device: protocol::Device::Cpu,

@@ -126,8 +126,10 @@ fn config(device: &str, shape: &Shape, cache: Option<&String>, eager: bool) -> E
     ExecutorConfig {
         model: Config::from_json(Path::new("config.json"), &shape.json).unwrap(),
         manifest: 0,
+        draft: None,
         settings: Settings {
             dir: PathBuf::new(),
+            draft_dir: None,
             overrides: None,
             synth_seed: Some(0),
             gpus: Vec::new(),

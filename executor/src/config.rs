@@ -14,7 +14,9 @@ pub struct ExecutorConfig {
     pub settings: Settings,
     /// What is computed: the folder's configuration, already read.
     pub model: models::Config,
-    /// Digest of the folder (`models::manifest`); whoever starts the executor compares it with its own.
+    /// The same of the model that drafts for it, if one does.
+    pub draft: Option<models::Config>,
+    /// Digest of the folders (`models::manifest`); whoever starts the executor compares it with its own.
     pub manifest: u64,
 }
 

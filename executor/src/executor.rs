@@ -7,12 +7,12 @@ use crate::masks::{Masks, NoMasks};
 use crate::step::{Engine, Pending, State, StateSize};
 use crate::trace::{Session, Tracer};
 use crate::{
-    ExecutorConfig, ExecutorError, GPU_LOGPROBS_MAX, check_speculation, check_world, device,
-    kv_pool, ranks, rehearsal, sampler, source, warm_up,
+    ExecutorConfig, ExecutorError, GPU_LOGPROBS_MAX, check_draft_world, check_speculation,
+    check_world, device, kv_pool, ranks, rehearsal, sampler, source, warm_up,
 };
 use models::sharding::{Indivisible, Ranks};
 use models::{ExpertLoad, LoadError, LoadOptions, kv_layout, kv_spec, load_model};
-use ops::{Ops, StepShape};
+use ops::{DType, Ops, StepShape};
 use protocol::{Batch, Drafter, KvSpec, Memory, Phase, Ready, Settings, Speculation, StepOutput};
 use std::path::Path;
 use std::sync::Arc;
@@ -52,8 +52,12 @@ impl Executor {
         let settings = &config.settings;
         let placement = settings.placement.as_ref();
         check_world(settings.parallel, &config.model, placement)?;
+        if let Some(draft) = &config.draft {
+            check_draft_world(settings.parallel, draft)?;
+        }
         let ranks = ranks::ranks(settings.parallel, settings.rank)?;
-        check_speculation(settings.speculation, &config.model, placement)?;
+        let models = (&config.model, config.draft.as_ref());
+        check_speculation(settings.speculation, models, placement)?;
         config.model.drafting =
             settings.speculation.is_some_and(|how| how.drafter == Drafter::Layer);
         let settings = &config.settings;
@@ -62,25 +66,36 @@ impl Executor {
         let [tp, dp] = ranks::groups(settings, gpu.as_ref(), progress)?;
         let dtype = device::dtype(settings);
         let kv_dtype = device::kv_dtype(settings, dtype);
-        if config.model.latent.is_some() && kv_dtype != dtype {
+        let latent = |model: &models::Config| model.latent.is_some();
+        let latents = latent(&config.model) || config.draft.as_ref().is_some_and(latent);
+        if latents && kv_dtype != dtype {
             return Err(ExecutorError::LatentKv);
         }
         let ops = Ops::new(kernels, dtype)?;
         let phase = Phase::Load;
         progress(Progress { phase, done: 0, total: 0 }); // How much it is shows on the way.
-        let options = LoadOptions {
-            ops: &ops,
-            ranks,
-            placement,
-            format: source(&config.settings),
-            kv_dtype,
-            max_positions: config.settings.max_model_len as usize,
-            threads,
-            progress: &mut |done, total| progress(Progress { phase, done, total }),
+        let (mut read, mut before) = (0, 0); // Bytes of this model, and of those in front of it.
+        let mut load = |dir: &Path, model: &models::Config, placement| {
+            before += std::mem::take(&mut read);
+            let options = LoadOptions {
+                ops: &ops,
+                ranks,
+                placement,
+                format: source(settings),
+                kv_dtype,
+                max_positions: settings.max_model_len as usize,
+                threads,
+                progress: &mut |done, total| {
+                    read = total;
+                    progress(Progress { phase, done: before + done, total: before + total });
+                },
+            };
+            load_model(dir, model, options)
         };
-        let model = load_model(&config.settings.dir, &config.model, options)?;
-        let spec = kv_spec(&config.model, kv_dtype, config.settings.block_tokens, &ranks);
-        let spec = spec.map_err(of_heads)?;
+        let model = load(&settings.dir, &config.model, placement)?;
+        let draft = config.draft.as_ref().zip(settings.draft_dir.as_deref());
+        let draft = draft.map(|(draft, dir)| load(dir, draft, None)).transpose()?;
+        let spec = of_both(&config, kv_dtype, &ranks)?;
         let rank = config.settings.rank.0;
         let folder = config.settings.profile.clone();
         let tracer = folder.map(|folder| Tracer::new(ops.device().as_ref(), folder, rank));
@@ -89,7 +104,7 @@ impl Executor {
         // All ranks of a replica choose the same experts: the one that answers counts.
         let counts = ranks::answers(settings) && !ops.device().captures_graphs();
         let load = if counts { ExpertLoad::new(&config.model) } else { None };
-        let engine = Engine { ops, model, tp, dp, part, load };
+        let engine = Engine { ops, model, draft, tp, dp, part, load };
         Ok(Self { config, engine, ranks, spec, state: None, tracer })
     }
 
@@ -282,14 +297,13 @@ impl Executor {
         let ExecutorConfig { model, settings, .. } = &self.config;
         let Settings { block_tokens, max_num_seqs, max_model_len, .. } = settings;
         let (device, longest) = (self.engine.ops.device(), *max_model_len as usize);
-        let kv = kv_layout(
-            model,
-            device::kv_dtype(&self.config.settings, self.engine.ops.dtype()),
-            (blocks as usize, *block_tokens as usize),
-            device.kv_order(),
-            &self.ranks,
-        )
-        .map_err(of_heads)?;
+        let dtype = device::kv_dtype(&self.config.settings, self.engine.ops.dtype());
+        let layout = |model: &models::Config| {
+            let (size, order) = ((blocks as usize, *block_tokens as usize), device.kv_order());
+            kv_layout(model, dtype, size, order, &self.ranks).map_err(of_heads)
+        };
+        let kv = layout(model)?;
+        let draft_kv = self.config.draft.as_ref().map(layout).transpose()?;
         let limits = StepLimits {
             tokens: self.config.settings.tokens_per_step as usize,
             rows: *max_num_seqs as usize,
@@ -301,9 +315,22 @@ impl Executor {
             apart: device.captures_graphs(),
         };
         let (questions, top) = (self.questions(), self.top());
-        let size = StateSize { kv, limits, longest, questions, top };
+        let size = StateSize { kv, draft_kv, limits, longest, questions, top };
         State::new(&self.engine.ops, self.config.settings.epoch, size)
     }
+}
+
+/// The KV cache of a model, and in the same blocks that of the model that drafts for it.
+fn of_both(config: &ExecutorConfig, dtype: DType, ranks: &Ranks) -> Result<KvSpec, ExecutorError> {
+    let of = |model: &models::Config| {
+        kv_spec(model, dtype, config.settings.block_tokens, ranks).map_err(of_heads)
+    };
+    let mut spec = of(&config.model)?;
+    let drafts = config.draft.as_ref().map(of).transpose()?;
+    if let (Some(group), Some(drafts)) = (spec.groups.first_mut(), drafts) {
+        group.bytes_per_block += drafts.bytes_per_block();
+    }
+    Ok(spec)
 }
 
 /// Heads that do not split over the ranks.

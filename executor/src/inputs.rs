@@ -28,18 +28,22 @@ pub(crate) struct StepLimits {
 }
 
 impl StepLimits {
-    /// What the host and the device keep for drafts by the model's draft layer, if that makes them, over a pool of so many
-    /// blocks. Logits of so many rows are made at a time.
+    /// What the host and the device keep for drafts by the model's draft layer or another model, if one makes them, over a pool
+    /// of so many blocks. Logits of so many rows are made at a time.
     pub(crate) fn layer_drafts(
         &self,
         blocks: usize,
         logits: usize,
     ) -> Option<(LayerDrafts, DraftSize)> {
         let Speculation { drafts, drafter, .. } = self.speculation?;
-        let (rows, hidden, passes) = (self.rows, self.hidden, drafts.into());
+        let (states, hidden) = match drafter {
+            Drafter::Ngram { .. } => return None,
+            Drafter::Layer => (true, self.hidden),
+            Drafter::Model => (false, 1), // None is kept.
+        };
+        let (rows, passes) = (self.rows, drafts.into());
         let size = DraftSize { rows, passes, seats: rows, hidden, blocks, logits };
-        let layer = || LayerDrafts::new(rows, self.block_tokens as usize);
-        (drafter == Drafter::Layer).then(|| (layer(), size))
+        Some((LayerDrafts::new(rows, self.block_tokens as usize, states), size))
     }
 
     /// Tokens of a row of one token with all its drafts.

@@ -1,5 +1,5 @@
-//! What the host knows of drafts by the model's own draft layer (DeepSeek-V3, arXiv 2412.19437, section 2.2): where the hidden
-//! state before each row lies. The states, the layer's passes and what they make stay on the device.
+//! What the host knows of drafts that the device makes, by the model's own draft layer (DeepSeek-V3, arXiv 2412.19437, section
+//! 2.2) or by a model of its own: which rows get some, and for a layer where the hidden state before each row lies. The states, the layer's passes and what they make stay on the device.
 //!
 //! What the layer keeps of position `p` is made of token `p` and of the hidden state before it. It is the same bits
 //! whatever comes behind, so chunks, recomputed rows and those behind a prefix hit keep what an undisturbed run does. The
@@ -17,6 +17,8 @@ use protocol::Row;
 /// Which hidden states the device has, by seat and by block.
 pub(crate) struct LayerDrafts {
     block_tokens: usize,
+    /// Whether hidden states are kept: a model of its own begins with tokens alone.
+    states: bool,
     seats: Vec<Carried>,
 }
 
@@ -55,8 +57,8 @@ pub(crate) struct DraftRows {
 
 impl LayerDrafts {
     /// For so many seats, and blocks of so many tokens.
-    pub(crate) fn new(seats: usize, block_tokens: usize) -> Self {
-        Self { block_tokens, seats: (0..seats).map(|_| Carried::default()).collect() }
+    pub(crate) fn new(seats: usize, block_tokens: usize, states: bool) -> Self {
+        Self { block_tokens, states, seats: (0..seats).map(|_| Carried::default()).collect() }
     }
 
     /// Takes over what rows whose seats exist say of their tables.
@@ -105,7 +107,8 @@ impl LayerDrafts {
 
     fn before(&self, row: &Row) -> Result<Before, BatchError> {
         let seat = &self.seats[row.seat.0 as usize];
-        let Some(last) = (row.start as usize).checked_sub(1) else { return Ok(Before::Nothing) };
+        let before = (row.start as usize).checked_sub(1).filter(|_| self.states);
+        let Some(last) = before else { return Ok(Before::Nothing) };
         if let Some(place) = last.checked_sub(seat.from).filter(|place| *place < seat.held) {
             return Ok(Before::Held(place));
         }

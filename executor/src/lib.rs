@@ -36,6 +36,6 @@ pub use executor::{Executor, Progress, Submitted, Trace};
 pub use kernels::cpu::physical_cores;
 pub use masks::{Masks, NoMasks};
 pub use rank_calls::RankCalls;
-pub use ranks::{Meeting, WorldError, check_world};
+pub use ranks::{Meeting, WorldError, check_draft_world, check_world};
 pub use run::run;
-pub use speculation::{LAYER_DRAFTS_MAX, SpeculationError, check_speculation};
+pub use speculation::{LAYER_DRAFTS_MAX, MODEL_DRAFTS_MAX, SpeculationError, check_speculation};

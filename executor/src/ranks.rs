@@ -53,6 +53,12 @@ pub fn check_world(
     Ok(check_split(model, &ranks(parallel, Rank(0))?, placement)?)
 }
 
+/// The same for a model that drafts for another, whose ranks it shares: without experts none are held whole.
+pub fn check_draft_world(parallel: Parallel, draft: &Config) -> Result<(), ExecutorError> {
+    let experts = parallel.experts && draft.moe.is_some();
+    check_world(Parallel { experts, ..parallel }, draft, None)
+}
+
 /// The part of the model that a rank holds.
 pub(crate) fn ranks(parallel: Parallel, rank: Rank) -> Result<Ranks, WorldError> {
     let Parallel { tp_size, dp_size, experts } = parallel;

@@ -34,6 +34,8 @@ pub(crate) const STEPS_IN_FLIGHT: usize = 2;
 pub(crate) struct Engine {
     pub(crate) ops: Ops,
     pub(crate) model: Box<dyn Model>,
+    /// Who drafts for it, if a model of its own does.
+    pub(crate) draft: Option<Box<dyn Model>>,
     pub(crate) tp: Group,
     pub(crate) dp: Group,
     /// The ids whose logits this rank makes.
@@ -46,6 +48,8 @@ pub(crate) struct Engine {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StateSize {
     pub(crate) kv: PoolLayout,
+    /// Of the model that drafts, for the same blocks.
+    pub(crate) draft_kv: Option<PoolLayout>,
     pub(crate) limits: StepLimits,
     /// Longest request.
     pub(crate) longest: usize,
@@ -76,9 +80,10 @@ pub(crate) struct State {
 /// The part of it that lies on the device.
 pub(crate) struct DeviceState {
     pub(crate) kv: KvPool,
+    pub(crate) draft_kv: Option<KvPool>,
     pub(crate) seats: ops::Seats,
     pub(crate) buffers: StepBuffers,
-    /// If the model's draft layer makes drafts.
+    /// If the model's draft layer or another model makes drafts.
     pub(crate) drafts: Option<DraftBuffers>,
 }
 
@@ -133,7 +138,7 @@ pub(crate) struct Pending {
 
 impl State {
     pub(crate) fn new(ops: &Ops, epoch: Epoch, size: StateSize) -> Result<Self, ExecutorError> {
-        let StateSize { kv, limits, longest, questions, top } = size;
+        let StateSize { kv, draft_kv, limits, longest, questions, top } = size;
         // A step's ids and tables, or the history and mask of a few requests that take a seat, or the masks of
         // all its questions.
         let (tables, mask) = (limits.rows * limits.width, limits.vocab.div_ceil(32));
@@ -166,6 +171,7 @@ impl State {
             size,
             device: DeviceState {
                 kv: KvPool::new(ops, kv)?,
+                draft_kv: draft_kv.map(|kv| KvPool::new(ops, kv)).transpose()?,
                 seats: ops::Seats::new(ops, limits.rows, limits.width, longest, limits.vocab)?,
                 buffers,
                 drafts,
@@ -192,7 +198,7 @@ impl State {
 
     /// Bytes of the KV cache.
     pub(crate) fn kv_bytes(&self) -> u64 {
-        self.size.kv.bytes() as u64
+        (self.size.kv.bytes() + self.size.draft_kv.map_or(0, |kv| kv.bytes())) as u64
     }
 
     /// Hands a batch to the device; the answers come with [`Pending::finish`]. The masks of a batch are waited
@@ -501,7 +507,7 @@ impl DeviceState {
             timing.forward_ns += ns_since(started);
         }
         if let Some(DraftRows { rows, .. }) = drafts {
-            let keep = || self.keep_for_drafts(engine, (shape, rows), &hidden);
+            let keep = || self.keep_for_drafts(engine, (&launch, rows), &hidden);
             Laps::within(laps, Scope::Draft, keep)?;
         }
         Ok(hidden)

@@ -37,13 +37,11 @@ impl BatchRows<'_> {
         self.context(r) == 0
     }
 
-    /// Refuses rows that overlap, exceed the tokens, or name blocks outside a pool of so many, of so many tokens each; and
-    /// padding, unless there may be some.
+    /// Refuses rows that overlap, exceed the tokens, or name blocks outside a pool of so many, of so many tokens each.
     pub(crate) fn check(
         &self,
         tokens: usize,
         (blocks, block_tokens): (usize, usize),
-        padding: bool,
     ) -> Result<(), DeviceError> {
         const KERNEL: &str = "paged_attention";
         let shape =
@@ -73,7 +71,7 @@ impl BatchRows<'_> {
         for r in 0..rows {
             let (from, to) = self.tokens(r);
             let context = self.context_lens.row::<i32>(0)[r];
-            if context < (to - from) as i32 && !(padding && context == 0) {
+            if context < (to - from) as i32 && context != 0 {
                 return Err(shape("context_lens", context.max(0) as usize, to - from));
             }
             let used = (context as usize).div_ceil(block_tokens);

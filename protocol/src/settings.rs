@@ -9,7 +9,9 @@ use std::path::PathBuf;
 pub struct Settings {
     /// The model folder.
     pub dir: PathBuf,
-    /// Members to replace in `config.json`: a JSON object.
+    /// The folder of the model that drafts for it, if one does.
+    pub draft_dir: Option<PathBuf>,
+    /// Members to replace in the model's `config.json`: a JSON object.
     pub overrides: Option<String>,
     /// Seed of synthetic weights; `None` = the weights of the folder.
     pub synth_seed: Option<u64>,
@@ -134,6 +136,8 @@ pub enum Drafter {
     },
     /// The model's own draft layer.
     Layer,
+    /// A model of its own, in `Settings::draft_dir`.
+    Model,
 }
 
 /// Pure decode steps that are recorded before the executor is ready, and replayed.

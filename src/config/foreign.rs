@@ -182,7 +182,7 @@ pub(super) const REFUSED: &[Refused] = &[
         "decode-context-parallel-size prefill-context-parallel-size dcp-comm-backend \
          dcp-kv-cache-interleave-size dcp-q-replicate cp-kv-cache-interleave-size",
     ),
-    refused("no model drafts for another in this release", "spec-model"),
+    refused("--speculative-config names the model that drafts", "spec-model"),
     refused(
         "drafts are counted over all requests, as vllm:spec_decode_*",
         "per-request-spec-decode-metrics",

@@ -10,6 +10,7 @@ use super::{ConfigError, refused};
 /// Who guesses.
 const NGRAM: &str = "ngram";
 const MTP: &str = "mtp";
+const DRAFT_MODEL: &str = "draft_model";
 /// Drafts are verified: what is said is the same as without.
 const STRICT: &str = "strict";
 /// Chance decides which drafts stand, for benchmarks.
@@ -32,7 +33,7 @@ pub struct SpeculationArgs {
     #[arg(long, value_parser = config, value_name = "JSON")]
     speculative_config: Option<SpeculativeConfig>,
     /// Who guesses: none; ngram, which looks for the newest tokens earlier in the request; or mtp, the model's own draft
-    /// layer
+    /// layer. A model of its own does by --speculative-config
     #[arg(long, alias = "method", default_value = "none")]
     spec_method: String,
     /// Guesses of a step [default: 1]
@@ -51,10 +52,16 @@ impl SpeculationArgs {
             num_speculative_tokens: self.spec_tokens.unwrap_or(DRAFTS),
             prompt_lookup_min: None,
             prompt_lookup_max: None,
+            model: None,
             rejection_sample_method: None,
             synthetic_acceptance_rate: None,
         };
         (self.spec_method != "none").then(|| config.speculation())
+    }
+
+    /// The model that drafts, by folder or name, if one does.
+    pub fn draft_model(&self) -> Option<&str> {
+        self.speculative_config.as_ref()?.model.as_deref()
     }
 
     /// The flag that asks for it, as refusals name it.
@@ -77,6 +84,9 @@ impl SpeculationArgs {
             return refused("--spec-tokens: nothing is guessed without --spec-method");
         }
         let method = check_method(&self.spec_method);
+        if self.spec_method == DRAFT_MODEL {
+            return refused("--spec-method draft_model: --speculative-config names the model");
+        }
         if named && let Err(error) = method {
             return refused(format!("--spec-method {error}"));
         }
@@ -98,6 +108,7 @@ struct SpeculativeConfig {
     num_speculative_tokens: u8,
     prompt_lookup_min: Option<u8>,
     prompt_lookup_max: Option<u8>,
+    model: Option<String>,
     rejection_sample_method: Option<String>,
     synthetic_acceptance_rate: Option<f64>,
 }
@@ -105,7 +116,11 @@ struct SpeculativeConfig {
 impl SpeculativeConfig {
     fn speculation(&self) -> Speculation {
         let (min, max) = self.lookup();
-        let drafter = if self.method == MTP { Drafter::Layer } else { Drafter::Ngram { min, max } };
+        let drafter = match self.method.as_str() {
+            MTP => Drafter::Layer,
+            DRAFT_MODEL => Drafter::Model,
+            _ => Drafter::Ngram { min, max },
+        };
         Speculation { drafts: self.num_speculative_tokens, drafter, acceptance: self.acceptance() }
     }
 
@@ -149,7 +164,10 @@ impl SpeculativeConfig {
             return Err(format!("num_speculative_tokens {count}: 1 to {most} by {}", self.method));
         }
         self.check_acceptance()?;
-        if self.method == MTP {
+        if (self.method == DRAFT_MODEL) != self.model.is_some() {
+            return Err("model: method draft_model needs it, and no other has one".to_owned());
+        }
+        if self.method != NGRAM {
             if self.prompt_lookup_min.or(self.prompt_lookup_max).is_some() {
                 return Err("prompt_lookup_min, prompt_lookup_max: of method ngram".to_owned());
             }
@@ -166,10 +184,10 @@ impl SpeculativeConfig {
 }
 
 fn check_method(method: &str) -> Result<(), String> {
-    if [NGRAM, MTP].contains(&method) {
+    if [NGRAM, MTP, DRAFT_MODEL].contains(&method) {
         return Ok(());
     }
-    Err(format!("{method}: this release speculates by {NGRAM} and {MTP}"))
+    Err(format!("{method}: this release speculates by {NGRAM}, {MTP} and {DRAFT_MODEL}"))
 }
 
 /// Most drafts of a row.
@@ -220,6 +238,10 @@ mod tests {
         let keys = r#"{"method": "mtp", "num_speculative_tokens": 4}"#;
         assert_eq!(args(Some(keys), "none", None).speculation(), mtp(4));
         assert_eq!(args(None, "mtp", None).speculation(), mtp(1));
+        let keys = r#"{"method": "draft_model", "num_speculative_tokens": 5, "model": "small"}"#;
+        let by_model = args(Some(keys), "none", None);
+        let how = Speculation { drafts: 5, drafter: Drafter::Model, acceptance: Acceptance::Exact };
+        assert_eq!((by_model.speculation(), by_model.draft_model()), (Some(how), Some("small")));
         let keys = r#"{"method": "mtp", "num_speculative_tokens": 3, "rejection_sample_method": "#;
         assert_eq!(read(&format!(r#"{keys}"strict"}}"#)), mtp(3).unwrap());
         let keys = format!(r#"{keys}"synthetic", "synthetic_acceptance_rate": 0.85}}"#);
@@ -241,6 +263,7 @@ mod tests {
                 r#"{"method": "mtp", "num_speculative_tokens": 1, "prompt_lookup_max": 5}"#,
                 "prompt_lookup_max: of method ngram",
             ),
+            (r#"{"method": "draft_model", "num_speculative_tokens": 1}"#, "draft_model needs it"),
             (r#"{"method": "ngram", "num_speculative_tokens": 0}"#, "num_speculative_tokens 0"),
             (r#"{"method": "ngram", "num_speculative_tokens": 17}"#, "num_speculative_tokens 17"),
             (r#"{"method": "ngram", "num_speculative_tokens": 1, "model": "m"}"#, "model"),
@@ -280,6 +303,7 @@ mod tests {
             (args(Some(object), "ngram", None), "says all"),
             (args(None, "none", Some(2)), "without --spec-method"),
             (args(None, "eagle", None), "--spec-method eagle: this release"),
+            (args(None, "draft_model", Some(1)), "--speculative-config names the model"),
             (args(None, "ngram", Some(40)), "--spec-tokens 40"),
             (args(None, "mtp", Some(5)), "--spec-tokens 5: 1 to 4 by mtp"),
         ] {

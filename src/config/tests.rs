@@ -224,7 +224,10 @@ fn what_cannot_be_honoured_is_refused_with_the_reason() {
         ("M --kv-cache-dtype bf16 --dtype float32", "--dtype bfloat16"),
         ("M --kv-cache-dtype bf16 --dtype half", "--dtype bfloat16"),
         ("M --no_mmap", "always mapped"),
-        ("M --spec-method eagle", "--spec-method eagle: this release speculates by ngram and mtp"),
+        (
+            "M --spec-method eagle",
+            "--spec-method eagle: this release speculates by ngram, mtp and draft_model",
+        ),
         ("M --spec-method ngram --spec-tokens 99", "--spec-tokens 99: 1 to 16"),
         ("M --tool-call-parser pythonic", "hermes, qwen3_coder, qwen3_xml, llama3_json, mistral"),
         ("M --model N", "two models"),

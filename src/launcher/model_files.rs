@@ -9,7 +9,7 @@ use models::Config;
 use models::config::CheckpointDType;
 use std::fs;
 use std::hash::{DefaultHasher, Hasher};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A model folder whose configuration has been read.
 pub struct ModelFiles {
@@ -23,12 +23,22 @@ pub struct ModelFiles {
     pub config: Config,
     /// Where the weights come from.
     pub source: models::LoadFormat,
-    /// Digest of the folder: an executor that computes another one reads other files.
+    /// Digest of the folders: an executor that computes another one reads other files.
     pub manifest: u64,
+    /// The model that drafts for it, if one does: its folder, and what it computes.
+    pub draft: Option<(PathBuf, Config)>,
     /// Longest prompt plus output: asked for, else the model's.
     pub max_model_len: u32,
     /// Removes an unpacked demo.
     _unpacked: Option<demo::Unpacked>,
+}
+
+/// Digest of a model's folder, and of that of the model that drafts for it.
+///
+/// Errors: as `models::manifest`.
+pub fn manifest(dir: &Path, draft: Option<&Path>, source: models::LoadFormat) -> Result<u64> {
+    let draft = draft.map(|dir| models::manifest(dir, source)).transpose()?;
+    Ok(models::manifest(dir, source)? ^ draft.map_or(0, |digest| digest.rotate_left(1)))
 }
 
 /// What turns text into ids and back.
@@ -62,7 +72,14 @@ impl ModelFiles {
         let overrides = model.hf_overrides.clone().unwrap_or_default();
         let config = Config::from_dir_with(&dir, &overrides)?;
         let source = settings::source(args);
-        let manifest = models::manifest(&dir, source)?;
+        let draft = args.speculation.draft_model().map(|name| -> Result<_> {
+            let synth = model.load_format == LoadFormat::Synth;
+            let dir = fetch(name, if synth { Wanted::Description } else { Wanted::Model })?;
+            let config = Config::from_dir(&dir)?;
+            Ok((dir, config))
+        });
+        let draft = draft.transpose().with_context(|| args.speculation.flag())?;
+        let manifest = manifest(&dir, draft.as_ref().map(|(dir, _)| dir.as_path()), source)?;
         let max_model_len = max_model_len(model.max_model_len.tokens(), &config)?;
         Ok(Self {
             name,
@@ -71,6 +88,7 @@ impl ModelFiles {
             config,
             source,
             manifest,
+            draft,
             max_model_len,
             _unpacked: unpacked,
         })

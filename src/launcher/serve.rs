@@ -192,7 +192,7 @@ fn start(
     if auto {
         args.engine.device = device::found();
     }
-    settings::check_world(&args, &files.config)?;
+    settings::check_world(&args, files)?;
     let (mut world, mut links) = start_executors(&args, files, environment, others)?;
     let text = files.load_text(&args)?;
     let mut up = wait_for(&mut world, &mut links, notices);

@@ -263,7 +263,8 @@ pub fn parallel(args: &ServeArgs) -> Parallel {
 }
 
 /// Refuses ranks that cannot serve the model together, with the numbers.
-pub fn check_world(args: &ServeArgs, model: &models::Config) -> Result<()> {
+pub fn check_world(args: &ServeArgs, files: &ModelFiles) -> Result<()> {
+    let (model, draft) = (&files.config, files.draft.as_ref().map(|(_, config)| config));
     let parallel = parallel(args);
     let Parallel { tp_size, dp_size, .. } = parallel;
     if let Some(cluster) = args.nodes.cluster()
@@ -275,6 +276,14 @@ pub fn check_world(args: &ServeArgs, model: &models::Config) -> Result<()> {
             args.engine.device
         );
     }
+    if let (Some(cluster), Some(_)) = (args.nodes.cluster(), draft) {
+        let flag = args.speculation.flag();
+        bail!("{flag}: a model drafts for another on one node so far, not on {}", cluster.nodes);
+    }
+    if let Some(draft) = draft {
+        let checked = executor::check_draft_world(parallel, draft);
+        checked.with_context(|| format!("{}: the model that drafts", args.speculation.flag()))?;
+    }
     let placed = placement(args)?;
     let checked = executor::check_world(parallel, model, placed.as_ref());
     checked.with_context(|| {
@@ -284,7 +293,7 @@ pub fn check_world(args: &ServeArgs, model: &models::Config) -> Result<()> {
         format!("--tensor-parallel-size {tp_size}, --data-parallel-size {dp_size}{placed}")
     })?;
     let how = args.speculation.speculation();
-    let checked = executor::check_speculation(how, model, placed.as_ref());
+    let checked = executor::check_speculation(how, (model, draft), placed.as_ref());
     checked.map_err(|error| anyhow!("{}: {error}", args.speculation.flag()))
 }
 
@@ -363,6 +372,7 @@ pub fn executor(
     check_cache(args, dtype)?;
     let settings = Settings {
         dir: files.dir.clone(),
+        draft_dir: files.draft.as_ref().map(|(dir, _)| dir.clone()),
         overrides: args.model.hf_overrides.as_ref().map(serde_json::to_string).transpose()?,
         synth_seed: match files.source {
             models::LoadFormat::Synth { seed } => Some(seed),
@@ -402,7 +412,8 @@ pub fn executor(
         meeting: None,
         one_shot_sums: !args.parallel.disable_custom_all_reduce,
     };
-    Ok(ExecutorConfig { settings, model: files.config.clone(), manifest: files.manifest })
+    let draft = files.draft.as_ref().map(|(_, config)| config.clone());
+    Ok(ExecutorConfig { settings, model: files.config.clone(), draft, manifest: files.manifest })
 }
 
 /// Decode steps that a GPU records.

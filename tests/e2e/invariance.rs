@@ -151,8 +151,10 @@ fn executor(world: World) -> Executor {
     let config = ExecutorConfig {
         model: model(),
         manifest: 0,
+        draft: None,
         settings: Settings {
             dir: folder(),
+            draft_dir: None,
             overrides: None,
             synth_seed: None,
             device: protocol::Device::Cpu,

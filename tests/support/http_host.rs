@@ -325,8 +325,10 @@ fn real_device(setup: &Setup, folder: &Path) -> ExecutorConfig {
     ExecutorConfig {
         model: models::Config::from_dir(folder).unwrap(),
         manifest: 0,
+        draft: None,
         settings: Settings {
             dir: folder.to_owned(),
+            draft_dir: None,
             overrides: None,
             synth_seed: None,
             device: protocol::Device::Cpu,

@@ -30,6 +30,7 @@ fn config(dtype: Dtype) -> ExecutorConfig {
     let model = Config::from_json(Path::new("config.json"), text).unwrap();
     let settings = Settings {
         dir: PathBuf::new(),
+        draft_dir: None,
         overrides: None,
         synth_seed: Some(7),
         device: Device::Cpu,
@@ -62,7 +63,7 @@ fn config(dtype: Dtype) -> ExecutorConfig {
         one_shot_sums: true,
         meeting: None,
     };
-    ExecutorConfig { model, manifest: 0, settings }
+    ExecutorConfig { model, draft: None, manifest: 0, settings }
 }
 
 fn executor(dtype: Dtype) -> Executor {

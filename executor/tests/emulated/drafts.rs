@@ -1,6 +1,6 @@
 //! Drafts on GPUs: the tokens of the CPU, which are those of a run without drafts, launched and replayed.
 
-use crate::player::{Job, Pact, Player, shared, speculating};
+use crate::player::{Job, Pact, Player, model_drafting, shared, speculating};
 use crate::ranks::on_gpus;
 use crate::{Output, assert_close, latents, on_emulator, rules, small};
 use executor::{Dtype, ExecutorConfig};
@@ -111,6 +111,14 @@ fn layer_drafting(dtype: Dtype, drafts: u8) -> ExecutorConfig {
 fn a_draft_layer_guesses_launched_and_replayed() {
     check("two drafts", 64, &layer_drafting(Dtype::Float32, 2), [2, 1, 2]);
     check("three drafts", 32, &layer_drafting(Dtype::Float32, 3), [3, 3, 1]);
+}
+
+/// A model that says the same as the one it drafts for is always right, and keeps up with it in a cache of its own.
+#[test]
+fn another_model_drafts_launched_and_replayed() {
+    let dense = crate::player::config(Dtype::Float32, 2);
+    let alike = dense.model.clone();
+    check("another model", 64, &model_drafting(dense, alike, 2), [2, 1, 2]);
 }
 
 /// In 16 bits attention goes another way, whose draft layer leaves a position out as well.

@@ -6,6 +6,7 @@
 
 mod drafts;
 mod layer_drafts;
+mod model_drafts;
 mod player;
 mod ranks;
 mod replicas;

@@ -28,7 +28,7 @@ pub(crate) fn config(dtype: Dtype, threads: u32) -> ExecutorConfig {
         "tie_word_embeddings": true, "attention_bias": false, "torch_dtype": "bfloat16"
     }"#;
     let model = Config::from_json(Path::new("config.json"), text).unwrap();
-    ExecutorConfig { model, manifest: 0, settings: settings(dtype, threads) }
+    ExecutorConfig { model, draft: None, manifest: 0, settings: settings(dtype, threads) }
 }
 
 /// The same sizes with 8 experts in all layers but the first.
@@ -79,6 +79,18 @@ pub(crate) fn layer_drafting(dtype: Dtype, drafts: u8) -> ExecutorConfig {
     config
 }
 
+/// The same model, for which another one guesses so many tokens.
+pub(crate) fn model_drafting(
+    mut config: ExecutorConfig,
+    draft: Config,
+    drafts: u8,
+) -> ExecutorConfig {
+    let (drafter, acceptance) = (Drafter::Model, Acceptance::Exact);
+    config.settings.speculation = Some(Speculation { drafts, drafter, acceptance });
+    (config.settings.draft_dir, config.draft) = (Some(PathBuf::new()), Some(draft));
+    config
+}
+
 /// The same model, shared by the ranks of a replica.
 pub(crate) fn shared(mut config: ExecutorConfig, tp_size: u16, experts: bool) -> ExecutorConfig {
     config.settings.parallel = Parallel { tp_size, dp_size: 1, experts };
@@ -99,6 +111,7 @@ pub(crate) fn placed(mut config: ExecutorConfig) -> ExecutorConfig {
 fn settings(dtype: Dtype, threads: u32) -> Settings {
     Settings {
         dir: PathBuf::new(),
+        draft_dir: None,
         overrides: None,
         synth_seed: Some(5),
         device: protocol::Device::Cpu,

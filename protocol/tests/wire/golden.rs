@@ -206,6 +206,7 @@ fn the_start() {
 fn the_settings() {
     let settings = Settings {
         dir: "/m".into(),
+        draft_dir: None,
         overrides: None,
         synth_seed: Some(1),
         device: Device::Cpu,
@@ -241,11 +242,11 @@ fn the_settings() {
     check(
         &settings,
         &expect![[r#"
-            4844524e0b00010002000000000000007000000049d7de7d
-            dc001ca22f6dc001a343707590c0c0a7466c6f61743332a44175746f0210cd01
-            00cd0100044081a6426c6f636b7340cb3feccccccccccccda74e6f7468696e67
-            930381a54e6772616d92020581a953796e74686574696391cd02bc14c0020193
-            0201c30291929092cd012c00a22f78c3"#]],
+            4844524e0b0001000200000000000000710000001d97453d
+            dc001da22f6dc0c001a343707590c0c0a7466c6f61743332a44175746f0210cd
+            0100cd0100044081a6426c6f636b7340cb3feccccccccccccda74e6f7468696e
+            67930381a54e6772616d92020581a953796e74686574696391cd02bc14c00201
+            930201c30291929092cd012c00a22f78c3"#]],
     );
 }
 

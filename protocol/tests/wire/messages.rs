@@ -213,6 +213,7 @@ pub(crate) fn settings() -> impl Strategy<Value = Settings> {
         )| {
             Settings {
                 dir: dir.into(),
+                draft_dir: eager.then(|| "/drafts".into()),
                 overrides,
                 synth_seed,
                 device,
@@ -243,6 +244,7 @@ pub(crate) fn settings() -> impl Strategy<Value = Settings> {
                     drafts: n as u8,
                     drafter: match n % 2 {
                         0 => Drafter::Ngram { min: (n >> 8) as u8, max: (n >> 16) as u8 },
+                        _ if n % 5 == 0 => Drafter::Model,
                         _ => Drafter::Layer,
                     },
                     acceptance: match n % 3 {

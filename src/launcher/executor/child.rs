@@ -6,6 +6,7 @@
 
 use crate::config::ExecutorArgs;
 use crate::launcher::child_process::link_to_server;
+use crate::launcher::model_files::manifest;
 use crate::launcher::shutdown::FATAL;
 use anyhow::{Context, Result, bail};
 use executor::ExecutorConfig;
@@ -103,8 +104,10 @@ fn config(settings: Settings) -> Result<ExecutorConfig> {
     let overrides: Option<Map<String, Value>> =
         overrides.context("the replaced members of config.json")?;
     let model = Config::from_dir_with(&settings.dir, &overrides.unwrap_or_default())?;
-    let manifest = models::manifest(&settings.dir, executor::source(&settings))?;
-    Ok(ExecutorConfig { settings, model, manifest })
+    let draft_dir = settings.draft_dir.as_deref();
+    let draft = draft_dir.map(Config::from_dir).transpose()?;
+    let manifest = manifest(&settings.dir, draft_dir, executor::source(&settings))?;
+    Ok(ExecutorConfig { settings, model, draft, manifest })
 }
 
 /// Returns once nobody is at the other end.

@@ -56,7 +56,7 @@ pub fn run(
         args.engine.device = device::found();
     }
     let files = ModelFiles::resolve(&args, environment)?;
-    settings::check_world(&args, &files.config)?;
+    settings::check_world(&args, &files)?;
     let config = settings::executor(&args, &files, environment)?;
     let (sender, notices) = channel();
     {

@@ -234,6 +234,7 @@ fn a_draft_layer_changes_no_answer() {
         &[&sizes[..], &["--tensor-parallel-size", "2"]].concat(),
         &[&sizes[..], &["--tensor-parallel-size", "2", "--enable-expert-parallel"]].concat(),
         &[&sizes[..], &["--data-parallel-size", "2"]].concat(),
+        &[&sizes[..], &["--data-parallel-size", "2", "--enable-expert-parallel"]].concat(),
     ] {
         let drafting = start(&[flags, &["--speculative-config", LAYER]].concat());
         let at = drafting.address;
@@ -244,6 +245,29 @@ fn a_draft_layer_changes_no_answer() {
             ["drafts", "draft_tokens", "accepted_tokens"].map(|name| counted(at, name));
         println!("{flags:?}: {right} of {tokens} drafts accepted");
         assert!(2.0 * rows < tokens && tokens <= 3.0 * rows && right < tokens, "{rows} {tokens}");
+    }
+}
+
+/// A model that guesses for itself is right where the likeliest token is said, which half of the requests ask for.
+#[test]
+fn a_model_that_drafts_for_another_changes_no_answer() {
+    let model = model();
+    let folder = model.path().join("model").to_str().unwrap().to_owned();
+    let sizes =
+        [folder.as_str(), "--num-gpu-blocks-override", "256", "--max-num-batched-tokens", "64"];
+    let plain = start(&sizes);
+    let expected = ids_of_all(plain.address);
+    drop(plain);
+    let itself = json!({"method": "draft_model", "num_speculative_tokens": 4, "model": folder});
+    let itself = itself.to_string();
+    for flags in [&[][..], &["--tensor-parallel-size", "2", "--enable-expert-parallel"]] {
+        let drafting = start(&[&sizes[..], &["--speculative-config", &itself], flags].concat());
+        let at = drafting.address;
+        assert!(ids_of_all(at) == expected, "{flags:?}");
+        let [tokens, right] = ["draft_tokens", "accepted_tokens"].map(|name| counted(at, name));
+        println!("{flags:?}: {right} of {tokens} drafts accepted");
+        // Six of twelve say the likeliest: twelve steps of four right guesses each.
+        assert!((240.0..tokens).contains(&right), "{right} of {tokens}");
     }
 }
 

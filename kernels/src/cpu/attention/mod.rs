@@ -62,6 +62,12 @@ impl CpuDevice {
         let group = args.heads / layout.kv_heads;
         let fp8 = layout.dtype == DType::F8E4M3;
         let layout = KvLayout { dtype: args.q.dtype(), ..*layout };
+        for row in (0..args.rows.len()).filter(|&row| args.rows.is_padding(row)) {
+            let (from, to) = args.rows.tokens(row);
+            for_float!(KERNEL, layout.dtype, T => {
+                (from..to).for_each(|t| o.row_mut::<T>(t).fill(T::default()));
+            });
+        }
         for_float!(KERNEL, layout.dtype, T => self.run_tiles(&Call::<T> {
             args,
             layout,
@@ -130,7 +136,8 @@ fn tiles_before(args: &Attention<'_>, group: usize) -> Vec<usize> {
     let mut sum = 0;
     let rows = (0..args.rows.len()).map(|r| {
         let (from, to) = args.rows.tokens(r);
-        sum += ((to - from) * group).div_ceil(TILE_ROWS);
+        let asked = if args.rows.is_padding(r) { 0 } else { to - from };
+        sum += (asked * group).div_ceil(TILE_ROWS);
         sum
     });
     std::iter::once(0).chain(rows).collect()
@@ -161,5 +168,5 @@ fn check(
         let (what, index, limit) = ("layer", args.layer as i64, layout.layers);
         return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
     }
-    args.rows.check(args.q.rows(), (layout.blocks, layout.block_tokens), false)
+    args.rows.check(args.q.rows(), (layout.blocks, layout.block_tokens))
 }

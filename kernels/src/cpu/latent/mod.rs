@@ -106,7 +106,7 @@ fn check(
         let (what, index, limit) = ("layer", args.layer as i64, layout.layers);
         return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
     }
-    args.rows.check(args.q.rows(), (layout.blocks, layout.block_tokens), true)?;
+    args.rows.check(args.q.rows(), (layout.blocks, layout.block_tokens))?;
     for row in (0..args.rows.len()).filter(|&row| !args.rows.is_padding(row)) {
         let (from, to) = args.rows.tokens(row);
         let before = args.rows.context(row) - (to - from);

@@ -1,0 +1,109 @@
+//! Drafts of a model of its own: they change nothing, and one that says the same as the model is always right.
+
+use crate::drafts::{job, said};
+use crate::player::{BLOCK, Player, config, experts, latents, model_drafting, shared};
+use crate::{PROMPT, TOTAL, name, rules};
+use executor::{Dtype, Executor, ExecutorConfig, ExecutorError, SpeculationError};
+use models::Config;
+
+/// A model of two layers of half the width, of the same ids.
+fn small() -> Config {
+    let mut small = config(Dtype::Float32, 1).model;
+    (small.layers, small.hidden, small.intermediate) = (2, 32, 64);
+    small
+}
+
+/// Alone and over ranks, with models of several kinds.
+fn worlds(drafts: u8) -> Vec<ExecutorConfig> {
+    use Dtype::{Bfloat16, Float32};
+    let by_small = |config| model_drafting(config, small(), drafts);
+    vec![
+        by_small(config(Float32, 2)),
+        by_small(config(Bfloat16, 2)),
+        by_small(shared(experts(Float32), 2, true)),
+        model_drafting(config(Float32, 1), experts(Float32).model, drafts),
+        by_small(latents(Float32)),
+    ]
+}
+
+#[test]
+fn drafts_of_another_model_change_nothing() {
+    for world in worlds(4) {
+        let name = name(&world);
+        let mut player = Player::with(world);
+        for sampling in rules() {
+            let mut plain = job(3, &sampling, 0);
+            player.finish(&mut plain, PROMPT, TOTAL);
+            for drafts in [1, 4] {
+                let mut job = job(3, &sampling, drafts);
+                player.finish(&mut job, 16, TOTAL);
+                assert_eq!(said(&job), said(&plain), "{name}, {drafts} drafts, {sampling:?}");
+                assert!(job.drafted >= TOTAL - PROMPT - 2 - job.accepted, "{}", job.drafted);
+                player.free(job.table);
+            }
+            player.free(plain.table);
+        }
+    }
+}
+
+/// In chunks, after a preemption, behind a prefix hit and beside others without drafts: its cache knows what the model's does.
+#[test]
+fn a_model_that_says_the_same_is_always_right() {
+    let model = config(Dtype::Float32, 1);
+    let alike = model_drafting(model.clone(), model.model.clone(), 3);
+    for world in [alike.clone(), shared(alike, 2, false)] {
+        let mut player = Player::with(world);
+        let greedy = &rules()[0];
+        let mut first = job(3, greedy, 3);
+        player.finish(&mut first, 7, TOTAL);
+        assert!(first.drafted > 12 && first.accepted == first.drafted, "{}", first.drafted);
+        let mut again = job(3, greedy, 3);
+        player.finish(&mut again, 16, PROMPT + 5);
+        let blocks = again.preempt(30);
+        let mut other = job(9, greedy, 0); // Writes over what it held.
+        player.free(blocks);
+        player.finish(&mut other, 60, TOTAL);
+        player.finish(&mut again, 33, TOTAL);
+        assert!(
+            again.accepted == again.drafted && said(&again) == said(&first),
+            "{}",
+            again.accepted
+        );
+        let mut hit = job(3, greedy, 2).on_seat(8);
+        hit.table = first.table[..2].to_vec();
+        hit.computed = 2 * BLOCK;
+        let mut plain = job(11, greedy, 0).on_seat(9);
+        while hit.tokens.len() < TOTAL {
+            let (own, others) = (hit.want(), plain.want().min(5));
+            let mut rows = [(&mut plain, others), (&mut hit, own)];
+            rows.sort_by_key(|(_, len)| *len > 1);
+            player.step(&mut rows);
+        }
+        assert!(hit.accepted == hit.drafted && said(&hit) == said(&first), "{}", hit.accepted);
+    }
+}
+
+#[test]
+fn the_size_of_a_block_counts_both_models() {
+    let bytes = |config| Executor::load(config, &mut |_| {}).unwrap().kv_spec().bytes_per_block();
+    let (model, draft) = (config(Dtype::Float32, 1), small());
+    let each =
+        [bytes(model.clone()), bytes(ExecutorConfig { model: draft.clone(), ..model.clone() })];
+    assert_eq!(bytes(model_drafting(model, draft, 1)), each[0] + each[1]);
+}
+
+#[test]
+fn models_that_cannot_draft_for_each_other_are_refused() {
+    let refused = |config: ExecutorConfig| match Executor::load(config, &mut |_| {}) {
+        Err(ExecutorError::Speculation(error)) => error,
+        other => panic!("{other:?}"),
+    };
+    let model = || config(Dtype::Float32, 1);
+    let other = Config { vocab: 400, ..small() };
+    let expected = SpeculationError::Vocabulary { draft: 400, model: 384 };
+    assert_eq!(refused(model_drafting(model(), other, 1)), expected);
+    let expected = SpeculationError::ModelDrafts { drafts: 17 };
+    assert_eq!(refused(model_drafting(model(), small(), 17)), expected);
+    let none = ExecutorConfig { draft: None, ..model_drafting(model(), small(), 1) };
+    assert_eq!(refused(none), SpeculationError::NoModel);
+}
