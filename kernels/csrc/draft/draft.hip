@@ -19,6 +19,9 @@
 #include "prepare/prepare.h"
 #include "sample/order.h"
 
+// Logits of a thread that are on their way at a time.
+enum : u32 { AHEAD = 8 };
+
 DEV const DraftRow* drafts_of(const u8* stage) { return (const DraftRow*)(stage + header_of(stage)->drafts_at); }
 
 // Where states lie. A state is `bytes` long.
@@ -128,9 +131,17 @@ KERNEL(1024) draft_argmax(i32* y, const float* logits, u32 vocab, u32 stride) {
     grid_release();
     const float* row = logits + (u64)bid_x() * stride;
     u64 best = 0;
-    for (u32 id = tid(); id < vocab; id += bdim()) {
-        const u64 place = place_of(row[id], id);
-        best = place > best ? place : best;
+    for (u32 first = tid(); first < vocab; first += bdim() * AHEAD) {
+        float x[AHEAD];
+        UNROLL for (u32 i = 0; i < AHEAD; ++i) {
+            const u32 id = first + i * bdim();
+            x[i] = id < vocab ? row[id] : 0.f;
+        }
+        UNROLL for (u32 i = 0; i < AHEAD; ++i) {
+            const u32 id = first + i * bdim();
+            const u64 place = id < vocab ? place_of(x[i], id) : 0;
+            best = place > best ? place : best;
+        }
     }
     best = block_first(best);
     if (tid() == 0) y[bid_x()] = (i32)id_of(best);
