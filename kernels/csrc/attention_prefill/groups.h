@@ -4,6 +4,7 @@
 #pragma once
 #include "dev/tensor_map.h"
 #include "dev/wgmma.h"
+#include "attention/softmax.h"
 #include "attention_prefill/items.h"
 #if KV_FP8
 #  include "attention_prefill/load_fp8.h"
@@ -18,39 +19,6 @@ enum : u32 {
     GROUPS_SHARED = (1 + ITEM_STAGES + 2 * STAGES) * OPERAND_BYTES + 2 * STAGED_BYTES + 1024
 };
 
-// What a lane knows of its two pairs: the greatest score, and the sum of its own keys' probabilities.
-struct Softmax { float max[2], sum[2]; };
-
-// Scores become probabilities, the first `seen` keys' of each pair; `shrink`: what came before is worth so much less.
-template <bool MASKED>
-DEV void weigh(float (&s)[SCORES], Softmax& r, float (&shrink)[2], const u32 (&seen)[2], float factor) {
-    float max[2][2] = {{r.max[0], NO_SCORE}, {r.max[1], NO_SCORE}};
-    UNROLL for (u32 i = 0; i < SCORES; ++i) {
-        const u32 pair = i >> 1 & 1;
-        if (MASKED) s[i] = wgmma_col(i) < seen[pair] ? s[i] : NO_SCORE;
-        max[pair][i & 1] = fmax_(max[pair][i & 1], s[i]);
-    }
-    float least[2], sum[2] = {0.f, 0.f};
-    UNROLL for (u32 pair = 0; pair < 2; ++pair) {
-        const float most = group_max<4>(fmax_(max[pair][0], max[pair][1]));
-        shrink[pair] = exp2_((r.max[pair] - most) * factor);
-        r.max[pair] = most;
-        least[pair] = -most * factor;
-    }
-    UNROLL for (u32 i = 0; i < SCORES; ++i) {
-        const u32 pair = i >> 1 & 1;
-        s[i] = exp2_(fma_(s[i], factor, least[pair]));
-        sum[pair] += s[i];
-    }
-    UNROLL for (u32 pair = 0; pair < 2; ++pair) r.sum[pair] = fma_(r.sum[pair], shrink[pair], sum[pair]);
-}
-
-struct Probabilities { u32 v[TILE / 16][4]; };
-
-DEV void pack(Probabilities& p, const float (&s)[SCORES]) {
-    UNROLL for (u32 i = 0; i < SCORES / 2; ++i) p.v[i / 4][i % 4] = pack_half(s[2 * i], s[2 * i + 1]);
-}
-
 DEV void start_scores(float (&s)[SCORES], const u8* queries, const u8* keys) {
     const KMajor q = by_k(queries), k = by_k(keys);
     wgmma_hold(s);
@@ -62,7 +30,7 @@ DEV void start_scores(float (&s)[SCORES], const u8* queries, const u8* keys) {
     wgmma_commit();
 }
 
-DEV void start_outputs(float (&o)[OUTPUTS], const Probabilities& p, const u8* values, bool add) {
+DEV void start_outputs(float (&o)[OUTPUTS], const Probabilities<SCORES>& p, const u8* values, bool add) {
     const NMajor v = by_n(values, PANEL_BYTES);
     wgmma_hold(o);
     wgmma_fence();
@@ -82,7 +50,7 @@ DEV void multiply(float (&o)[OUTPUTS], Softmax& r, Worker& w, const Shared& shar
     const u32 first = item.first + w.group * GROUP_PAIRS, open = seen_by(item, first) / TILE;
     const u32 seen[2] = {seen_by(item, first + wgmma_row(0)), seen_by(item, first + wgmma_row(2))};
     float s[SCORES], shrink[2];
-    Probabilities p;
+    Probabilities<SCORES> p;
     const auto keys = [&] {
         barrier_wait(&m->keys.there[w.keys.stage], w.keys.odd);
         return shared.keys + w.keys.stage * OPERAND_BYTES;
@@ -95,7 +63,7 @@ DEV void multiply(float (&o)[OUTPUTS], Softmax& r, Worker& w, const Shared& shar
         wgmma_hold(s);
         release(&m->keys.free[w.keys.stage]);
         if (step + 1 == item.steps) release(&m->items.free[w.items.stage]);
-        advance(w.keys);
+        advance<STAGES>(w.keys);
         if (step < open) return weigh<false>(s, r, shrink, seen, factor);
         const u32 at = step * TILE, left[2] = {seen[0] > at ? seen[0] - at : 0, seen[1] > at ? seen[1] - at : 0};
         weigh<true>(s, r, shrink, left, factor);
@@ -104,7 +72,7 @@ DEV void multiply(float (&o)[OUTPUTS], Softmax& r, Worker& w, const Shared& shar
         wgmma_wait<0>();
         wgmma_hold(o);
         release(&m->values.free[w.values.stage]);
-        advance(w.values);
+        advance<STAGES>(w.values);
     };
 
     start_scores(s, queries, keys());

@@ -1,6 +1,7 @@
 // attention_prefill/load.h - the warpgroup that fetches queries, keys and values, for item after item, into panels that the
 // other warpgroups multiply from, as far ahead as it has room. How keys and values come: load_half.h, load_fp8.h.
 #pragma once
+#include "dev/turn.h"
 
 enum : u32 {
     STAGES = 2,                      // of keys and of values
@@ -30,23 +31,6 @@ DEV Shared share(u8* dynamic) {
     u8 *keys = panels + ITEM_STAGES * OPERAND_BYTES, *values = keys + STAGES * OPERAND_BYTES;
     u8* outputs = values + STAGES * OPERAND_BYTES;
     return Shared{panels, keys, values, outputs, outputs + OPERAND_BYTES};
-}
-
-// One arrival for a wave.
-DEV void release(Barrier* b) {
-    if (lane() == 0) barrier_arrive(b);
-}
-DEV void release_written(Barrier* b) {
-    shared_fence();
-    wave_sync();
-    release(b);
-}
-
-// A stage of COUNT and the parity of its use.
-struct Turn { u32 stage, odd; };
-template <u32 COUNT = STAGES> DEV void advance(Turn& t) {
-    t.stage = t.stage + 1 == COUNT ? 0 : t.stage + 1;
-    t.odd ^= t.stage == 0;
 }
 
 // Copies a tile's queries; zeros behind the last pair.

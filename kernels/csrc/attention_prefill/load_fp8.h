@@ -55,7 +55,7 @@ DEV void bring(Way& way, const Job& job, const u32* next, bool values) {
     barrier_wait(&way.stages->free[way.turn.stage], way.turn.odd ^ 1);
     widen_pieces(way.operands + way.turn.stage * OPERAND_BYTES, way.staged);
     release_written(&way.stages->there[way.turn.stage]);
-    advance(way.turn);
+    advance<STAGES>(way.turn);
     if (next) start_pieces(way.staged, job, next, values);
     copy_commit();
 }

@@ -25,7 +25,7 @@ template <bool VALUES> DEV void fetch_rows(Way& way, const Job& job, const Item&
     const i32* table = table_of(job, item.row);
     const u32 context = item.before + item.pairs / HEAD_GROUP;
     u32 row = pool_row(job, item, table, 0, context);
-    for (u32 step = 0; step < item.steps; ++step, advance(way.turn)) {
+    for (u32 step = 0; step < item.steps; ++step, advance<STAGES>(way.turn)) {
         const u32 at = step * TILE, stage = way.turn.stage, keys = context - at < TILE ? context - at : TILE;
         const u32 next = pool_row(job, item, table, at + TILE, context);
         const u32 boxes = (keys + BOX_ROWS - 1) / BOX_ROWS;

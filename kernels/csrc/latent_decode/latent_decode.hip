@@ -15,7 +15,7 @@
 //   q [T, q_stride], of whose heads' `query` channels the last ROTARY are turned
 //   pool: one layer, [slot][LATENT + ROTARY]; all half_t
 //   tables   i32 [S, table_width]; row r reads table table_rows[r], or table r without table_rows
-//   partial  f32 [rows, tiles of heads, max_splits, 16, RECORD]: sums of latents, then maximum and sum; any contents
+//   partial  f32 [rows, tiles of heads, max_splits, heads of a tile, RECORD]: sums of latents, then maximum and sum; any contents
 //   arrived  u32 [rows, tiles of heads], zero; zero again afterwards
 //   max_splits at least the splits of any row
 //
@@ -28,7 +28,6 @@
 // Rounding: probabilities to half_t, the mean once. Roofline: 2 context (LATENT + ROTARY) bytes a row.
 #include "dev.h"
 #include "dev/strip.h"
-#include "attention/row_of.h"
 
 #ifndef EACH_TOKEN
 #  define EACH_TOKEN 0
@@ -44,8 +43,7 @@ enum : u32 {
     WAVES = TILES * HALVES,
     TEAM = WAVES * WAVE,
     WIDTH = LATENT + ROTARY,
-    LINE = WIDTH + 8,  // elements from row to row in shared memory: no two of eight meet in a bank
-    RECORD = LATENT + 16
+    LINE = WIDTH + 8  // elements from row to row in shared memory: no two of eight meet in a bank
 };
 DEV void team_sync() { sync(); }
 DEV u32 tile_of_wave() { return wave() % TILES; }
@@ -64,20 +62,7 @@ DEV u32 even_split(u32 context, u32) { return split_keys(context); }
 #include "latent_decode/ring.h"
 #include "latent_decode/step.h"
 #include "latent_decode/merge.h"
-
-#if EACH_TOKEN
-// One split of all keys that the block's token sees.
-DEV Place start_of_token(const Rows& rows, u32 first) {
-    Place p{};
-    p.token = first + bid_x();
-    p.row = row_of(rows.cu_q, rows.rows, p.token);
-    p.context = keys_seen(rows.cu_q, rows.context_lens, p.row, p.token);
-    p.table = table_of(rows, p.row);
-    p.span = p.context;
-    p.splits = p.left = 1;
-    return p;
-}
-#endif
+#include "latent_decode/token.h"
 
 // Strides are in elements.
 KERNEL(TEAM)
@@ -86,11 +71,7 @@ latent_decode(half_t* means, float* partial, u32* arrived, const half_t* taken, 
               u32 heads, u32 query, u32 table_width, u32 max_splits, u32 first, u32 q_stride, float factor) {
     DYN_SHARED(half_t, shared);
     const Rows rows{context_lens, cu_q, tables, table_rows, row_count, 1, table_width, nullptr};
-#if EACH_TOKEN
-    Place p = start_of_token(rows, first);
-#else
-    Place p = start_of_block(rows);
-#endif
+    Place p = EACH_TOKEN ? place_of(rows, first + bid_x(), 1) : start_of_block(rows);
     grid_wait();
     grid_release();
     Ring ring = begin_ring(shared, p, rows, pool);

@@ -88,7 +88,7 @@ impl HipDevice {
         let first = layout.row(args.layer, 0) * layout.dtype.bytes();
         // SAFETY: as above.
         let pool = unsafe { kv.as_ptr().add(first) };
-        match self.absorbed(layout, pool, args) {
+        match self.absorbed(layout, pool, args)? {
             Some(call) => self.attend_absorbed(s, &mut o, &call),
             None => self.attend_latent_plain(s, &mut o, (pool, layout), args),
         }

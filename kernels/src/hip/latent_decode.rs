@@ -6,6 +6,7 @@ use super::device::HipDevice;
 use super::gemm::wide;
 use super::launch::Launch;
 use super::source::Source;
+use super::tensor_map::TensorMap;
 use crate::{DeviceError, LatentAttention, LatentLayout, MatMut, PackedGroup, Stream};
 
 static HEADS: Source = Source {
@@ -16,9 +17,22 @@ static DECODE: Source = Source {
     name: "latent_decode/latent_decode.hip",
     text: include_str!("../../csrc/latent_decode/latent_decode.hip"),
 };
+static GROUPS: Source = Source {
+    name: "latent_groups/latent_groups.hip",
+    text: include_str!("../../csrc/latent_groups/latent_groups.hip"),
+};
 
 /// Heads of a block, and keys of a wave in a step.
 const TILE: usize = 16;
+/// Heads of a block of warpgroups, and keys of a step.
+const GROUPS_TILE: usize = 64;
+/// Its threads: two warpgroups multiply, one fetches.
+const GROUPS_THREADS: u32 = 384;
+/// Steps in its ring, beside which the queries lie.
+const GROUPS_STAGES: usize = 2;
+/// Bytes of a row of what warpgroups multiply, and what such a matrix begins on.
+const PANEL_ROW: usize = 128;
+const PANEL_ALIGNMENT: usize = 1024;
 /// Largest latent, for which a wave has registers.
 const MOST_CHANNELS: usize = 512;
 /// Spare elements behind each row of the pool in shared memory.
@@ -29,6 +43,8 @@ const MOST_STAGES: usize = 3;
 const STATIC_BYTES: usize = 7 << 10;
 /// Blocks that share a multiprocessor, at most.
 const MOST_BLOCKS: usize = 2;
+/// As `STATIC_BYTES`, of warpgroups.
+const STATIC_BYTES_OF_GROUPS: usize = 1 << 10;
 /// Floats of a record behind its sums of latents.
 const RECORD_FACTS: usize = 16;
 /// Threads of a block that multiplies by a head's matrix, and its rows.
@@ -38,6 +54,14 @@ const HEADS_ROWS: usize = 32;
 /// Contexts up to which a split has so many keys. The twin of `split_keys` in latent_decode.hip.
 const SPLITS: &[(usize, usize)] = &[(2048, 256), (8192, 512), (32768, 1024), (usize::MAX, 4096)];
 
+/// The same of latent_groups.hip, whose splits are even.
+const GROUP_SPLITS: &[(usize, usize)] = &[(2048, 1024), (32768, 2048), (usize::MAX, 8192)];
+/// The same for at most `FEW_ROWS` rows.
+const FEW_GROUP_SPLITS: &[(usize, usize)] =
+    &[(2048, 256), (8192, 512), (32768, 1024), (usize::MAX, 4096)];
+/// Rows that longer splits would leave most multiprocessors idle with.
+const FEW_ROWS: usize = 16;
+
 /// What all launches share.
 pub(super) struct Absorbed<'a> {
     args: &'a LatentAttention<'a>,
@@ -45,9 +69,35 @@ pub(super) struct Absorbed<'a> {
     /// First byte of the layer.
     pool: *const u8,
     transposed: &'a PackedGroup,
-    stages: usize,
-    threads: u32,
-    step_bytes: usize,
+    by: By,
+}
+
+/// How means are gathered.
+enum By {
+    /// By waves, each with keys of its own: with so many steps in the ring.
+    Waves { stages: usize, step_bytes: usize },
+    /// By warpgroups; `few`: in short splits.
+    Groups { pool: TensorMap, few: bool },
+}
+
+impl Absorbed<'_> {
+    /// Heads of a block.
+    fn tile(&self) -> usize {
+        match self.by {
+            By::Waves { .. } => TILE,
+            By::Groups { .. } => GROUPS_TILE,
+        }
+    }
+
+    /// Most splits of a row.
+    fn splits(&self) -> usize {
+        let lengths = match self.by {
+            By::Waves { .. } => SPLITS,
+            By::Groups { few: true, .. } => FEW_GROUP_SPLITS,
+            By::Groups { few: false, .. } => GROUP_SPLITS,
+        };
+        most_splits(self.args.rows.bounds.longest_context, lengths)
+    }
 }
 
 /// Rows of bf16 on the device: the first one, channels from head to head and from row to row.
@@ -64,7 +114,7 @@ impl HipDevice {
         layout: &'a LatentLayout,
         pool: *const u8,
         args: &'a LatentAttention<'a>,
-    ) -> Option<Absorbed<'a>> {
+    ) -> Result<Option<Absorbed<'a>>, DeviceError> {
         let LatentLayout { latent, rotary, block_tokens, dtype, .. } = *layout;
         let (key, value) = (args.heads.key.n(), args.heads.value.n());
         let fits = dtype == self.half()
@@ -74,13 +124,27 @@ impl HipDevice {
             && (key > 0 && key.is_multiple_of(32) && key <= MOST_CHANNELS)
             && value.is_multiple_of(TILE)
             && wide(args.q);
-        let (tiles, halves, most) = if self.wave() == 64 { (2, 1, 1) } else { (4, 2, MOST_STAGES) };
-        let step_bytes = tiles * TILE * (layout.width() + PADDING) * 2;
-        let room = (self.shared_bytes() as usize).saturating_sub(STATIC_BYTES);
-        let stages = (room / step_bytes).min(most);
-        let transposed = args.heads.key_transposed.filter(|_| fits && stages > 0)?;
-        let threads = (tiles * halves) as u32 * self.wave();
-        Some(Absorbed { args, layout, pool, transposed, stages, threads, step_bytes })
+        let Some(transposed) = args.heads.key_transposed.filter(|_| fits) else { return Ok(None) };
+        let by = if args.first == 0 && self.gathers_in_groups(layout) {
+            let pool = self.tensor_map(pool, layout.blocks * block_tokens, layout.width())?;
+            By::Groups { pool, few: args.rows.bounds.decode_rows <= FEW_ROWS }
+        } else {
+            let (tiles, most) = if self.wave() == 64 { (2, 1) } else { (4, MOST_STAGES) };
+            let step_bytes = tiles * TILE * (layout.width() + PADDING) * 2;
+            let room = (self.shared_bytes() as usize).saturating_sub(STATIC_BYTES);
+            match (room / step_bytes).min(most) {
+                0 => return Ok(None),
+                stages => By::Waves { stages, step_bytes },
+            }
+        };
+        Ok(Some(Absorbed { args, layout, pool, transposed, by }))
+    }
+
+    /// Whether warpgroups gather means over such a pool: shared memory has room for them, and its rows are whole panels.
+    fn gathers_in_groups(&self, layout: &LatentLayout) -> bool {
+        self.multiplies_in_groups()
+            && layout.rotary.is_multiple_of(PANEL_ROW / 2)
+            && groups_bytes(layout) + STATIC_BYTES_OF_GROUPS <= self.shared_bytes() as usize
     }
 
     pub(super) fn attend_absorbed(
@@ -91,10 +155,10 @@ impl HipDevice {
     ) -> Result<(), DeviceError> {
         let (args, latent, tokens) = (call.args, call.layout.latent, o.rows());
         let heads = args.heads.key.len();
-        let tiles = heads.div_ceil(TILE);
+        let tiles = heads.div_ceil(call.tile());
         let rows = args.rows.bounds.decode_rows.min(args.rows.len());
-        let splits = most_splits(args.rows.bounds.longest_context, SPLITS);
-        let record_bytes = TILE * (latent + RECORD_FACTS) * 4;
+        let splits = call.splits();
+        let record_bytes = heads.min(call.tile()) * (latent + RECORD_FACTS) * 4;
         let partial_bytes = rows * tiles * splits * record_bytes;
         let stride = heads * latent;
         // Means take the place of the queries they come from.
@@ -112,7 +176,11 @@ impl HipDevice {
             self.gather_means(s, call, (taken, partial), grid, (0, rows, splits))?;
         }
         if rows < args.rows.len() {
-            let grid = ((tokens - rows) as u32, tiles as u32, 1);
+            let blocks = match call.by {
+                By::Waves { .. } => tokens - rows,
+                By::Groups { .. } => (self.decode_blocks(call) / tiles).clamp(1, tokens - rows),
+            };
+            let grid = (blocks as u32, tiles as u32, 1);
             let all = args.rows.len();
             self.gather_means(s, call, (taken, partial), grid, (rows, all, 0))?;
         }
@@ -124,9 +192,15 @@ impl HipDevice {
 
     /// As many blocks as run at once.
     fn decode_blocks(&self, call: &Absorbed<'_>) -> usize {
-        let room = self.shared_bytes() as usize + DRIVER_BYTES;
-        let block = call.stages * call.step_bytes + STATIC_BYTES + DRIVER_BYTES;
-        (room / block).clamp(1, MOST_BLOCKS) * self.multiprocessors() as usize
+        let each = match call.by {
+            By::Waves { stages, step_bytes } => {
+                let room = self.shared_bytes() as usize + DRIVER_BYTES;
+                let block = stages * step_bytes + STATIC_BYTES + DRIVER_BYTES;
+                (room / block).clamp(1, MOST_BLOCKS)
+            }
+            By::Groups { .. } => 1,
+        };
+        each * self.multiprocessors() as usize
     }
 
     /// Means of latents in place of `taken`, of all heads: of `rows` rows of one token, through `splits` splits at most; or, of
@@ -141,25 +215,44 @@ impl HipDevice {
     ) -> Result<(), DeviceError> {
         let (args, layout) = (call.args, call.layout);
         let heads = args.heads.key.len();
-        let arrived = self.counters(rows * heads.div_ceil(TILE))?;
-        let defines = [
-            ("LATENT", layout.latent as u32),
-            ("ROTARY", layout.rotary as u32),
-            ("BLOCK_TOKENS", layout.block_tokens as u32),
-            ("STAGES", call.stages as u32),
-            ("EACH_TOKEN", u32::from(splits == 0)),
-            ("UNSEEN", args.first as u32),
-        ];
-        let kernel = self.kernel(&DECODE, "latent_decode", &defines)?;
-        let shared_bytes = (call.stages * call.step_bytes) as u32;
-        let launch = Launch::new(kernel, grid, call.threads, shared_bytes)
+        let arrived = self.counters(rows * heads.div_ceil(call.tile()))?;
+        let latent = ("LATENT", layout.latent as u32);
+        let rotary = ("ROTARY", layout.rotary as u32);
+        let block = ("BLOCK_TOKENS", layout.block_tokens as u32);
+        let each = ("EACH_TOKEN", u32::from(splits == 0));
+        let launch = match &call.by {
+            By::Waves { stages, step_bytes } => {
+                let defines = [
+                    latent,
+                    rotary,
+                    block,
+                    ("STAGES", *stages as u32),
+                    each,
+                    ("UNSEEN", args.first as u32),
+                ];
+                let kernel = self.kernel(&DECODE, "latent_decode", &defines)?;
+                let tile_waves = if self.wave() == 64 { 2 } else { 8 };
+                Launch::new(kernel, grid, tile_waves * self.wave(), (stages * step_bytes) as u32)
+            }
+            By::Groups { few, .. } => {
+                let defines = [latent, rotary, block, each, ("FEW", u32::from(*few))];
+                let kernel = self.kernel(&GROUPS, "latent_groups", &defines)?;
+                Launch::new(kernel, grid, GROUPS_THREADS, groups_bytes(layout) as u32)
+            }
+        };
+        let launch = launch
             .overlaps_predecessor()
             .arg_ptr(taken)
             .arg_ptr(partial)
             .arg_ptr(arrived)
             .arg_ptr(taken)
             .arg(args.q)
-            .arg_ptr(call.pool)
+            .arg_ptr(call.pool);
+        let launch = match &call.by {
+            By::Waves { .. } => launch,
+            By::Groups { pool, .. } => launch.record(&pool.0),
+        };
+        let launch = launch
             .arg(args.rows.cu_q)
             .arg(args.rows.context_lens)
             .arg(args.rows.block_tables)
@@ -209,4 +302,11 @@ impl HipDevice {
         // SAFETY: all heads' columns lie inside the rows, whose shapes were compared.
         unsafe { launch.go(self, s) }
     }
+}
+
+/// Shared memory of a block of warpgroups: queries, the steps in its ring, a panel of probabilities.
+const fn groups_bytes(layout: &LatentLayout) -> usize {
+    let panel = GROUPS_TILE * PANEL_ROW;
+    let operand = layout.width() * 2 / PANEL_ROW * panel;
+    (1 + GROUPS_STAGES) * operand + panel + PANEL_ALIGNMENT
 }

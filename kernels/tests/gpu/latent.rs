@@ -180,3 +180,16 @@ fn positions_that_nobody_sees_change_nothing() {
         check_from(pair, [17, 128, 32, 32, 48, 32], (long, 4), DType::BF16, 1);
     }
 }
+
+/// On NVIDIA's warpgroups where there are some: tiles of 64 heads, whole and in part, rows of several splits, of one, and of none; more
+/// rows than are cut into short splits.
+#[test]
+fn latents_in_groups_agree_with_the_cpu() {
+    let mut many = [(1, 40); 18];
+    (many[3].1, many[9].1, many[17].1) = (1030, 0, 129);
+    for pair in &pairs() {
+        check(pair, [70, 128, 64, 32, 16, 16], (LONG, 4), DType::BF16);
+        check(pair, [5, 256, 64, 32, 32, 48], (SHORT, 0), DType::BF16);
+        check(pair, [3, 128, 128, 32, 16, 32], (&many, many.len()), DType::BF16);
+    }
+}

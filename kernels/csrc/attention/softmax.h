@@ -1,0 +1,42 @@
+// attention/softmax.h - the softmax of a warpgroup's scores, step by step: scores as products leave them (dev/wgmma.h) become
+// probabilities, the next product's left operand as they lie.
+#pragma once
+#include "dev/wgmma.h"
+
+// Below every score, and a difference of two of them is still a number.
+#ifndef NO_SCORE
+#  define NO_SCORE (-1e30f)
+#endif
+
+// What a lane knows of its two rows: the greatest score, and the sum of its own keys' probabilities.
+struct Softmax { float max[2], sum[2]; };
+
+// Scores become probabilities, the first `seen` keys' of each row; `shrink`: what came before is worth so much less.
+template <bool MASKED, u32 SCORES>
+DEV void weigh(float (&s)[SCORES], Softmax& r, float (&shrink)[2], const u32 (&seen)[2], float factor) {
+    float max[2][2] = {{r.max[0], NO_SCORE}, {r.max[1], NO_SCORE}};
+    UNROLL for (u32 i = 0; i < SCORES; ++i) {
+        const u32 row = i >> 1 & 1;
+        if (MASKED) s[i] = wgmma_col(i) < seen[row] ? s[i] : NO_SCORE;
+        max[row][i & 1] = fmax_(max[row][i & 1], s[i]);
+    }
+    float least[2], sum[2] = {0.f, 0.f};
+    UNROLL for (u32 row = 0; row < 2; ++row) {
+        const float most = group_max<4>(fmax_(max[row][0], max[row][1]));
+        shrink[row] = exp2_((r.max[row] - most) * factor);
+        r.max[row] = most;
+        least[row] = -most * factor;
+    }
+    UNROLL for (u32 i = 0; i < SCORES; ++i) {
+        const u32 row = i >> 1 & 1;
+        s[i] = exp2_(fma_(s[i], factor, least[row]));
+        sum[row] += s[i];
+    }
+    UNROLL for (u32 row = 0; row < 2; ++row) r.sum[row] = fma_(r.sum[row], shrink[row], sum[row]);
+}
+
+template <u32 SCORES> struct Probabilities { u32 v[SCORES / 8][4]; };
+
+template <u32 SCORES> DEV void pack(Probabilities<SCORES>& p, const float (&s)[SCORES]) {
+    UNROLL for (u32 i = 0; i < SCORES / 2; ++i) p.v[i / 4][i % 4] = pack_half(s[2 * i], s[2 * i + 1]);
+}

@@ -1,0 +1,105 @@
+// latent_groups: latent_decode by warpgroups: means of latents, weighted by softmax(scale q · row) over the paged pool, of 64
+// heads of a token at a time. CPU twin: cpu/latent/absorbed.rs.
+//
+// Twelve waves: one warpgroup has the scores of a step's rows, makes probabilities of them, and adds up the first half of the
+// channels; the second adds up the others, with the probabilities that the first one puts into shared memory; the waves of the
+// third fetch (fetch.h). A step's scores are computed while the one before it is added up. Blocks of other heads take the same runs
+// of the list of splits at the same time, so that a row of the pool comes from memory once.
+// The cuts of a context depend on it and on nothing else. Splits are longer than those of latent_decode: what a split
+// leaves costs a block as much as a step.
+//
+//   means, partial, arrived, taken, q, tables, table_rows, max_splits, -DEACH_TOKEN  as in latent_decode
+//   pool, pool_map   one layer, [slot][LATENT + ROTARY]; the same as a matrix, in boxes of 16 rows
+//
+//   -DLATENT=128|256|512  -DROTARY=n (a multiple of 64)  -DBLOCK_TOKENS=n (a multiple of 16)
+//   -DFEW=1  shorter splits, for so few rows that longer ones would leave multiprocessors idle
+// NVIDIA from sm_90 on. Grid: (runs, tiles of heads), best as many blocks as multiprocessors; EACH_TOKEN: blocks take every
+// so-manieth token from `first` on, of which there are no fewer than runs. Block: 384. Dynamic shared memory: GROUPS_SHARED bytes.
+//
+// Rounding: probabilities to half_t, the mean once. Roofline: 2 context (LATENT + ROTARY) bytes a row, or 2 context
+// (2 LATENT + ROTARY) operations a row and head.
+#include "dev.h"
+#include "dev/tensor_map.h"
+#include "dev/turn.h"
+
+#ifndef EACH_TOKEN
+#  define EACH_TOKEN 0
+#endif
+#ifndef FEW
+#  define FEW 0
+#endif
+enum : u32 {
+    TILE = 64,  // heads of a block
+    KEYS = 64,  // of a step
+    WAVES = 8,  // that multiply
+    TEAM = WAVES * WAVE,
+    FETCHING = 4,  // waves that fetch 16 rows of a step each
+    WIDTH = LATENT + ROTARY,
+    HALF = LATENT / 2,  // channels that a warpgroup adds up
+    STAGES = 2,
+    PANELS = WIDTH / 64,
+    PANEL_BYTES = KEYS * 128,  // of keys, of queries, and of probabilities
+    OPERAND_BYTES = PANELS * PANEL_BYTES,
+    GROUPS_SHARED = (1 + STAGES) * OPERAND_BYTES + PANEL_BYTES + 1024
+};
+// Of those that multiply.
+DEV void team_sync() { some_sync<1>(TEAM); }
+DEV u32 first_head() { return bid_y() * TILE; }
+
+// Keys of a split at most. The twin of `GROUP_SPLITS` and `FEW_GROUP_SPLITS` in kernels/src/hip/latent_decode.rs.
+DEV u32 split_keys(u32 context) {
+    if (FEW) return context <= 2048 ? 256 : context <= 8192 ? 512 : context <= 32768 ? 1024 : 4096;
+    return context <= 2048 ? 1024 : context <= 32768 ? 2048 : 8192;
+}
+// All splits of a row are alike but for the last, which is shorter by less than a step for each of them.
+DEV u32 even_split(u32 context, u32 splits) { return ((context + splits - 1) / splits + KEYS - 1) / KEYS * KEYS; }
+
+#include "attention_decode/walk.h"
+#include "attention_decode/last.h"
+#include "attention/softmax.h"
+#include "latent_decode/records.h"
+#include "latent_decode/token.h"
+
+// The block's tokens.
+DEV Place first_token(const Rows& rows, u32 first) {
+    const u32 tokens = (u32)rows.cu_q[rows.rows] - first;
+    return place_of(rows, first + bid_x(), (tokens - bid_x() + gdim_x() - 1) / gdim_x());
+}
+DEV void next_place(Place& p, const Rows& rows) {
+    if (!EACH_TOKEN) next_split(p, rows);
+    else if (--p.left != 0) p = place_of(rows, p.token + gdim_x(), p.left);
+}
+
+#include "latent_groups/fetch.h"
+#include "latent_groups/put.h"
+#include "latent_groups/multiply.h"
+
+// Strides are in elements.
+KERNEL_ALONE(384)
+latent_groups(half_t* means, float* partial, u32* arrived, const half_t* taken, const half_t* q, const half_t* pool,
+              TENSOR_MAP pool_map, const i32* cu_q, const i32* context_lens, const i32* tables, const i32* table_rows,
+              u32 row_count, u32 heads, u32 query, u32 table_width, u32 max_splits, u32 first, u32 q_stride, float factor) {
+    DYN_SHARED(u8, dynamic);
+    SHARED(Meeting, meeting, 1);
+    SHARED(Place, begin, 1);
+    const Rows rows{context_lens, cu_q, tables, table_rows, row_count, 1, table_width, nullptr};
+    if (tid() == 0) open(meeting);
+    sync();
+    if (wave() < WAVES) {
+        const Place p = EACH_TOKEN ? first_token(rows, first) : start_of_block(rows);
+        if (tid() == 0) *begin = p;
+    }
+    sync();
+    grid_wait();
+    grid_release();
+    const Job job{rows, {means, partial, arrived, heads, max_splits}, taken, q, pool, &pool_map, query, q_stride, factor};
+    const Shared shared = share(dynamic);
+    if (wave() >= WAVES) {
+        fewer_registers<56>();
+        fetch_all(job, shared, meeting, *begin);
+    } else {
+        more_registers<224>();
+        multiply(job, shared, meeting, *begin);
+    }
+}
+EXPORT(latent_groups)
