@@ -59,6 +59,7 @@ impl Tokenizer {
         inner.with_truncation(None).map_err(|e| invalid(e.to_string()))?;
         inner.with_padding(None);
 
+        check_added(&inner).map_err(invalid)?;
         let tokens = tokens_by_id(&inner).map_err(invalid)?;
         let vocabulary = Vocabulary::new(&tokens, &json["decoder"]).map_err(invalid)?;
         let listed: Vec<_> = inner.get_added_tokens_decoder().into_iter().collect();
@@ -209,6 +210,15 @@ pub(super) fn read_json(path: &Path) -> Result<Option<Value>, LoadError> {
     let Some(bytes) = read(path)? else { return Ok(None) };
     let json = serde_json::from_slice(&bytes);
     json.map(Some).map_err(|e| LoadError::Invalid { path: path.to_owned(), reason: e.to_string() })
+}
+
+/// Whether what is added to every text are tokens: a post-processor names ids of its own.
+fn check_added(inner: &tokenizers::Tokenizer) -> Result<(), String> {
+    let added = inner.encode("", true).map_err(|e| e.to_string())?;
+    match added.get_ids().iter().find(|&&id| inner.id_to_token(id).is_none()) {
+        Some(id) => Err(format!("the post-processor adds id {id}, which is no token")),
+        None => Ok(()),
+    }
 }
 
 /// Spelling and specialness of each id.
