@@ -26,10 +26,10 @@ fuzz TARGET SECONDS="60":
     RUSTC_BOOTSTRAP=1 cargo fuzz run {{TARGET}} target/fuzz/{{TARGET}} fuzz/corpus/{{TARGET}} -- -max_total_time={{SECONDS}} -max_len=16384 -timeout=30 -rss_limit_mb=4096
 
 # Mutants of the scheduler and the cache, one part of many (`0/50`): each must fail the unit tests, the walks or some seeds of the
-# simulator. Needs `cargo install cargo-mutants`; what is missed stands in mutants.out/missed.txt.
+# simulator. Needs `cargo install cargo-mutants`; what is missed stands in target/mutants.out/missed.txt.
 mutants SHARD="0/50":
-    cargo mutants -p kvcache -p scheduler --test-package kvcache,scheduler --shard {{SHARD}} --timeout 180 --output target -- \
-        --lib --test sim --test walk --test setbacks -- --include-ignored --skip explore --skip replay --skip a_million_steps --skip groups_of_ranks
+    cargo mutants -p kvcache -p scheduler --shard {{SHARD}} --sharding round-robin --timeout 400 --output target -- \
+        -p kvcache -p scheduler --lib --test sim --test walk --test setbacks -- --include-ignored --skip explore --skip replay --skip a_million_steps --skip groups_of_ranks
 
 # Goldens whose names contain MODEL; all without it.
 golden MODEL="":

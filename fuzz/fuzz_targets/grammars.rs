@@ -4,4 +4,4 @@
 #[path = "../../tests/decoders/grammars.rs"]
 mod grammars;
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| grammars::run(data));
+libfuzzer_sys::fuzz_target!(init: drop(std::panic::take_hook()), |data: &[u8]| grammars::run(data));

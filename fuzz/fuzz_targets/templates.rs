@@ -4,4 +4,4 @@
 #[path = "../../tests/decoders/templates.rs"]
 mod templates;
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| templates::run(data));
+libfuzzer_sys::fuzz_target!(init: drop(std::panic::take_hook()), |data: &[u8]| templates::run(data));
