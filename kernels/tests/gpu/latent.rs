@@ -144,7 +144,13 @@ fn check_from(
     let what = format!("{sizes:?} {dtype:?}");
     let [got, expected] = pair.read_floats(&o);
     let [alone, _] = pair.read_floats(&alone);
-    assert!(alone == got[..heads * value], "{what}: the first row alone has other bits");
+    // A lone row of more heads than a block of warpgroups has is another kernel's.
+    if heads > 64 {
+        let apart = error(&alone, &got[..heads * value]);
+        assert!(apart <= tolerance(dtype), "{what}: the first row alone: {apart}");
+    } else {
+        assert!(alone == got[..heads * value], "{what}: the first row alone has other bits");
+    }
     for (row, (_, context)) in asking.iter().enumerate().filter(|(_, row)| row.1 == 0) {
         let own = ends[row] as usize * heads * value..ends[row + 1] as usize * heads * value;
         assert!(got[own].iter().all(|y| *y == 0.0), "{what}: row {row} of {context} keys");
