@@ -7,7 +7,7 @@
 #   MODELS        folder of model folders (config.json and tokenizer, no weights)
 #   OUT           folder for results and logs
 #   LOAD COMMAND  prints the lines; called with --url, --model, --isl 1024 --osl 256 --rounds 2 --conc 1,64,256 --vocab
-# environment: DEVICE (cuda), CONC (1,64,256), FLAGS (more flags of the server), KERNELS (kernel cache folder)
+# environment: DEVICE (cuda), CONC (1,64,256), VOCAB (150000, ids of prompts lie below), FLAGS (more flags of the server), KERNELS (kernel cache folder)
 set -euo pipefail
 hadron=$1 models=$2 out=$3 load=$4
 shift 4
@@ -26,7 +26,7 @@ for model in "$@"; do
     kill -0 $server 2>/dev/null || continue
     echo "$model: ready after $((($(date +%s%N) - started) / 1000000)) ms"
     $load --url "http://127.0.0.1:$port" --model "$model" --isl 1024 --osl 256 --rounds 2 --conc "${CONC:-1,64,256}" \
-        --vocab 150000 | tee "$out/$model.jsonl"
+        --vocab "${VOCAB:-150000}" | tee "$out/$model.jsonl"
     kill -TERM $server
     wait $server || true
 done
