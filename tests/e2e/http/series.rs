@@ -28,6 +28,7 @@ const STILL: &[(&str, &str)] = &[
     ("hadron:grammar_masks_failed_total", "a request that spends ten seconds on its masks"),
     ("hadron:graph_replays_total", "only GPUs record steps"),
     ("hadron:requests_recovered_total{cause=\"fault\"}", "devices here end with their process"),
+    ("hadron:spec_decode_synthetic_acceptance_rate", "drafts are verified"),
     ("hadron:startup_seconds{phase=\"comm\"}", "one executor joins nobody"),
     ("hadron:tokens_recomputed_total{cause=\"fault\"}", "devices here end with their process"),
     (
