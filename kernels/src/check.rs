@@ -99,3 +99,29 @@ pub(crate) fn check_dispatch(
     check_size(KERNEL, "columns of places", places.cols(), spread.size)?;
     check_size(KERNEL, "counts", counts.cols(), spread.size)
 }
+
+/// Fails unless `place_experts` has a position, or a named token, for each row of `experts`.
+pub(crate) fn check_places(
+    experts: Mat<'_>,
+    (positions, tokens): (Mat<'_>, Option<Mat<'_>>),
+    places: Mat<'_>,
+) -> Result<(), DeviceError> {
+    const KERNEL: &str = "place_experts";
+    check_dtype(KERNEL, "experts", experts.dtype(), DType::I32)?;
+    check_dtype(KERNEL, "positions", positions.dtype(), DType::I32)?;
+    check_dtype(KERNEL, "places", places.dtype(), DType::I32)?;
+    if let Some(tokens) = tokens {
+        check_dtype(KERNEL, "tokens", tokens.dtype(), DType::I32)?;
+    }
+    let listed = tokens.map_or(positions.cols(), |tokens| tokens.cols());
+    check_size(KERNEL, "tokens", listed, experts.rows())
+}
+
+/// Fails unless `sum_rows` has a row of `places` for each of `y`, whose columns are those of `x`.
+pub(crate) fn check_sums(y: &MatMut<'_>, x: Mat<'_>, places: Mat<'_>) -> Result<(), DeviceError> {
+    const KERNEL: &str = "sum_rows";
+    check_dtype(KERNEL, "places", places.dtype(), DType::I32)?;
+    check_dtype(KERNEL, "output", y.dtype(), x.dtype())?;
+    check_size(KERNEL, "columns", y.cols(), x.cols())?;
+    check_size(KERNEL, "places", places.rows(), y.rows())
+}

@@ -414,8 +414,6 @@ pub trait Kernels: Driver {
     /// The tokens that each rank of `spread` gets, once each: those with an expert there. `experts` i32 `[T, k]`. `tokens` i32
     /// `[1, size · T]` begins with those for rank 0, ascending, then those for rank 1; `counts` i32 `[1, size]` says how many. `places` i32 `[T, size]` says
     /// where among them a token is, -1 = nowhere.
-    ///
-    /// Errors: [`DeviceError::NoDispatch`] on devices that cannot.
     fn moe_dispatch(
         &self,
         s: &Stream,

@@ -6,7 +6,7 @@ use super::device::{CpuDevice, for_float};
 use super::elementwise::min_rows;
 use super::row_kernel::{RowKernel, dispatch};
 use super::share::Rows;
-use crate::check::{check_dtype, check_size};
+use crate::check::{check_dtype, check_places, check_size};
 use crate::dtype::Float;
 use crate::{Buffer, DType, DeviceError, Driver, Experts, Mat, MatMut, Routes};
 
@@ -18,14 +18,7 @@ impl CpuDevice {
         places: Mat<'_>,
     ) -> Result<(), DeviceError> {
         const KERNEL: &str = "place_experts";
-        check_dtype(KERNEL, "experts", experts.dtype(), DType::I32)?;
-        check_dtype(KERNEL, "positions", positions.dtype(), DType::I32)?;
-        check_dtype(KERNEL, "places", places.dtype(), DType::I32)?;
-        if let Some(tokens) = tokens {
-            check_dtype(KERNEL, "tokens", tokens.dtype(), DType::I32)?;
-        }
-        let listed = tokens.map_or(positions.cols(), |tokens| tokens.cols());
-        check_size(KERNEL, "tokens", listed, experts.rows())?;
+        check_places(experts.as_ref(), (positions, tokens), places)?;
         for t in 0..experts.rows() {
             let token = tokens.map_or(t as i32, |tokens| tokens.row::<i32>(0)[t]);
             let position = usize::try_from(token).ok().and_then(|t| positions.row::<i32>(0).get(t));

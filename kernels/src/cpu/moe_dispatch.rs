@@ -3,7 +3,7 @@
 use super::device::{CpuDevice, for_float};
 use super::elementwise::min_rows;
 use super::share::Rows;
-use crate::check::{check_dispatch, check_dtype, check_size};
+use crate::check::{check_dispatch, check_sums};
 use crate::dtype::Float;
 use crate::{DType, DeviceError, Mat, MatMut, Spread};
 
@@ -46,10 +46,7 @@ impl CpuDevice {
         places: Mat<'_>,
     ) -> Result<(), DeviceError> {
         const KERNEL: &str = "sum_rows";
-        check_dtype(KERNEL, "places", places.dtype(), DType::I32)?;
-        check_dtype(KERNEL, "output", y.dtype(), x.dtype())?;
-        check_size(KERNEL, "columns", y.cols(), x.cols())?;
-        check_size(KERNEL, "places", places.rows(), y.rows())?;
+        check_sums(&y, x, places)?;
         let limit = x.rows() as i32;
         let named = (0..places.rows()).flat_map(|t| places.row::<i32>(t));
         if let Some(&bad) = named.into_iter().find(|&&row| !(-1..limit).contains(&row)) {

@@ -1,6 +1,6 @@
 //! Mixture of experts over ranks: copies of experts, the tokens that each rank gets, and the sum of what comes back.
 
-use super::check::{check_dense, check_dispatch, check_dtype, check_most, check_size};
+use super::check::{check_dense, check_dispatch, check_most, check_places, check_sums};
 use super::device::HipDevice;
 use super::launch::Launch;
 use super::source::Source;
@@ -31,14 +31,7 @@ impl HipDevice {
         places: Mat<'_>,
     ) -> Result<(), DeviceError> {
         const KERNEL: &str = "place_experts";
-        check_dtype(KERNEL, "experts", experts.dtype(), DType::I32)?;
-        check_dtype(KERNEL, "positions", positions.dtype(), DType::I32)?;
-        check_dtype(KERNEL, "places", places.dtype(), DType::I32)?;
-        if let Some(tokens) = tokens {
-            check_dtype(KERNEL, "tokens", tokens.dtype(), DType::I32)?;
-        }
-        let listed = tokens.map_or(positions.cols(), |tokens| tokens.cols());
-        check_size(KERNEL, "tokens", listed, experts.rows())?;
+        check_places(experts.as_ref(), (positions, tokens), places)?;
         check_dense(KERNEL, "distance of choices", experts.as_ref())?;
         check_dense(KERNEL, "distance of places", places)?;
         let choices = experts.rows() * experts.cols();
@@ -100,10 +93,7 @@ impl HipDevice {
         places: Mat<'_>,
     ) -> Result<(), DeviceError> {
         const KERNEL: &str = "sum_rows";
-        check_dtype(KERNEL, "places", places.dtype(), DType::I32)?;
-        check_dtype(KERNEL, "output", y.dtype(), x.dtype())?;
-        check_size(KERNEL, "columns", y.cols(), x.cols())?;
-        check_size(KERNEL, "places", places.rows(), y.rows())?;
+        check_sums(&y, x, places)?;
         let defines = [("ACT_F32", self.act_f32(KERNEL, x.dtype())?)];
         let kernel = self.kernel(&DISPATCH, KERNEL, &defines)?;
         let (cols, parts) = (y.cols() as u32, y.cols().div_ceil(SUM_COLS));
