@@ -5,7 +5,7 @@ use super::elementwise::min_rows;
 use super::share::Rows;
 use crate::check::{check_dispatch, check_sums};
 use crate::dtype::Float;
-use crate::{DType, DeviceError, Mat, MatMut, Spread};
+use crate::{DeviceError, Mat, MatMut, Spread};
 
 impl CpuDevice {
     pub(super) fn dispatch(

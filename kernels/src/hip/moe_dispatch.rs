@@ -4,7 +4,7 @@ use super::check::{check_dense, check_dispatch, check_most, check_places, check_
 use super::device::HipDevice;
 use super::launch::Launch;
 use super::source::Source;
-use crate::{DType, DeviceError, Mat, MatMut, Spread, Stream};
+use crate::{DeviceError, Mat, MatMut, Spread, Stream};
 
 static DISPATCH: Source = Source {
     name: "moe_dispatch/moe_dispatch.hip",
