@@ -51,15 +51,21 @@ impl Beside {
         Self { name: name.to_owned(), body, numbered: true, status: "400", every: None }
     }
 
+    /// The same, so many a second of all clients together.
+    fn at(&self, answers_per_s: f64) -> Self {
+        let every = Duration::from_secs_f64(CONSTRAINED as f64 / answers_per_s);
+        let name = format!("{}, {answers_per_s} a second", self.name);
+        Self { name, every: Some(every), ..self.clone() }
+    }
+
     /// As many of the same requests, refused as they are read, for a field that no server knows: what they cost
     /// without what their grammars cost.
     fn unread(&self, answers_per_s: f64) -> Self {
         let [before, behind] = &self.body;
         let field = "\"structured_outputs\":{";
         let before = before.replace(field, &format!("{field}\"unknown\":true,"));
-        let every = Duration::from_secs_f64(CONSTRAINED as f64 / answers_per_s);
         let name = format!("{}, unread", self.name);
-        Self { name, body: [before, behind.clone()], every: Some(every), ..self.clone() }
+        Self { name, body: [before, behind.clone()], ..self.at(answers_per_s) }
     }
 
     fn body(&self, n: usize) -> String {
@@ -84,18 +90,24 @@ fn besides() -> Vec<Beside> {
         })
         .collect();
     let powers = "(((((a{1,100}){1,100}){1,100}){1,100}){1,100}){1,100}";
+    let powers = Beside::refused(
+        "refused: powers of a repeat",
+        &json!({"regex": format!("{NUMBER}{powers}")}),
+    );
+    let patterns = Beside::refused(
+        "refused: a thousand patterns at once",
+        &json!({"json": {"anyOf": patterns}}),
+    );
     vec![
         Beside::followed("three texts of 20 KB", &json!({ "choice": long })),
         Beside::followed("4,000 words", &json!({ "choice": words })),
         Beside::followed("repeats in repeats", &json!({"regex": "(([a-z]{1,20} ){1,30}!){1,40}"})),
-        Beside::refused(
-            "refused: powers of a repeat",
-            &json!({"regex": format!("{NUMBER}{powers}")}),
-        ),
-        Beside::refused(
-            "refused: a thousand patterns at once",
-            &json!({"json": {"anyOf": patterns}}),
-        ),
+        powers.at(1.0),
+        powers.at(10.0),
+        powers,
+        patterns.at(1.0),
+        patterns.at(10.0),
+        patterns,
     ]
 }
 
@@ -185,7 +197,7 @@ fn measure(round: usize, beside: Option<&Beside>, quiet: Option<f64>) -> Measure
     let change = (p99 / quiet.unwrap_or(p99) - 1.0) * 100.0;
     let beside = beside.map_or("nobody", |beside| beside.name.as_str());
     println!(
-        "| {round} | {beside} | {steps} | {p50:.3} ms | {p99:.3} ms | {change:+.1} % | {late} | {answers_per_s:.0} |"
+        "| {round} | {beside} | {steps} | {p50:.3} ms | {p99:.3} ms | {change:+.1} % | {late} | {answers_per_s:.1} |"
     );
     Measured { p99, answers_per_s }
 }
@@ -198,7 +210,11 @@ async fn follow(
     round: usize,
     answered: Arc<AtomicUsize>,
 ) {
-    let mut turn = beside.every.map(tokio::time::interval);
+    let start = tokio::time::Instant::now();
+    let mut turn = beside.every.map(|every| {
+        let first = start + every * client as u32 / CONSTRAINED as u32;
+        tokio::time::interval_at(first, every)
+    });
     for n in 0.. {
         if let Some(turn) = &mut turn {
             turn.tick().await;
