@@ -2,7 +2,26 @@
 // AHEAD are: merge.h, or latent_decode/merge.h.
 #pragma once
 
-struct alignas(CHANNELS * 4) Channels { float v[CHANNELS]; };
+// Of a lane: in pieces that lie side by side in the wave, so that a load takes whole lines.
+enum : u32 { PIECE = CHANNELS < 4 ? CHANNELS : 4 };
+struct Channels { float v[CHANNELS]; };
+struct alignas(PIECE * 4) Piece { float v[PIECE]; };
+DEV u32 folded_channel(u32 c) { return c / PIECE * PIECE * WAVE + lane() * PIECE + c % PIECE; }
+DEV Channels read_channels(const float* from) {
+    Channels r;
+    UNROLL for (u32 c = 0; c < CHANNELS; c += PIECE) {
+        const Piece piece = *(const Piece*)(from + folded_channel(c));
+        UNROLL for (u32 i = 0; i < PIECE; ++i) r.v[c + i] = piece.v[i];
+    }
+    return r;
+}
+DEV void write_channels(float* to, const Channels& from) {
+    UNROLL for (u32 c = 0; c < CHANNELS; c += PIECE) {
+        Piece piece;
+        UNROLL for (u32 i = 0; i < PIECE; ++i) piece.v[i] = from.v[c + i];
+        *(Piece*)(to + folded_channel(c)) = piece;
+    }
+}
 
 struct Folded {
     Channels value;
@@ -19,7 +38,7 @@ DEV Folded folded(const float* records, u32 first, u32 count, u32 stride) {
         UNROLL for (u32 i = 0; i < AHEAD; ++i) {
             const u32 at = from + i * SPREAD;
             const float* record = records + (at < count ? at : first) * stride;
-            part[i] = *(const Channels*)(record + lane() * CHANNELS);
+            part[i] = read_channels(record);
             facts[i] = *(const f32x2*)(record + D);
             if (at >= count) facts[i] = f32x2{{NO_SCORE, 0.f}};
         }

@@ -49,6 +49,6 @@ template <u32 COUNT> DEV Merged merge(const float* records, u32 d, u32 stride) {
 // The same as a record in `to`.
 DEV void fold(float* to, const float* records, u32 first, u32 count, u32 stride) {
     const Folded f = folded(records, first, count, stride);
-    *(Channels*)(to + lane() * CHANNELS) = f.value;
+    write_channels(to, f.value);
     if (lane() == 0) *(f32x2*)(to + D) = f32x2{{f.max, f.sum}};
 }

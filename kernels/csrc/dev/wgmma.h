@@ -9,7 +9,9 @@
 //   by_k(panel)             KMajor: a row holds 64 consecutive k of one row of A or one column of B
 //   by_n(panel, next)       NMajor: a row holds 64 consecutive columns of B of one k; the next 64 are `next` bytes on
 //   further(x, bytes)       the operand that begins so much later: 32 bytes are 16 k in a row, 128 bytes are a row
-//   anew(x)                 the same operand, or number; what follows from it is computed here, not kept in registers from before
+//   shared_by_lanes(x)      the same operand, which all lanes of a wave hold, in registers that the wave has once: operands further on
+//                           take an instruction each instead of a dozen. Every lane must come
+//   anew(x)                 the same number; what follows from it is computed here, not kept in registers from before
 //
 //   wgmma<N>(c, a, b, add)  c [64][N] = a [64][16] b [16][N] (+ c if add); N: see WGMMA_WIDTH; c: float[N / 2].
 //                           a: KMajor or u32[4]; b: KMajor or NMajor
@@ -36,7 +38,8 @@ DEV KMajor by_k(const void* panel) { return KMajor{(const u8*)panel}; }
 DEV NMajor by_n(const void* panel, u32 next) { return NMajor{(const u8*)panel, next}; }
 DEV KMajor further(KMajor x, u32 bytes) { return KMajor{x.at + bytes}; }
 DEV NMajor further(NMajor x, u32 bytes) { return NMajor{x.at + bytes, x.next}; }
-template <class Operand> DEV Operand anew(Operand x) { return x; }
+template <class Operand> DEV Operand shared_by_lanes(Operand x) { return x; }
+DEV u32 anew(u32 x) { return x; }
 DEV u8* on_1024(u8* p) { return p + (0 - (u64)p) % 1024; }
 
 // The hardware swaps pieces by the address: bits 4 to 6 are xored with bits 7 to 9.
@@ -95,9 +98,8 @@ DEV KMajor by_k(const void* panel) { return KMajor{panel_bits(panel, 16)}; }
 DEV NMajor by_n(const void* panel, u32 next) { return NMajor{panel_bits(panel, next)}; }
 DEV KMajor further(KMajor x, u32 bytes) { return KMajor{x.bits + (bytes >> 4)}; }
 DEV NMajor further(NMajor x, u32 bytes) { return NMajor{x.bits + (bytes >> 4)}; }
-template <class Operand> DEV Operand anew(Operand x) {
-    asm volatile("" : "+l"(x.bits));
-    return x;
+template <class Operand> DEV Operand shared_by_lanes(Operand x) {
+    return Operand{x.bits >> 32 << 32 | __shfl_sync(0xffffffffu, (u32)x.bits, 0)};
 }
 DEV u32 anew(u32 x) {
     asm volatile("" : "+r"(x));

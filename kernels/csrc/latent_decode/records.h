@@ -30,7 +30,8 @@ DEV void merge_splits(const Place& p, const Outputs& to) {
     const float* records = records_of(p, to, 0);
     for (u32 head = wave(); head < TILE && first_head() + head < to.heads; head += WAVES) {
         const Folded f = folded(records + head * RECORD, 0, p.splits, kept_heads(to) * RECORD);
-        half_t* mean = mean_of(p, to, head) + lane() * CHANNELS;
-        UNROLL for (u32 c = 0; c < CHANNELS; ++c) mean[c] = to_half(f.value.v[c] / f.sum);
+        half_t* mean = mean_of(p, to, head);
+        UNROLL for (u32 c = 0; c < CHANNELS; c += 2)
+            *(u32*)(mean + folded_channel(c)) = pack_half(f.value.v[c] / f.sum, f.value.v[c + 1] / f.sum);
     }
 }

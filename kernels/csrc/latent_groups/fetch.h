@@ -8,6 +8,7 @@ struct Meeting {
     Barrier queries_there, queries_free;
     Barrier weights_there, weights_free;  // probabilities of a step
 };
+static_assert(sizeof(Meeting) <= MEETING_BYTES, "panels begin behind it");
 struct Shared { u8 *queries, *keys, *weights; };
 struct Job {
     Rows rows;
@@ -32,7 +33,7 @@ DEV void open(Meeting* m) {
 }
 
 DEV Shared share(u8* dynamic) {
-    u8* queries = on_1024(dynamic);
+    u8* queries = on_1024(dynamic + MEETING_BYTES);
     u8* keys = queries + OPERAND_BYTES;
     return Shared{queries, keys, keys + STAGES * OPERAND_BYTES};
 }

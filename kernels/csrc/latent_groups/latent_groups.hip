@@ -2,7 +2,7 @@
 // heads of a token at a time. CPU twin: cpu/latent/absorbed.rs.
 //
 // Twelve waves: one warpgroup has the scores of a step's rows, makes probabilities of them, and adds up the first half of the
-// channels; the second adds up the others, with the probabilities that the first one puts into shared memory; the waves of the
+// channels; the second adds up the others, with the probabilities that the first one, which has them in registers, puts into shared memory; the waves of the
 // third fetch (fetch.h). A step's scores are computed while the one before it is added up. Blocks of other heads take the same runs
 // of the list of splits at the same time, so that a row of the pool comes from memory once.
 // The cuts of a context depend on it and on nothing else. Splits are longer than those of latent_decode: what a split
@@ -40,7 +40,8 @@ enum : u32 {
     PANELS = WIDTH / 64,
     PANEL_BYTES = KEYS * 128,  // of keys, of queries, and of probabilities
     OPERAND_BYTES = PANELS * PANEL_BYTES,
-    GROUPS_SHARED = (1 + STAGES) * OPERAND_BYTES + PANEL_BYTES + 1024
+    MEETING_BYTES = 128,  // barriers, in front
+    GROUPS_SHARED = MEETING_BYTES + (1 + STAGES) * OPERAND_BYTES + PANEL_BYTES + 1024
 };
 // Of those that multiply.
 DEV void team_sync() { some_sync<1>(TEAM); }
@@ -80,7 +81,7 @@ latent_groups(half_t* means, float* partial, u32* arrived, const half_t* taken, 
               TENSOR_MAP pool_map, const i32* cu_q, const i32* context_lens, const i32* tables, const i32* table_rows,
               u32 row_count, u32 heads, u32 query, u32 table_width, u32 max_splits, u32 first, u32 q_stride, float factor) {
     DYN_SHARED(u8, dynamic);
-    SHARED(Meeting, meeting, 1);
+    Meeting* meeting = (Meeting*)dynamic;
     SHARED(Place, begin, 1);
     const Rows rows{context_lens, cu_q, tables, table_rows, row_count, 1, table_width, nullptr};
     if (tid() == 0) open(meeting);

@@ -12,11 +12,13 @@ DEV void tell(const float (&of_heads)[2]) {
 DEV void hear(float (&of_heads)[2]) { UNROLL for (u32 slot = 0; slot < 2; ++slot) of_heads[slot] = told()[wgmma_row(slot * 2)]; }
 
 DEV void shrink_all(float (&o)[SUMS], const float (&shrink)[2]) {
-    UNROLL for (u32 i = 0; i < SUMS; ++i) o[i] *= shrink[i >> 1 & 1];
+    // Once the greatest score has been seen nothing shrinks.
+    if (wave_any(shrink[0] != 1.f || shrink[1] != 1.f))
+        UNROLL for (u32 i = 0; i < SUMS; ++i) o[i] *= shrink[i >> 1 & 1];
 }
 
 DEV void start_scores(float (&s)[KEYS / 2], const u8* queries, const u8* keys) {
-    const KMajor q = anew(by_k(queries)), k = anew(by_k(keys));
+    const KMajor q = shared_by_lanes(by_k(queries)), k = shared_by_lanes(by_k(keys));
     wgmma_hold(s);
     wgmma_fence();
     UNROLL for (u32 i = 0; i < WIDTH / 16; ++i) {
@@ -26,13 +28,12 @@ DEV void start_scores(float (&s)[KEYS / 2], const u8* queries, const u8* keys) {
     wgmma_commit();
 }
 
-// o += probabilities * the warpgroup's channels of a step.
-DEV void start_sums(float (&o)[SUMS], const u8* weights, const u8* keys, bool add) {
-    const KMajor a = anew(by_k(weights));
-    const NMajor latents = anew(by_n(keys + first_channel() / 64 * PANEL_BYTES, PANEL_BYTES));
+// o += probabilities * the warpgroup's channels of a step; probabilities, 16 keys at a time, are operand(i).
+template <class Operand> DEV void start_sums(float (&o)[SUMS], const Operand& operand, const u8* keys, bool add) {
+    const NMajor latents = shared_by_lanes(by_n(keys + first_channel() / 64 * PANEL_BYTES, PANEL_BYTES));
     wgmma_hold(o);
     wgmma_fence();
-    UNROLL for (u32 i = 0; i < KEYS / 16; ++i) wgmma<HALF>(o, further(a, i * 32), further(latents, i * 16 * 128), add || i != 0);
+    UNROLL for (u32 i = 0; i < KEYS / 16; ++i) wgmma<HALF>(o, operand(i), further(latents, i * 16 * 128), add || i != 0);
     wgmma_commit();
 }
 
@@ -46,29 +47,31 @@ DEV const u8* await_keys(const Shared& shared, Meeting* m, u32 step) {
     return step_keys(shared, step);
 }
 
-// Probabilities to shared memory, of which both warpgroups multiply; the second one has read those of the step before.
-DEV void tell_weights(const Shared& shared, Meeting* m, u32 step, const float (&s)[KEYS / 2], const float (&shrink)[2]) {
+// Probabilities to shared memory, by which the second warpgroup multiplies; it has read those of the step before.
+DEV void tell_weights(const Shared& shared, Meeting* m, u32 step, const Probabilities<KEYS / 2>& p, const float (&shrink)[2]) {
     barrier_wait(&m->weights_free, ~step & 1);
     // Pieces of a row change places by bits that its begin leaves zero.
     const u32 begin = anew(panel_offset(wgmma_row(0), 0) + wgmma_col(0) * 2);
     UNROLL for (u32 i = 0; i < KEYS / 4; ++i) {
         const u32 piece = i / 2, lower = i % 2 * 8 * 128;
-        *(u32*)(shared.weights + lower + (begin ^ piece * 16)) = pack_half(s[2 * i], s[2 * i + 1]);
+        *(u32*)(shared.weights + lower + (begin ^ piece * 16)) = p.v[i / 4][i % 4];
     }
     tell(shrink);
     release_written(&m->weights_there);
 }
 
-// Sums of a split that has keys, by the warpgroup that makes the probabilities. The next step's scores are computed behind the sums of
-// this one, which hold on to fewer rows: there is room for two steps.
+// Sums of a split that has keys, by the warpgroup that makes the probabilities, which it multiplies by as they lie in its registers. The
+// next step's scores are computed behind the sums of this one, which hold on to fewer rows: there is room for two steps.
 DEV void score_and_add(float (&o)[SUMS], Softmax& r, const Job& job, const Shared& shared, Meeting* m, Worker& w, const Place& p) {
     float s[KEYS / 2], shrink[2];
+    Probabilities<KEYS / 2> weights;
     const u32 first = first_key(p), end = end_key(p);
     u32 at = first;
     const auto start_step = [&] {
-        tell_weights(shared, m, w.step, s, shrink);
+        pack(weights, s);
         if (at != first) shrink_all(o, shrink);
-        start_sums(o, shared.weights, step_keys(shared, w.step), at != first);
+        start_sums(o, [&](u32 i) -> const u32(&)[4] { return weights.v[i]; }, step_keys(shared, w.step), at != first);
+        tell_weights(shared, m, w.step, weights, shrink);
     };
     start_scores(s, shared.queries, await_keys(shared, m, w.step));
     wgmma_wait<0>();
@@ -103,7 +106,8 @@ DEV void add(float (&o)[SUMS], const Shared& shared, Meeting* m, Worker& w, cons
             hear(shrink);
             shrink_all(o, shrink);
         }
-        start_sums(o, shared.weights, keys, at != first);
+        const KMajor weights = shared_by_lanes(by_k(shared.weights));
+        start_sums(o, [&](u32 i) { return further(weights, i * 32); }, keys, at != first);
         wgmma_wait<0>();
         wgmma_hold(o);
         release(&m->weights_free);

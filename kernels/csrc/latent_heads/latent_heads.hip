@@ -5,7 +5,8 @@
 //   w [heads][OUTPUTS][INPUTS]; all half_t, rows of x and W aligned to 16 bytes
 //
 //   -DINPUTS=n (a multiple of 32)  -DOUTPUTS=n (a multiple of 16)
-// Grid: (strips of a head by those of a block, heads, T by ROWS). Block: 128.
+//   rows  of x that a block goes through, a multiple of 16
+// Grid: (strips of a head by those of a block, heads, T by rows). Block: 128.
 // Rounding: the output once. A row's result is the same sum in the same order whatever the others hold.
 // Roofline: bytes of W; a wave holds its strips of W in registers while rows of x pass.
 #include "dev.h"
@@ -15,8 +16,7 @@ enum : u32 {
     PIECES = INPUTS / 32,
     STRIPS = OUTPUTS / STRIP_ROWS,
     OWN = PIECES >= 16 ? 1 : PIECES >= 8 ? 2 : 4,  // strips of a wave
-    WAVES = 128 / WAVE,
-    ROWS = 32  // of x, of a block
+    WAVES = 128 / WAVE
 };
 
 struct Strips { half_x8 v[OWN][PIECES]; };
@@ -32,24 +32,24 @@ DEV Strips load_strips(const half_t* w, u32 first) {
 }
 
 KERNEL(128)
-latent_heads(half_t* y, const half_t* x, const half_t* w, u32 tokens, u32 x_head, u32 x_stride, u32 y_stride) {
+latent_heads(half_t* y, const half_t* x, const half_t* w, u32 tokens, u32 rows, u32 x_head, u32 x_stride, u32 y_stride) {
     const u32 head = bid_y(), strip = (bid_x() * WAVES + wave()) * OWN;
     if (strip >= STRIPS) return;
     const Strips own = load_strips(w + (u64)head * OUTPUTS * INPUTS, strip);
     grid_wait();
     grid_release();
-    const u32 end = (bid_z() + 1) * ROWS < tokens ? (bid_z() + 1) * ROWS : tokens;
-    for (u32 at = bid_z() * ROWS; at < end; at += 16) {
+    const u32 end = (bid_z() + 1) * rows < tokens ? (bid_z() + 1) * rows : tokens;
+    for (u32 at = bid_z() * rows; at < end; at += 16) {
         f32x4 sums[OWN];
         UNROLL for (u32 i = 0; i < OWN; ++i) sums[i] = f32x4{{0.f, 0.f, 0.f, 0.f}};
         UNROLL for (u32 k = 0; k < PIECES; ++k) {
-            StripX rows;
+            StripX part;
             UNROLL for (u32 j = 0; j < STRIP_X; ++j) {
                 const u32 token = at + strip_x_row(j);
                 const half_t* from = x + (u64)token * x_stride + head * x_head + k * 32 + strip_k();
-                rows.v[j] = token < end ? *(const half_x8*)from : zero8();
+                part.v[j] = token < end ? *(const half_x8*)from : zero8();
             }
-            UNROLL for (u32 i = 0; i < OWN; ++i) strip_mma(sums[i], rows, own.v[i][k]);
+            UNROLL for (u32 i = 0; i < OWN; ++i) strip_mma(sums[i], part, own.v[i][k]);
         }
         UNROLL for (u32 i = 0; i < OWN; ++i)
             UNROLL for (u32 e = 0; e < 4; ++e) {

@@ -43,13 +43,17 @@ const MOST_STAGES: usize = 3;
 const STATIC_BYTES: usize = 7 << 10;
 /// Blocks that share a multiprocessor, at most.
 const MOST_BLOCKS: usize = 2;
+/// Its barriers, in front of its panels.
+const MEETING_BYTES: usize = 128;
 /// As `STATIC_BYTES`, of warpgroups.
 const STATIC_BYTES_OF_GROUPS: usize = 1 << 10;
 /// Floats of a record behind its sums of latents.
 const RECORD_FACTS: usize = 16;
-/// Threads of a block that multiplies by a head's matrix, and its rows.
+/// Threads of a block that multiplies by a head's matrix, and how many rows it takes at a time.
 const HEADS_THREADS: u32 = 128;
-const HEADS_ROWS: usize = 32;
+const HEADS_ROWS: usize = 16;
+/// Such blocks that a multiprocessor has at once: rows are divided among no more of them, since each one reads its matrix.
+const HEADS_BLOCKS: usize = 4;
 
 /// Contexts up to which a split has so many keys. The twin of `split_keys` in latent_decode.hip.
 const SPLITS: &[(usize, usize)] = &[(2048, 256), (8192, 512), (32768, 1024), (usize::MAX, 4096)];
@@ -300,13 +304,17 @@ impl HipDevice {
         let strip_rows = if self.wave() == 64 { 16 } else { 8 };
         let strips = own * (HEADS_THREADS / self.wave()) as usize;
         let blocks = (w.n() / strip_rows).div_ceil(strips);
-        let grid = (blocks as u32, w.len() as u32, tokens.div_ceil(HEADS_ROWS) as u32);
+        let at_once = HEADS_BLOCKS * self.multiprocessors() as usize;
+        let parts = (at_once / (blocks * w.len())).clamp(1, tokens.div_ceil(HEADS_ROWS));
+        let rows = tokens.div_ceil(parts).next_multiple_of(HEADS_ROWS);
+        let grid = (blocks as u32, w.len() as u32, tokens.div_ceil(rows) as u32);
         let launch = Launch::new(kernel, grid, HEADS_THREADS, 0)
             .overlaps_predecessor()
             .arg_ptr(y.at)
             .arg_ptr(x.at)
             .arg_ptr(w.as_ptr())
             .u32(tokens as u32)
+            .u32(rows as u32)
             .u32(x.head as u32)
             .u32(x.stride as u32)
             .u32(y.stride as u32);
@@ -319,5 +327,5 @@ impl HipDevice {
 const fn groups_bytes(layout: &LatentLayout) -> usize {
     let panel = GROUPS_TILE * PANEL_ROW;
     let operand = layout.width() * 2 / PANEL_ROW * panel;
-    (1 + GROUPS_STAGES) * operand + panel + PANEL_ALIGNMENT
+    MEETING_BYTES + (1 + GROUPS_STAGES) * operand + panel + PANEL_ALIGNMENT
 }
