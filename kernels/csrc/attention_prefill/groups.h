@@ -20,7 +20,7 @@ enum : u32 {
 };
 
 DEV void start_scores(float (&s)[SCORES], const u8* queries, const u8* keys) {
-    const KMajor q = by_k(queries), k = by_k(keys);
+    const KMajor q = shared_by_lanes(by_k(queries)), k = shared_by_lanes(by_k(keys));
     wgmma_hold(s);
     wgmma_fence();
     UNROLL for (u32 i = 0; i < D / 16; ++i) {
@@ -31,7 +31,7 @@ DEV void start_scores(float (&s)[SCORES], const u8* queries, const u8* keys) {
 }
 
 DEV void start_outputs(float (&o)[OUTPUTS], const Probabilities<SCORES>& p, const u8* values, bool add) {
-    const NMajor v = by_n(values, PANEL_BYTES);
+    const NMajor v = shared_by_lanes(by_n(values, PANEL_BYTES));
     wgmma_hold(o);
     wgmma_fence();
     UNROLL for (u32 i = 0; i < TILE / 16; ++i) wgmma<D>(o, p.v[i], further(v, i * 16 * 128), add || i != 0);
