@@ -258,8 +258,10 @@ fn first_row(seat: u32) -> Row {
 }
 
 fn next_row(seat: u32, i: u32, sampled_at: Option<StepId>) -> Row {
-    let input =
-        sampled_at.map_or_else(|| Input::Tokens([1].into_iter().collect()), Input::SampledAt);
+    let input = match sampled_at {
+        Some(step) => Input::SampledAt { step, slack: 0 },
+        None => Input::Tokens([1].into_iter().collect()),
+    };
     let (start, tables) = (PROMPT + i, ThinVec::new());
     Row { start, len: 1, input, tables, init: None, ..first_row(seat) }
 }

@@ -183,7 +183,7 @@ mod tests {
         drafter.draft(&first(&[5, 6, 7, 5]));
         assert_eq!(drafter.draft(&row(4, &[6], 3)), [0; 0], "6 was never heard");
         drop(drafter.speaker(&[first(&[5, 6, 7, 5])]));
-        let step = Input::SampledAt(protocol::StepId(1));
+        let step = Input::SampledAt { step: protocol::StepId(1), slack: 0 };
         assert_eq!(drafter.draft(&Row { input: step, ..row(3, &[5], 3) }), [0; 0]);
         assert_eq!(drafter.draft(&row(3, &[5], 3)), [6, 7, 5]);
         let other = Row { request: RequestId(2), ..first(&[1, 2, 1]) };

@@ -96,7 +96,7 @@ impl StepLimits {
                 stage
                     .push_words(ids.iter().chain(&seat.guesses).chain(to_come).map(|&id| id as i32))
             }
-            Input::SampledAt(_) => -1,
+            Input::SampledAt { .. } => -1,
         };
         let (table_from, table_len) = (change.from as i32, change.blocks.len() as i32);
         let table_at = stage.push_words(change.blocks);
@@ -107,10 +107,10 @@ impl StepLimits {
             // Each part finds its slots by itself, whoever stores the table.
             stage.rows.push(StageRow {
                 seat: row.seat.0 as i32,
-                start: row.start as i32 + i,
+                start: (row.start + row.input.slack()) as i32 + i,
                 len: len as i32,
                 token: stage.tokens as i32,
-                ids: if ids < 0 { ids } else { ids + i },
+                ids: if ids < 0 { ids - i } else { ids + i },
                 table_from,
                 table_len,
                 table_at,
@@ -136,8 +136,8 @@ impl StepLimits {
                 }
                 ids.len()
             }
-            Input::SampledAt(step) if seat.holds_token_of(*step) => 1,
-            Input::SampledAt(step) => {
+            Input::SampledAt { step, .. } if seat.holds_token_of(*step) => 1,
+            Input::SampledAt { step, .. } => {
                 return Err(BatchError::NotSampled { request, step: step.0 });
             }
         };
@@ -145,7 +145,7 @@ impl StepLimits {
             return Err(BatchError::Length { request, len: row.len, given });
         }
         let entries = seat.table_len();
-        let last = row.start + row.len + u32::from(row.drafts) - 1;
+        let last = row.start + row.input.slack() + row.len + u32::from(row.drafts) - 1;
         if (last / self.block_tokens) as usize >= entries {
             // The first position without an entry.
             let position = row.start.max(entries as u32 * self.block_tokens);

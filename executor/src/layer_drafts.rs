@@ -29,7 +29,7 @@ struct Carried {
     /// Position of the first hidden state that the seat holds.
     from: usize,
     /// How many it holds: of the newest token and its drafts, and of the one before, if there is one: a token whose mask
-    /// came late is forwarded again.
+    /// came late is forwarded again. With those it may hold instead, where only the device knows how many drafts were accepted.
     held: usize,
 }
 
@@ -38,8 +38,8 @@ struct Carried {
 enum Before {
     /// Nowhere: it is zeros, which nobody sees.
     Nothing,
-    /// On the seat, at this place.
-    Held(usize),
+    /// On the seat, which knows of what position its states are.
+    Held,
     /// At the end of this block.
     Edge(i32),
 }
@@ -84,24 +84,23 @@ impl LayerDrafts {
         stage: &mut Stage,
     ) -> Result<(), BatchError> {
         let (held, edge) = match self.before(row)? {
-            Before::Nothing => (-1, -1),
-            Before::Held(place) => (place as i32, -1),
-            Before::Edge(block) => (-1, block),
+            Before::Nothing => (0, -1),
+            Before::Held => (1, -1),
+            Before::Edge(block) => (0, block),
         };
         stage.drafts.push(DraftRow {
             seat: row.seat.0 as i32,
-            start: row.start as i32,
             len: row.len as i32,
             token: token as i32,
             drafts: drafts.into(),
             held,
             edge,
-            reserved: 0,
+            reserved: [0; 2],
         });
         let newest = (row.start + row.len) as usize - 1;
         let seat = &mut self.seats[row.seat.0 as usize];
         seat.from = newest.saturating_sub(1);
-        seat.held = newest - seat.from + 1 + usize::from(drafts);
+        seat.held = newest - seat.from + 1 + usize::from(drafts) + row.input.slack() as usize;
         Ok(())
     }
 
@@ -109,8 +108,8 @@ impl LayerDrafts {
         let seat = &self.seats[row.seat.0 as usize];
         let before = (row.start as usize).checked_sub(1).filter(|_| self.states);
         let Some(last) = before else { return Ok(Before::Nothing) };
-        if let Some(place) = last.checked_sub(seat.from).filter(|place| *place < seat.held) {
-            return Ok(Before::Held(place));
+        if last.checked_sub(seat.from).is_some_and(|place| place < seat.held) {
+            return Ok(Before::Held);
         }
         let at_edge = (last + 1).is_multiple_of(self.block_tokens);
         let block = seat.table.get(last / self.block_tokens).filter(|_| at_edge);

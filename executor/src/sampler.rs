@@ -1,15 +1,15 @@
 //! What a batch asks about its logits, and how the answers enter the output.
 //!
 //! A row that samples asks about its last token and about each of its drafts, a row whose prompt is scored about each of
-//! its tokens. A draft is accepted if its place is answered with the same id, as it would be without drafts. Logits are
-//! the largest result of a step, so they are made in slices of bounded size.
+//! its tokens. A draft is accepted if its place is answered with the same id, as it would be without drafts: so the device
+//! says, which goes on from there before the host hears of it. Logits are the largest result of a step, so they are made
+//! in slices of bounded size.
 
 use crate::inputs::StepLimits;
 use crate::masks::StepMasks;
 use crate::seats::{self, SeatState, Seats};
-use kernels::cpu::acceptance_noise;
 use ops::{Answer, Answers, Stage, StageQuestion};
-use protocol::{Acceptance, Batch, Input, Row, RowError, RowOutput, Token, TokenLogprobs};
+use protocol::{Batch, Input, Row, RowError, RowOutput, Token, TokenLogprobs};
 
 /// Bytes of logits made at a time on the CPU, where they compete for its caches.
 const CPU_SLICE_BYTES: usize = 64 << 20;
@@ -23,28 +23,16 @@ pub(crate) struct Question {
     row: usize,
     /// Token of the step whose hidden state is read.
     token: u32,
-    /// Position of the token asked for.
-    position: u32,
+    /// Position of the token asked for, as if no draft of rows under way were accepted.
+    least: u32,
     /// That token, if it is known: a prompt position to be scored.
     known: Option<Token>,
     /// Drafts in front of it that must be accepted.
     place: u8,
-    /// What is guessed at it.
-    guess: Guess,
-    /// Whether the guess stands, where chance decides and not the answer.
-    chance: Option<bool>,
+    /// Whether the step's next token is a draft of it.
+    draft: bool,
     /// Likeliest ids to list; `None` = no log-probabilities.
     top: Option<u32>,
-}
-
-/// A draft, if there is one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Guess {
-    Nothing,
-    /// The host's.
-    Of(Token),
-    /// The device's, which comes with the answers.
-    Made,
 }
 
 /// The same on a GPU, where a slice must hold the widest decode step.
@@ -60,12 +48,7 @@ pub(crate) fn questions_per_slice(vocab: usize, top: usize, gpu: bool) -> usize 
 
 /// All questions of a batch: samples first, in row order, then prompt positions. The lists are cut at
 /// `top_max`, the vocabulary.
-pub(crate) fn questions(
-    batch: &Batch,
-    (seats, acceptance): (&Seats, Acceptance),
-    top_max: usize,
-    found: &mut Vec<Question>,
-) {
+pub(crate) fn questions(batch: &Batch, seats: &Seats, top_max: usize, found: &mut Vec<Question>) {
     found.clear();
     let cut = |top: Option<u32>| top.map(|top| top.min(top_max as u32));
     let mut first = 0;
@@ -73,13 +56,11 @@ pub(crate) fn questions(
         let seat = seats.get(row.seat);
         if row.samples {
             let top = cut(seat.sampling.logprobs);
-            let (token, position) = (first + row.len - 1, row.start + row.len);
-            let made = std::iter::repeat_n(Guess::Made, seat.made.into());
-            let guesses = seat.guesses.iter().copied().map(Guess::Of).chain(made);
-            found.extend((0..).zip(guesses.chain([Guess::Nothing])).map(|(place, guess)| {
-                let (token, position) = (token + u32::from(place), position + u32::from(place));
-                let chance = chance(acceptance, seat.key(), position);
-                Question { row: r, token, position, known: None, place, guess, chance, top }
+            let (token, least) = (first + row.len - 1, row.start + row.len);
+            let drafts = seat.drafts();
+            found.extend((0..=drafts).map(|i| {
+                let (token, least, place, draft) = (token + i, least + i, i as u8, i < drafts);
+                Question { row: r, token, least, known: None, place, draft, top }
             }));
         }
         first += row.len + seat.drafts();
@@ -94,12 +75,6 @@ pub(crate) fn questions(
     }
 }
 
-/// Whether the draft at a position stands, where a benchmark lets chance decide.
-fn chance(acceptance: Acceptance, key: u64, position: u32) -> Option<bool> {
-    let Acceptance::Synthetic { per_mille } = acceptance else { return None };
-    Some(acceptance_noise(key, position) * 1000.0 < f32::from(per_mille))
-}
-
 /// Prompt positions `start + 1 ..` that the row's tokens predict.
 fn scored<'a>(
     r: usize,
@@ -110,14 +85,14 @@ fn scored<'a>(
 ) -> impl Iterator<Item = Question> + 'a {
     let ids = match &row.input {
         Input::Tokens(ids) => &ids[..],
-        Input::SampledAt(_) => &[], // Output, never scored.
+        Input::SampledAt { .. } => &[], // Output, never scored.
     };
     let successors = ids.iter().skip(1).copied().chain(row.next);
     let in_prompt = seat.prompt_len.saturating_sub(row.start + 1) as usize;
     let question = move |(i, known): (u32, Token)| {
-        let (token, position) = (first + i, row.start + i + 1);
-        let (place, guess, chance, known, top) = (0, Guess::Nothing, None, Some(known), Some(top));
-        Question { row: r, token, position, known, place, guess, chance, top }
+        let (token, least) = (first + i, row.start + i + 1);
+        let (place, draft, known, top) = (0, false, Some(known), Some(top));
+        Question { row: r, token, least, known, place, draft, top }
     };
     (0..).zip(successors.take(in_prompt)).map(question)
 }
@@ -136,18 +111,18 @@ pub(crate) fn stage_questions(
             seats::stage_mask(seat, seats.get(seat), mask, vocab, stage);
         }
         let (edits_at, edits) = match question.known {
-            None => seats.get(seat).stage_edits(question.position, stage),
+            None => seats.get(seat).stage_edits(question.least, stage),
             Some(_) => (0, 0),
         };
         stage.questions.push(StageQuestion {
             token: question.token as i32,
             seat: seat.0 as i32,
-            position: question.position as i32,
+            place: question.place.into(),
+            draft: question.draft.into(),
             known: question.known.map_or(-1, |id| id as i32),
             top: question.top.map_or(-1, |top| top as i32),
             edits_at,
             edits,
-            reserved: 0,
         });
     }
 }
@@ -181,7 +156,7 @@ pub(crate) fn enter(slice: &[Question], answers: &Answers, rows: &mut [RowOutput
 
 fn error_of(answer: &Answer) -> Option<RowError> {
     match answer.status {
-        ops::ANSWER_OK => None,
+        ops::ANSWER_OK | ops::ANSWER_STANDS => None,
         ops::ANSWER_ALL_MASKED => Some(RowError::AllMasked),
         _ => Some(RowError::NonFiniteLogits),
     }
@@ -194,17 +169,7 @@ fn enter_one(
     answers: &Answers,
     output: &mut RowOutput,
 ) {
-    let said = answer.token as Token;
-    let guess = match question.guess {
-        Guess::Nothing => None,
-        Guess::Of(guess) => Some(guess),
-        Guess::Made => answers.draft(question.place.into(), question.row),
-    };
-    let (token, right) = match (guess, question.chance) {
-        (Some(guess), Some(true)) => (guess, true),
-        (Some(_), Some(false)) => (said, false),
-        _ => (said, guess == Some(said)),
-    };
+    let (token, right) = (answer.token as Token, answer.status == ops::ANSWER_STANDS);
     let logprobs = question.top.map(|top| TokenLogprobs {
         token,
         logprob: answer.logprob,

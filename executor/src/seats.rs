@@ -93,11 +93,11 @@ impl Seats {
         &self.states[seat.0 as usize]
     }
 
-    /// Notes that `step` samples a token for `row`. Which one is the last where drafts are verified only the host
-    /// finds out: no later row may refer to it.
+    /// Notes that `step` samples a token for `row`. Which one is the newest where drafts are verified the device's seat
+    /// knows.
     pub(crate) fn samples(&mut self, row: &Row, step: StepId) {
         let state = &mut self.states[row.seat.0 as usize];
-        state.sampled_at = (state.drafts() == 0).then_some(step);
+        state.sampled_at = Some(step);
         state.masked |= row.masked;
     }
 
@@ -165,11 +165,6 @@ impl SeatState {
         self.table_len = 0;
     }
 
-    /// Key of the request's noise.
-    pub(crate) fn key(&self) -> u64 {
-        self.rules.key
-    }
-
     /// Drafts of the row under way.
     pub(crate) fn drafts(&self) -> u32 {
         self.guesses.len() as u32 + u32::from(self.made)
@@ -185,9 +180,9 @@ impl SeatState {
         self.sampled_at == Some(step)
     }
 
-    /// Stages what changes single logits of the token at `position`: bad words, stop ids that would come
+    /// Stages what changes single logits of a token at position `least` or behind it: bad words, stop ids that would come
     /// too early, and the bias. Returns the first edit and their number.
-    pub(crate) fn stage_edits(&self, position: u32, stage: &mut Stage) -> (i32, i32) {
+    pub(crate) fn stage_edits(&self, least: u32, stage: &mut Stage) -> (i32, i32) {
         let first = stage.edits.len();
         let masked = |id: Token| StageEdit { id, value: f32::NEG_INFINITY, ..StageEdit::default() };
         for word in &self.sampling.bad_words {
@@ -195,8 +190,11 @@ impl SeatState {
             let when_at = stage.push_words(start.iter().map(|&id| id as i32));
             stage.edits.push(StageEdit { when_at, when_len: start.len() as i32, ..masked(end) });
         }
-        if position.saturating_sub(self.prompt_len) < self.sampling.min_tokens {
-            stage.edits.extend(self.sampling.stop_ids.iter().map(|&id| masked(id)));
+        let may_stop = self.prompt_len.saturating_add(self.sampling.min_tokens);
+        if least < may_stop {
+            let when_at = may_stop.min(i32::MAX as u32) as i32; // The device knows the position.
+            let early = |&id| StageEdit { when_at, when_len: -1, ..masked(id) };
+            stage.edits.extend(self.sampling.stop_ids.iter().map(early));
         }
         let bias = self.sampling.logit_bias.iter();
         stage.edits.extend(bias.map(|&(id, value)| StageEdit {

@@ -15,12 +15,13 @@ use crate::trace::{Laps, Scope, StepFacts, StepTrace, Tracer};
 use collectives::{Group, Launched, Operation, Spent};
 use models::{Exchange, ExpertLoad, Forward, Model};
 use ops::{
-    AnswerMemory, AnswersInFlight, DType, DraftBuffers, InFlight, KvPool, Mat, MatMut, Ops, Pinned,
-    PoolLayout, RowBounds, Stage, StageRow, StepBuffers, StepShape, StepSize, Tensor, VocabPart,
+    AnswerMemory, AnswersInFlight, DType, DraftBuffers, InFlight, Judge, KvPool, Mat, MatMut, Ops,
+    Pinned, PoolLayout, RowBounds, Stage, StageRow, StepBuffers, StepShape, StepSize, Tensor,
+    VocabPart,
 };
 use protocol::{
     Acceptance, Batch, Bucket, CollectiveTiming, Epoch, ExpertTokens, Row, RowError, RowOutput,
-    StepId, StepOutput, StepTiming,
+    Speculation, StepId, StepOutput, StepTiming,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -155,6 +156,7 @@ impl State {
                 top,
                 stage_bytes,
                 block_tokens: limits.block_tokens as usize,
+                judge: limits.speculation.map_or(Judge::Nobody, judge),
             },
         )?;
         let (layer_drafts, drafts) = limits.layer_drafts(kv.blocks(), questions).unzip();
@@ -162,7 +164,7 @@ impl State {
         let answers = channel();
         for _ in 0..=STEPS_IN_FLIGHT {
             // The receiver lives in the same struct.
-            let _ = answers.0.send(buffers.answer_memory(ops, drafts.as_ref())?);
+            let _ = answers.0.send(buffers.answer_memory(ops)?);
         }
         let pinned = |_| ops.device().alloc_pinned(stage_bytes);
         let free = (0..STEPS_IN_FLIGHT).map(pinned).collect::<Result<_, _>>()?;
@@ -239,8 +241,7 @@ impl State {
             return Ok(pending);
         }
         let mut questions = std::mem::take(&mut self.questions);
-        let how = self.size.limits.speculation.map_or(Acceptance::Exact, |how| how.acceptance);
-        sampler::questions(batch, (&self.seats, how), self.size.top, &mut questions);
+        sampler::questions(batch, &self.seats, self.size.top, &mut questions);
         let masked = batch.rows.iter().any(|row| row.masked);
         let none = StepMasks::default();
         let first = if masked { 0 } else { self.stage_slice(batch, &none, &questions) };
@@ -440,9 +441,8 @@ impl State {
             if done == questions.len() || !slice.is_empty() {
                 let memory = self.answers.1.recv().expect("the sender lives in the same struct");
                 let lists = sampler::lists(slice);
-                let (asked, made) = ((slice.len(), lists), self.device.drafts.as_ref());
-                let made = made.filter(|_| pending.rows.iter().any(|row| row.drafted > 0));
-                let answers = self.device.buffers.download(ops, memory, asked, made)?;
+                let asked = (slice.len(), lists);
+                let answers = self.device.buffers.download(ops, memory, asked)?;
                 if done == questions.len() {
                     pending.questions.extend_from_slice(slice);
                     pending.answers = Some(answers);
@@ -598,6 +598,14 @@ impl Pending {
             timing.forward_ns.max(elapsed.saturating_sub(timing.inputs_ns + timing.sample_ns));
         let Self { step, epoch, rows, experts, .. } = self;
         Ok(StepOutput { step, epoch, rows, timing, experts })
+    }
+}
+
+/// Who says which drafts stand.
+fn judge(how: Speculation) -> Judge {
+    match how.acceptance {
+        Acceptance::Exact => Judge::Answers,
+        Acceptance::Synthetic { per_mille } => Judge::Chance { per_mille },
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::marks::HostMarks;
 use crate::step::{
-    AnswerArrays, DraftPass, DraftStates, PassArrays, SeatArrays, StageView, StepArrays,
+    AnswerArrays, DraftPass, DraftStates, Laid, PassArrays, SeatArrays, StageView, StepArrays,
 };
 use crate::{
     Around, Attention, BatchRows, Before, Buffer, DType, DeviceError, Experts, Gather, HostMat,
@@ -467,22 +467,23 @@ pub trait Kernels: Driver {
     ) -> Result<(), DeviceError>;
 
     /// Hidden states before tokens: of the first of each of the first rows of a stage, `y [rows, H]`; or with `hidden [T, H]`,
-    /// which those of the step's own tokens are, of all tokens of these rows, `y [T, H]`.
+    /// which those of the step's own tokens are, of all tokens of these rows, `y [T, H]`. `step`: its stage, and the positions
+    /// of its tokens, i32 `[1, T]`.
     fn draft_before(
         &self,
         s: &Stream,
-        stage: Mat<'_>,
+        step: (Mat<'_>, Mat<'_>),
         rows: usize,
         y: MatMut<'_>,
         from: (Option<Mat<'_>>, &DraftStates<'_>),
     ) -> Result<(), DeviceError>;
 
     /// Keeps of the states behind a step, `hidden [T, H]`, what its rows' next ones begin with, and those at the ends of
-    /// blocks. `tables` i32 `[S, W]` are by seat, of blocks of so many positions.
+    /// blocks. `tables` i32 `[S, W]` are by seat, of blocks of so many positions. `step`: as above.
     fn draft_carry(
         &self,
         s: &Stream,
-        stage: Mat<'_>,
+        step: (Mat<'_>, Mat<'_>),
         states: &mut DraftStates<'_>,
         hidden: (Mat<'_>, usize),
         tables: (Mat<'_>, usize),
@@ -498,23 +499,25 @@ pub trait Kernels: Driver {
     ) -> Result<(), DeviceError>;
 
     /// Enters the drafts of the first `rows` rows of a stage behind their known ids: `ids` i32 `[1, T]`, `history` i32 `[S, L]`.
+    /// `step`: as above.
     fn draft_place(
         &self,
         s: &Stream,
-        stage: Mat<'_>,
+        step: (Mat<'_>, Mat<'_>),
         rows: usize,
         to: (MatMut<'_>, MatMut<'_>),
         drafts: Mat<'_>,
     ) -> Result<(), DeviceError>;
 
     /// Answers the first `n` questions of a stage out of `logits` f32 `[n, V]`, row by row; rows
-    /// beyond the stage's questions are padding. A token that was chosen becomes the last one of its seat, and joins its
-    /// history where a rule reads it. A row's answer depends on that row and its seat alone.
+    /// beyond the stage's questions are padding. A token that was chosen becomes the newest one of its seat, and joins its
+    /// history where a rule reads it. Drafts are judged by the tokens that are chosen, or by chance; the newest one is the last in
+    /// front of which all drafts stand. A row's answer depends on that row and its seat alone.
     fn sample_rows(
         &self,
         s: &Stream,
         logits: Mat<'_>,
-        stage: &StageView<'_>,
+        asked: (&StageView<'_>, &Laid<'_>),
         seats: &mut SeatArrays<'_>,
         answers: &mut AnswerArrays<'_>,
     ) -> Result<(), DeviceError>;
@@ -533,12 +536,12 @@ pub trait Kernels: Driver {
         &self,
         s: &Stream,
         logits: (Mat<'_>, &VocabPart),
-        stage: &StageView<'_>,
+        asked: (&StageView<'_>, &Laid<'_>),
         seats: &mut SeatArrays<'_>,
         answers: &mut AnswerArrays<'_>,
         gather: &mut Gather<'_>,
     ) -> Result<(), DeviceError> {
-        let _ = (s, logits, stage, seats, answers, gather);
+        let _ = (s, logits, asked, seats, answers, gather);
         Err(DeviceError::NoParts { device: self.name() })
     }
 }

@@ -61,6 +61,14 @@ pub enum Bug {
     RejectedDraftsSettle,
     /// A stop in front of the last token that a row emits is not seen.
     StopAmongDraftsMissed,
+    /// A table has no room for what a row writes if the drafts of rows under way are accepted.
+    ReserveForgetsSlack,
+    /// A row takes drafts up to its request's limit as if those of rows under way were all wrong.
+    LimitForgetsSlack,
+    /// A row does not say how far behind its start the seat may begin it.
+    SlackNotTold,
+    /// A row behind two that are under way reads the seat as the first of them left it.
+    SeatReadLate,
     /// A rank of a group that has nothing to do gets no batch.
     IdleRankGetsNoBatch,
     /// Each rank of a group pads its experts' rows to its own tokens.
@@ -79,7 +87,7 @@ pub enum Bug {
 
 impl Bug {
     /// Bugs of a replica, for a simulator that walks through them.
-    pub const OF_REPLICAS: [Self; 27] = [
+    pub const OF_REPLICAS: [Self; 31] = [
         Self::PublishBeforeCompute,
         Self::DoubleFree,
         Self::StaleEpochAccepted,
@@ -107,6 +115,10 @@ impl Bug {
         Self::AdoptionNotSent,
         Self::RejectedDraftsSettle,
         Self::StopAmongDraftsMissed,
+        Self::ReserveForgetsSlack,
+        Self::LimitForgetsSlack,
+        Self::SlackNotTold,
+        Self::SeatReadLate,
     ];
 
     /// Bugs of ranks that step together, which only a world of groups can show.

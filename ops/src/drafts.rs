@@ -36,6 +36,7 @@ pub struct DraftBuffers {
     row_seats: Tensor,    // i32 [1, R]
     drafts: Tensor,       // i32 [passes, R]
     held: Tensor,         // [S · depth, H]
+    firsts: Tensor,       // i32 [1, S]
     edges: Tensor,        // [blocks, H]
     slices: Vec<Tensor>,  // i32 [≤ logits] each, together 0 .. R
 }
@@ -72,6 +73,7 @@ impl DraftBuffers {
             row_seats: words(rows)?,
             drafts: ops.zeros(DType::I32, &[size.passes, rows])?,
             held: states(size.seats * size.depth())?,
+            firsts: words(size.seats)?,
             edges: states(size.blocks)?,
             slices: (0..rows).step_by(size.logits).map(slice).collect::<Result<_, OpError>>()?,
         })
@@ -92,9 +94,10 @@ impl DraftBuffers {
             context_lens: self.context_lens.mat_mut()?,
             row_seats: self.row_seats.mat_mut()?,
         };
-        let (ids, block_tokens) = (step.ids.mat()?, step.size.block_tokens);
+        let (ids, positions) = (step.ids.mat()?, step.positions.mat()?);
         let (drafts, tables) = (self.drafts.mat()?, seats.tables.mat()?);
-        let pass = DraftPass { pass, rows, ids, drafts, tables, block_tokens };
+        let block_tokens = step.size.block_tokens;
+        let pass = DraftPass { pass, rows, ids, positions, drafts, tables, block_tokens };
         Ok(ops.device.draft_rows(&ops.stream, step.stage.mat()?, &mut to, &pass)?)
     }
 
@@ -126,8 +129,8 @@ impl DraftBuffers {
         rows: usize,
     ) -> Result<Tensor, OpError> {
         let mut y = ops.scratch(ops.dtype(), &[rows, self.size.hidden])?;
-        let (stage, from) = (step.stage.mat()?, (None, &self.states()?));
-        ops.device.draft_before(&ops.stream, stage, rows, y.mat_mut()?, from)?;
+        let from = (None, &self.states()?);
+        ops.device.draft_before(&ops.stream, step.staged()?, rows, y.mat_mut()?, from)?;
         Ok(y)
     }
 
@@ -139,8 +142,8 @@ impl DraftBuffers {
         (hidden, rows): (&Tensor, usize),
     ) -> Result<Tensor, OpError> {
         let mut y = ops.scratch(ops.dtype(), hidden.shape())?;
-        let (stage, from) = (step.stage.mat()?, (Some(hidden.mat()?), &self.states()?));
-        ops.device.draft_before(&ops.stream, stage, rows, y.mat_mut()?, from)?;
+        let from = (Some(hidden.mat()?), &self.states()?);
+        ops.device.draft_before(&ops.stream, step.staged()?, rows, y.mat_mut()?, from)?;
         Ok(y)
     }
 
@@ -152,9 +155,9 @@ impl DraftBuffers {
         (hidden, rows): (&Tensor, usize),
     ) -> Result<(), OpError> {
         let tables = (seats.tables.mat()?, step.size.block_tokens);
-        let (stage, hidden) = (step.stage.mat()?, (hidden.mat()?, rows));
+        let hidden = (hidden.mat()?, rows);
         let mut states = self.states()?;
-        Ok(ops.device.draft_carry(&ops.stream, stage, &mut states, hidden, tables)?)
+        Ok(ops.device.draft_carry(&ops.stream, step.staged()?, &mut states, hidden, tables)?)
     }
 
     /// Makes the drafts of a pass: the likeliest id behind each of the states `hidden [rows, H]`, of which `logits` makes
@@ -191,9 +194,10 @@ impl DraftBuffers {
         (step, seats): (&mut StepBuffers, &mut Seats),
         rows: usize,
     ) -> Result<(), OpError> {
-        let to = (step.ids.mat_mut()?, seats.history.mat_mut()?);
-        let (stage, drafts) = (step.stage.mat()?, self.drafts.mat()?);
-        Ok(ops.device.draft_place(&ops.stream, stage, rows, to, drafts)?)
+        let StepBuffers { ids, stage, positions, .. } = step;
+        let to = (ids.mat_mut()?, seats.history.mat_mut()?);
+        let (step, drafts) = ((stage.mat()?, positions.mat()?), self.drafts.mat()?);
+        Ok(ops.device.draft_place(&ops.stream, step, rows, to, drafts)?)
     }
 
     /// Rows of a step at most.
@@ -208,12 +212,7 @@ impl DraftBuffers {
         self.size.passes
     }
 
-    /// All drafts, i32 `[passes, R]`.
-    pub(crate) fn drafts(&self) -> &Tensor {
-        &self.drafts
-    }
-
-    /// The same on the host, for tests.
+    /// All drafts by pass and row, on the host, for tests.
     pub fn read_drafts(&self, ops: &Ops) -> Result<Vec<u32>, OpError> {
         let mut bytes = vec![0; self.drafts.len() * 4];
         ops.device.download(&ops.stream, self.drafts.buffer(), 0, &mut bytes)?;
@@ -227,7 +226,7 @@ impl DraftBuffers {
     }
 
     fn states(&mut self) -> Result<DraftStates<'_>, OpError> {
-        let (held, edges) = (self.held.mat_mut()?, self.edges.mat_mut()?);
-        Ok(DraftStates { held, depth: self.size.depth(), edges })
+        let (held, firsts) = (self.held.mat_mut()?, self.firsts.mat_mut()?);
+        Ok(DraftStates { held, firsts, depth: self.size.depth(), edges: self.edges.mat_mut()? })
     }
 }

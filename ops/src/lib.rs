@@ -28,8 +28,9 @@ pub use dense::Ops;
 pub use drafts::{DraftBuffers, DraftSize};
 pub use error::OpError;
 pub use kernels::step::{
-    ANSWER_ALL_MASKED, ANSWER_NON_FINITE, ANSWER_OK, Answer, DraftRow, RULE_HISTORY, RULE_MASKED,
-    SeatRules, Stage, StageEdit, StageHeader, StageInit, StageQuestion, StageRow,
+    ANSWER_ALL_MASKED, ANSWER_NON_FINITE, ANSWER_OK, ANSWER_STANDS, Answer, DraftRow, Judge,
+    RULE_HISTORY, RULE_MASKED, SeatRules, Stage, StageEdit, StageHeader, StageInit, StageQuestion,
+    StageRow,
 };
 pub use kernels::{
     DType, E4m3, ExpertGroups, Gather, Graph, GroupScore, HostMat, InFlight, KvLayout, KvOrder,

@@ -3,14 +3,14 @@
 //! S seats, W block table width, L longest request, V vocabulary.
 
 use kernels::DType;
-use kernels::step::{SeatArrays, SeatRules};
+use kernels::step::{Newest, SeatArrays, SeatRules};
 
 use crate::{OpError, Ops, Tensor};
 
 /// Seats on the device, all allocated at start. Nothing in them is the only copy of anything.
 #[derive(Debug)]
 pub struct Seats {
-    last: Tensor,               // i32 [1, S]
+    newest: Tensor,             // i32 [S, 3]
     pub(crate) tables: Tensor,  // i32 [S, W]
     pub(crate) history: Tensor, // i32 [S, L]
     masks: Tensor,              // i32 [S, ceil(V / 32)]
@@ -28,7 +28,7 @@ impl Seats {
     ) -> Result<Self, OpError> {
         let zeros = |cols: usize| ops.zeros(DType::I32, &[seats, cols]);
         Ok(Self {
-            last: ops.zeros(DType::I32, &[1, seats])?,
+            newest: zeros(size_of::<Newest>() / 4)?,
             tables: zeros(width)?,
             history: zeros(longest)?,
             masks: zeros(vocab.div_ceil(32))?,
@@ -38,7 +38,7 @@ impl Seats {
 
     pub(crate) fn arrays(&mut self) -> Result<SeatArrays<'_>, OpError> {
         Ok(SeatArrays {
-            last: self.last.mat_mut()?,
+            newest: self.newest.mat_mut()?,
             tables: self.tables.mat_mut()?,
             history: self.history.mat_mut()?,
             masks: self.masks.mat_mut()?,

@@ -3,10 +3,10 @@
 //!
 //! T tokens, R rows, Q questions.
 
-use kernels::step::{Answer, AnswerArrays, Stage, StageView, StepArrays};
-use kernels::{DType, Gather, InFlight, Pinned, RowBounds, VocabPart};
+use kernels::step::{Answer, AnswerArrays, Judge, Laid, Stage, StageView, StepArrays};
+use kernels::{DType, Gather, InFlight, Mat, Pinned, RowBounds, VocabPart};
 
-use crate::{BatchView, DraftBuffers, OpError, Ops, Seats, Tensor};
+use crate::{BatchView, OpError, Ops, Seats, Tensor};
 
 /// Words of an `Answer`.
 const ANSWER_WORDS: usize = size_of::<Answer>() / 4;
@@ -26,6 +26,8 @@ pub struct StepSize {
     pub stage_bytes: usize,
     /// Token positions per KV block.
     pub block_tokens: usize,
+    /// Who says which drafts stand.
+    pub judge: Judge,
 }
 
 /// What one step lays out: what its stage says, or more where a captured graph is larger.
@@ -45,17 +47,17 @@ pub struct StepShape {
 #[derive(Debug)]
 pub struct StepBuffers {
     pub(crate) size: StepSize,
-    pub(crate) stage: Tensor, // i32 [1, bytes / 4]
-    pub(crate) ids: Tensor,   // i32 [1, T]
-    positions: Tensor,        // i32 [1, T]
-    slots: Tensor,            // i64 [1, T]
-    cu_q: Tensor,             // i32 [1, R + 1]
-    context_lens: Tensor,     // i32 [1, R]
-    row_seats: Tensor,        // i32 [1, R]
-    question_tokens: Tensor,  // i32 [1, Q]
-    answers: Tensor,          // i32 [Q, 4]
-    top_ids: Tensor,          // i32 [Q, top]
-    top_logprobs: Tensor,     // f32 [Q, top]
+    pub(crate) stage: Tensor,     // i32 [1, bytes / 4]
+    pub(crate) ids: Tensor,       // i32 [1, T]
+    pub(crate) positions: Tensor, // i32 [1, T]
+    slots: Tensor,                // i64 [1, T]
+    cu_q: Tensor,                 // i32 [1, R + 1]
+    context_lens: Tensor,         // i32 [1, R]
+    row_seats: Tensor,            // i32 [1, R]
+    question_tokens: Tensor,      // i32 [1, Q]
+    answers: Tensor,              // i32 [Q, 4]
+    top_ids: Tensor,              // i32 [Q, top]
+    top_logprobs: Tensor,         // f32 [Q, top]
 }
 
 impl StepBuffers {
@@ -134,9 +136,9 @@ impl StepBuffers {
 
     /// Answers the first `n` questions out of `logits` f32 `[n, V]`.
     pub fn sample(&mut self, ops: &Ops, seats: &mut Seats, logits: &Tensor) -> Result<(), OpError> {
-        let (stage, mut answers) = self.asked(logits.rows())?;
-        let (s, logits) = (&ops.stream, logits.mat()?);
-        ops.device.sample_rows(s, logits, &stage, &mut seats.arrays()?, &mut answers)?;
+        let (stage, laid, mut answers) = self.asked(logits.rows())?;
+        let (s, logits, asked) = (&ops.stream, logits.mat()?, (&stage, &laid));
+        ops.device.sample_rows(s, logits, asked, &mut seats.arrays()?, &mut answers)?;
         Ok(())
     }
 
@@ -149,45 +151,46 @@ impl StepBuffers {
         (logits, part): (&Tensor, &VocabPart),
         gather: &mut Gather<'_>,
     ) -> Result<(), OpError> {
-        let (stage, mut answers) = self.asked(logits.rows())?;
+        let (stage, laid, mut answers) = self.asked(logits.rows())?;
         let (s, logits, mut seats) = (&ops.stream, (logits.mat()?, part), seats.arrays()?);
-        ops.device.sample_parts(s, logits, &stage, &mut seats, &mut answers, gather)?;
+        ops.device.sample_parts(s, logits, (&stage, &laid), &mut seats, &mut answers, gather)?;
         Ok(())
     }
 
-    /// The first `n` questions, and the places of their answers.
-    fn asked(&mut self, n: usize) -> Result<(StageView<'_>, AnswerArrays<'_>), OpError> {
+    /// The first `n` questions, the step they are about, and the places of their answers.
+    fn asked(&mut self, n: usize) -> Result<(StageView<'_>, Laid<'_>, AnswerArrays<'_>), OpError> {
         let stage = view(&self.stage, StepShape { questions: n, ..StepShape::default() })?;
+        let (ids, positions) = (self.ids.mat()?, self.positions.mat()?);
+        let laid = Laid { ids, positions, judge: self.size.judge };
         let answers = AnswerArrays {
             answers: self.answers.mat_mut()?,
             top_ids: self.top_ids.mat_mut()?,
             top_logprobs: self.top_logprobs.mat_mut()?,
         };
-        Ok((stage, answers))
+        Ok((stage, laid, answers))
     }
 
-    /// Host memory for the answers of a step, and for what a draft layer has made.
-    pub fn answer_memory(
-        &self,
-        ops: &Ops,
-        drafts: Option<&DraftBuffers>,
-    ) -> Result<AnswerMemory, OpError> {
+    /// The stage of a step that has been prepared, and the positions of its tokens, i32 `[1, T]`.
+    pub(crate) fn staged(&self) -> Result<(Mat<'_>, Mat<'_>), OpError> {
+        Ok((self.stage.mat()?, self.positions.mat()?))
+    }
+
+    /// Host memory for the answers of a step.
+    pub fn answer_memory(&self, ops: &Ops) -> Result<AnswerMemory, OpError> {
         let pinned = |tensor: &Tensor| ops.device.alloc_pinned(tensor.len() * 4);
         Ok(AnswerMemory {
             answers: pinned(&self.answers)?,
             top_ids: pinned(&self.top_ids)?,
             top_logprobs: pinned(&self.top_logprobs)?,
-            drafts: ops.device.alloc_pinned(drafts.map_or(4, |made| made.drafts().len() * 4))?,
         })
     }
 
-    /// Starts the copy of the first `questions` answers to the host; their lists too, if any asked (`tops`), and drafts.
+    /// Starts the copy of the first `questions` answers to the host; their lists too, if any asked (`tops`).
     pub fn download(
         &self,
         ops: &Ops,
         memory: AnswerMemory,
         (questions, tops): (usize, bool),
-        drafts: Option<&DraftBuffers>,
     ) -> Result<AnswersInFlight, OpError> {
         let start = |from: &Tensor, to: Pinned, rows: usize| {
             let bytes = rows * from.cols() * 4;
@@ -198,13 +201,9 @@ impl StepBuffers {
         };
         let top_ids = list(&self.top_ids, memory.top_ids)?;
         let top_logprobs = list(&self.top_logprobs, memory.top_logprobs)?;
-        let (made, width) = match drafts.map(DraftBuffers::drafts) {
-            Some(drafts) => (start(drafts, memory.drafts, drafts.rows())?, drafts.cols()),
-            None => (Part::Idle(memory.drafts), 0),
-        };
         let answers = start(&self.answers, memory.answers, questions)?;
-        let sizes = Sizes { questions, top: self.size.top, drafts: width };
-        Ok(AnswersInFlight { sizes, answers, top_ids, top_logprobs, drafts: made })
+        let sizes = Sizes { questions, top: self.size.top };
+        Ok(AnswersInFlight { sizes, answers, top_ids, top_logprobs })
     }
 }
 
@@ -214,7 +213,6 @@ pub struct AnswerMemory {
     answers: Pinned,
     top_ids: Pinned,
     top_logprobs: Pinned,
-    drafts: Pinned,
 }
 
 /// Answers on their way to the host.
@@ -224,7 +222,6 @@ pub struct AnswersInFlight {
     answers: Part,
     top_ids: Part,
     top_logprobs: Part,
-    drafts: Part,
 }
 
 /// What there is of each part.
@@ -233,8 +230,6 @@ struct Sizes {
     questions: usize,
     /// Places of a list.
     top: usize,
-    /// Drafts that a pass makes.
-    drafts: usize,
 }
 
 /// Memory of a part of the answers: in use only where somebody wants it.
@@ -264,8 +259,7 @@ impl AnswersInFlight {
     /// Waits for them.
     pub fn wait(self) -> Result<Answers, OpError> {
         let (top_ids, top_logprobs) = (self.top_ids.wait()?, self.top_logprobs.wait()?);
-        let (drafts, answers) = (self.drafts.wait()?, self.answers.wait()?);
-        let memory = AnswerMemory { answers, top_ids, top_logprobs, drafts };
+        let memory = AnswerMemory { answers: self.answers.wait()?, top_ids, top_logprobs };
         Ok(Answers { sizes: self.sizes, memory })
     }
 }
@@ -295,14 +289,6 @@ impl Answers {
         let (ids, values) = (words(&self.memory.top_ids), words(&self.memory.top_logprobs));
         let pair = |(id, value)| (u32::from_ne_bytes(id), f32::from_ne_bytes(value));
         ids.into_iter().zip(values).map(pair)
-    }
-
-    /// What pass `pass` of a draft layer has made behind row `row`; `None` where no drafts were asked for.
-    #[must_use]
-    pub fn draft(&self, pass: usize, row: usize) -> Option<u32> {
-        let words = self.memory.drafts.bytes().as_chunks::<4>().0;
-        let of_pass = words.get(pass * self.sizes.drafts..)?.get(..self.sizes.drafts)?;
-        of_pass.get(row).map(|&id| u32::from_ne_bytes(id))
     }
 
     /// The memory, for another step.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use kernels::cpu::{CpuConfig, CpuDevice};
 use ops::{
     ANSWER_NON_FINITE, ANSWER_OK, AttentionShape, BatchInputs, BatchView, DType, Embedding,
-    HostMat, KvLayout, KvOrder, KvPool, OpError, Ops, QkRopeWeights, SeatRules, Seats, Stage,
-    StageInit, StageQuestion, StepBuffers, StepShape, StepSize,
+    HostMat, Judge, KvLayout, KvOrder, KvPool, OpError, Ops, QkRopeWeights, SeatRules, Seats,
+    Stage, StageInit, StageQuestion, StepBuffers, StepShape, StepSize,
 };
 
 fn ops(dtype: DType) -> Ops {
@@ -170,8 +170,15 @@ fn wrong_shapes_are_refused_with_their_numbers() {
 #[test]
 fn questions_are_answered_row_by_row() {
     let ops = ops(DType::F32);
-    let size =
-        StepSize { tokens: 4, rows: 2, questions: 3, top: 2, stage_bytes: 4096, block_tokens: 16 };
+    let size = StepSize {
+        tokens: 4,
+        rows: 2,
+        questions: 3,
+        top: 2,
+        stage_bytes: 4096,
+        block_tokens: 16,
+        judge: Judge::Nobody,
+    };
     let mut buffers = StepBuffers::new(&ops, size).unwrap();
     let mut seats = Seats::new(&ops, 2, 1, 16, 3).unwrap();
     let mut stage = Stage::default();
@@ -190,8 +197,8 @@ fn questions_are_answered_row_by_row() {
     let l = [0.0, 2.0, 1.0, f32::NAN, 0.0, 0.0];
     let logits = ops.floats(&l, DType::F32, &[2, 3]).unwrap();
     buffers.sample(&ops, &mut seats, &logits).unwrap();
-    let memory = buffers.answer_memory(&ops, None).unwrap();
-    let answers = buffers.download(&ops, memory, (2, true), None).unwrap().wait().unwrap();
+    let memory = buffers.answer_memory(&ops).unwrap();
+    let answers = buffers.download(&ops, memory, (2, true)).unwrap().wait().unwrap();
     let found: Vec<_> = answers.iter().collect();
     assert_eq!((found[0].token, found[0].status, found[0].rank), (1, ANSWER_OK, 1));
     assert_eq!(found[1].status, ANSWER_NON_FINITE);

@@ -48,7 +48,7 @@ pub struct Row {
     pub epoch: u32,
     /// The request's row of device state.
     pub seat: Seat,
-    /// Position of the first token.
+    /// Position of the first token, as if no draft of rows under way were accepted: see [`Input::SampledAt`].
     pub start: u32,
     /// Known tokens forwarded, at least 1.
     pub len: u32,
@@ -75,8 +75,24 @@ pub struct Row {
 pub enum Input {
     /// `len` ids from the host.
     Tokens(Tokens),
-    /// The id this seat sampled in an earlier step whose output the scheduler has not seen yet.
-    SampledAt(StepId),
+    /// The newest id of this seat, of an earlier step whose output the scheduler has not seen yet. Where it lies the seat
+    /// knows: each accepted draft of that step, and of those under way before it, moves the row on by one.
+    SampledAt {
+        /// The step.
+        step: StepId,
+        /// Drafts of rows under way: the row begins at most so many positions behind its `start`.
+        slack: u16,
+    },
+}
+
+impl Input {
+    /// At most so many positions behind its `start` the row begins.
+    pub fn slack(&self) -> u32 {
+        match self {
+            Self::Tokens(_) => 0,
+            Self::SampledAt { slack, .. } => (*slack).into(),
+        }
+    }
 }
 
 /// Replaces the entries of one block table from `from` on.

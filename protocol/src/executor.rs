@@ -4,7 +4,7 @@ use crate::{Batch, Epoch, KvSpec, Rank, StepId, StepOutput};
 use serde::{Deserialize, Serialize};
 
 /// Version of the messages; both ends must have the same.
-pub const PROTOCOL_VERSION: u16 = 11;
+pub const PROTOCOL_VERSION: u16 = 12;
 
 /// Scheduler to executor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -142,7 +142,7 @@ pub(crate) fn launch(
         if state.planted.has(Bug::PublishBeforeCompute) {
             publish(request, kv, &state.hasher, request.len);
         }
-        write_row(request, plan, samples, step, histories)
+        write_row(request, plan, (samples, step), histories, state.planted)
     });
     let rows = rows.collect();
     state.step = step;
@@ -165,20 +165,22 @@ fn samples(request: &Request, plan: &PlannedRow, planted: Planted) -> bool {
 fn write_row(
     request: &mut Request,
     plan: &PlannedRow,
-    samples: bool,
-    step: StepId,
+    (samples, step): (bool, StepId),
     histories: bool,
+    planted: Planted,
 ) -> Row {
     assert_eq!(plan.start, request.computed, "{:?} was planned from elsewhere", request.id);
     let end = plan.start + plan.len;
     let sampled_at = request.sampled_at;
+    let slack = if planted.has(Bug::SlackNotTold) { 0 } else { request.slack };
     request.rows_in_flight += 1;
     request.computed = end;
     request.drafted = samples;
     if samples {
         request.promised += 1;
         request.slack += u16::from(plan.drafts);
-        request.sampled_at = step;
+        let late = planted.has(Bug::SeatReadLate) && request.promised > 1;
+        request.sampled_at = if late { sampled_at } else { step };
     }
     let init = std::mem::take(&mut request.fresh).then(|| Box::new(seat_init(request, histories)));
     let tables = table_updates(request);
@@ -191,7 +193,7 @@ fn write_row(
         Input::Tokens(request.tokens()[plan.start as usize..end as usize].into())
     } else {
         assert_eq!(plan.len, 1, "only the last known token can still be on the device");
-        Input::SampledAt(sampled_at)
+        Input::SampledAt { step: sampled_at, slack }
     };
     Row {
         request: request.id,

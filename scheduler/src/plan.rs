@@ -231,14 +231,18 @@ impl Planner<'_> {
             return 0;
         }
         let last = request.limit.min(request.unmasked_below());
-        let room = last.saturating_sub(request.known() + u32::from(request.slack) + 1);
+        let forgets = self.state.planted.has(Bug::LimitForgetsSlack);
+        let slack = if forgets { 0 } else { u32::from(request.slack) };
+        let room = last.saturating_sub(request.known() + slack + 1);
         u32::from(self.limits.drafts).min(room).min(self.budget - 1)
     }
 
     /// Blocks a decode appends to its table: enough even if every draft in flight is accepted.
     fn growth(&self, request: &Request, drafts: u32) -> u32 {
         let one = u32::from(!self.state.planted.has(Bug::BlockEdgeOffByOne));
-        let positions = request.computed + u32::from(request.slack) + one + drafts;
+        let forgets = self.state.planted.has(Bug::ReserveForgetsSlack);
+        let slack = if forgets { 0 } else { u32::from(request.slack) };
+        let positions = request.computed + slack + one + drafts;
         self.kv.blocks_for(positions).saturating_sub(request.blocks)
     }
 

@@ -78,9 +78,10 @@ impl Device {
         }
         let (start, tokens) = match &row.input {
             Input::Tokens(tokens) => (row.start, tokens.clone()),
-            Input::SampledAt(_) => (seat.next, Tokens::one(seat.last)),
+            Input::SampledAt { .. } => (seat.next, Tokens::one(seat.last)),
         };
-        assert!(start >= row.start, "{start} {}", row.start);
+        let furthest = row.start + row.input.slack();
+        assert!((row.start..=furthest).contains(&start), "{start} {} {furthest}", row.start);
         let (table, block_tokens) = (seat.table.clone(), self.block_tokens);
         let slot = |p: u32| {
             (table[(p / block_tokens) as usize].0 * block_tokens + p % block_tokens) as usize

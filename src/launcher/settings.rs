@@ -177,9 +177,11 @@ pub fn limits(engine: &EngineArgs, replicas: u16, max_model_len: u32, vocab_size
 /// The same where rows have drafts.
 pub fn with_drafts(limits: Limits, speculation: Option<Speculation>) -> Limits {
     let Some(Speculation { drafts, drafter, .. }) = speculation else { return limits };
-    let histories = matches!(drafter, Drafter::Ngram { .. });
-    // Guesses are made of what the host has seen: a step waits for the one before it.
-    Limits { drafts, histories, steps_in_flight: 1, ..limits }
+    match drafter {
+        // Guesses are made of what the host has seen: a step waits for the one before it.
+        Drafter::Ngram { .. } => Limits { drafts, histories: true, steps_in_flight: 1, ..limits },
+        Drafter::Layer | Drafter::Model => Limits { drafts, ..limits },
+    }
 }
 
 /// How submits find a replica.

@@ -37,6 +37,8 @@ struct World {
     steps_in_flight: u32,
     /// Most tokens guessed and verified in a row.
     drafts: u8,
+    /// The model guesses for itself, as one that drafts; else they are looked up.
+    itself: bool,
 }
 
 const PLAIN: World = World {
@@ -46,6 +48,7 @@ const PLAIN: World = World {
     caching: false,
     steps_in_flight: 1,
     drafts: 0,
+    itself: false,
 };
 
 type Outputs = BTreeMap<RequestId, (Vec<Token>, Vec<TokenLogprobs>)>;
@@ -148,13 +151,14 @@ impl Masks for Sessions<'_> {
 }
 
 fn executor(world: World) -> Executor {
+    let lookup = Drafter::Ngram { min: 1, max: 3 };
     let config = ExecutorConfig {
         model: model(),
         manifest: 0,
-        draft: None,
+        draft: world.itself.then(model),
         settings: Settings {
             dir: folder(),
-            draft_dir: None,
+            draft_dir: world.itself.then(folder),
             overrides: None,
             synth_seed: None,
             device: protocol::Device::Cpu,
@@ -174,7 +178,7 @@ fn executor(world: World) -> Executor {
             capture: protocol::Capture::default(),
             speculation: (world.drafts > 0).then_some(Speculation {
                 drafts: world.drafts,
-                drafter: Drafter::Ngram { min: 1, max: 3 },
+                drafter: if world.itself { Drafter::Model } else { lookup },
                 acceptance: Acceptance::Exact,
             }),
             logprobs_max: u32::MAX,
@@ -202,7 +206,7 @@ fn run(world: World, grammar: &Compiled) -> Ran {
         requests_running: world.requests_running,
         steps_in_flight: world.steps_in_flight,
         drafts: world.drafts,
-        histories: world.drafts > 0,
+        histories: world.drafts > 0 && !world.itself,
         ..Limits::cpu(MAX_MODEL_LEN, vocab)
     };
     let mut kv = KvConfig::new(executor.kv_spec().clone(), world.blocks, [1, 2]);
@@ -270,6 +274,7 @@ fn what_the_scheduler_decides_changes_no_bit() {
     assert_eq!(alone.outputs.len() as u64, REQUESTS);
     let together = World { requests_running: 32, ..PLAIN };
     let cramped = World { tokens_per_step: 48, blocks: 40, caching: true, ..together };
+    let ahead = World { itself: true, steps_in_flight: 2, ..together };
     let worlds = [
         ("in a batch of 32", together),
         ("in small chunks", World { tokens_per_step: 40, ..together }),
@@ -280,6 +285,12 @@ fn what_the_scheduler_decides_changes_no_bit() {
         ("with drafts, alone", World { drafts: 1, ..PLAIN }),
         ("with drafts, in a batch of 32", World { drafts: 4, ..together }),
         ("with drafts, all at once", World { drafts: 3, ..cramped }),
+        ("by a model, planned ahead", World { drafts: 1, ..ahead }),
+        (
+            "by a model, behind hits",
+            World { drafts: 3, caching: true, tokens_per_step: 48, ..ahead },
+        ),
+        ("by a model, preempted", World { drafts: 4, blocks: 40, ..ahead }),
     ];
     for (name, world) in worlds {
         let ran = run(world, &grammar);

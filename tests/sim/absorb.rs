@@ -150,7 +150,7 @@ impl World {
             if !row.masked {
                 continue;
             }
-            let seen = !matches!(row.input, Input::SampledAt(_)) && row.drafts == 0;
+            let seen = !matches!(row.input, Input::SampledAt { .. }) && row.drafts == 0;
             let known = client.text.len() as u32;
             ensure!("I21", seen, "request {id} is masked behind a token that nobody knows");
             ensure!("I21", row.start + row.len == known, "request {id} is masked out of place");

@@ -56,11 +56,11 @@ impl Told {
         let (seat, seats) = (row.seat.0, setup.engine.limits.requests_running);
         ensure!("I8", seat < seats, "request {id} sits on seat {seat} of {seats}");
         ensure!("I8", row.len > 0, "request {id} has an empty row");
-        let end = row.start + row.len + u32::from(row.drafts);
+        let end = row.start + row.input.slack() + row.len + u32::from(row.drafts);
         ensure!("I8", end <= last, "request {id} [{}, {end}) passes its end {last}", row.start);
         let longest = setup.engine.limits.tokens_per_chunk.unwrap_or(u32::MAX);
         ensure!("I8", row.len <= longest, "request {id} has a chunk of {}", row.len);
-        let device_fed = matches!(row.input, Input::SampledAt(_));
+        let device_fed = matches!(row.input, Input::SampledAt { .. });
         ensure!("I7", !device_fed || row.len == 1, "request {id}: {} ids from the seat", row.len);
         if self.tables.len() <= seat as usize {
             self.tables.resize_with(seat as usize + 1, Vec::new);
@@ -96,7 +96,8 @@ impl Told {
         let size = setup.block_tokens();
         for row in &batch.rows {
             let table = &self.tables[row.seat.0 as usize];
-            let last = (row.start + row.len + u32::from(row.drafts) - 1) / size;
+            let furthest = row.start + row.input.slack();
+            let last = (furthest + row.len + u32::from(row.drafts) - 1) / size;
             for index in row.start / size..=last {
                 let block = table[index as usize];
                 let readers = self.readers[block.0 as usize];
@@ -126,7 +127,7 @@ fn check_chunks(batch: &Batch, setup: &Setup) -> Checked {
         }
         has_prefill |= row.len > 1 || !row.samples || row.init.is_some();
     }
-    let decodes = batch.rows.iter().any(|row| matches!(row.input, Input::SampledAt(_)));
+    let decodes = batch.rows.iter().any(|row| matches!(row.input, Input::SampledAt { .. }));
     let mixes = decodes && has_prefill;
     let step = batch.step.0;
     ensure!("A6", !mixes || setup.engine.limits.mixed, "step {step} mixes decodes and prefill");

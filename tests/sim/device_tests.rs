@@ -22,7 +22,7 @@ fn oracle(count: usize) -> Vec<Token> {
 fn row(start: u32, input: Input, table: &[u32]) -> Row {
     let len = match &input {
         Input::Tokens(ids) => ids.len() as u32,
-        Input::SampledAt(_) => 1,
+        Input::SampledAt { .. } => 1,
     };
     let blocks = table.iter().map(|&b| BlockId(b)).collect();
     let init = SeatInit { sampling: Sampling::greedy(), key: 7, prompt_len: 5, history: vec![] };
@@ -64,7 +64,7 @@ fn chunks_and_device_fed_decodes_say_what_the_oracle_says() {
     let second = row(3, Input::Tokens(PROMPT[3..].to_vec().into()), &table);
     said.extend(step(&mut device, 2, second).unwrap().emitted);
     for n in 3..6 {
-        let decode = row(2 + n as u32, Input::SampledAt(StepId(n - 1)), &table);
+        let decode = row(2 + n as u32, Input::SampledAt { step: StepId(n - 1), slack: 0 }, &table);
         said.extend(step(&mut device, n, decode).unwrap().emitted);
     }
     assert_eq!(said, oracle(4));
@@ -81,7 +81,7 @@ fn verify_rows_say_what_plain_decodes_say() {
         if start + 4 > 8 * 2 {
             break; // The table has no room for another row.
         }
-        let mut verify = row(start, Input::SampledAt(StepId(n - 1)), &table);
+        let mut verify = row(start, Input::SampledAt { step: StepId(n - 1), slack: 0 }, &table);
         verify.drafts = 3;
         let output = step(&mut device, n, verify).unwrap();
         assert_eq!(output.emitted.len(), 1 + usize::from(output.accepted));
@@ -113,7 +113,10 @@ fn what_no_device_could_run_is_a_violation() {
     violates(row(0, whole(), &[0, 1])); // The table is too short.
     violates(row(0, whole(), &[0, 1, 8])); // Block 8 of 8.
     violates(row(3, Input::Tokens(vec![1, 5].into()), &[0, 1, 2])); // The seat was never initialised.
-    violates(Row { input: Input::SampledAt(StepId(0)), ..row(0, whole(), &[0, 1, 2]) });
+    violates(Row {
+        input: Input::SampledAt { step: StepId(0), slack: 0 },
+        ..row(0, whole(), &[0, 1, 2])
+    });
     violates(Row { drafts: 1, ..row(0, whole(), &[0, 1, 2]) });
     let hole = vec![TableUpdate { group: 0, from: 1, blocks: vec![BlockId(0)].into() }].into();
     violates(Row { tables: hole, ..row(0, whole(), &[]) });

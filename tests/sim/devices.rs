@@ -61,6 +61,7 @@ impl World {
             .run(fails)
             .map_err(|violation| Broken { invariant: "I7", text: violation.0 })?;
         let Some(mut ran) = ran else { return Ok(None) };
+        self.tally.moved += ran.moved;
         for (index, row) in ran.rows.iter().enumerate() {
             let client = &mut self.clients[row.request.0 as usize - 1];
             let output = &mut ran.output.rows[index];

@@ -23,6 +23,8 @@ pub(crate) struct Ran {
     pub(crate) filled: Vec<(usize, u64)>,
     /// What was asked.
     pub(crate) rows: Vec<Row>,
+    /// How many of these rows began behind their `start`.
+    pub(crate) moved: u64,
 }
 
 /// One incarnation of a replica's executors.
@@ -113,7 +115,7 @@ impl Executor {
         }
         let output = self.model.run_with(&batch, &masks, fails)?;
         let filled = self.model.filled().iter().map(|f| (f.row as usize, f.context)).collect();
-        Ok(Some(Ran { output, filled, rows: batch.rows }))
+        Ok(Some(Ran { output, filled, rows: batch.rows, moved: self.model.moved() }))
     }
 
     /// The newest step that it has begun.

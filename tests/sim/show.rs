@@ -18,8 +18,8 @@ pub(crate) fn row(row: &Row) -> String {
         Input::Tokens(ids) => {
             let _ = write!(line, " ids {ids:?}");
         }
-        Input::SampledAt(step) => {
-            let _ = write!(line, " id of step {}", step.0);
+        Input::SampledAt { step, slack } => {
+            let _ = write!(line, " id of step {}, slack {slack}", step.0);
         }
     }
     for update in &row.tables {

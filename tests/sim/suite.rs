@@ -36,6 +36,7 @@ fn a_million_steps_break_nothing() {
         tally.refused,
         tally.accepted,
         tally.drafted - tally.accepted,
+        tally.moved,
     ];
     assert!(happened.iter().all(|&count| count > 100), "too few faults: {tally:?}");
 }
@@ -50,8 +51,14 @@ fn groups_of_ranks_break_nothing() {
     let tally = harvest.tally;
     println!("{} seeds in {:.1} s: {tally:?}", harvest.seeds, start.elapsed().as_secs_f64());
     assert!(tally.batches_of_eight >= 100_000, "{tally:?}");
-    let happened =
-        [tally.idle_of_eight, tally.crashes, tally.relapses, tally.stale, tally.preemptions];
+    let happened = [
+        tally.idle_of_eight,
+        tally.crashes,
+        tally.relapses,
+        tally.stale,
+        tally.preemptions,
+        tally.moved,
+    ];
     assert!(happened.iter().all(|&count| count > 100), "too few faults: {tally:?}");
 }
 

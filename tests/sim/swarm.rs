@@ -135,6 +135,7 @@ impl AddAssign for Tally {
         self.refused += other.refused;
         self.drafted += other.drafted;
         self.accepted += other.accepted;
+        self.moved += other.moved;
         self.batches_of_eight += other.batches_of_eight;
         self.idle_of_eight += other.idle_of_eight;
         self.relapses += other.relapses;

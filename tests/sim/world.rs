@@ -71,6 +71,8 @@ pub(crate) struct Tally {
     /// Drafts verified, and of these accepted.
     pub(crate) drafted: u64,
     pub(crate) accepted: u64,
+    /// Rows that began behind their `start`, where only the seat knew.
+    pub(crate) moved: u64,
     /// Batches of groups of 8 ranks that step together, and how many of them were empty.
     pub(crate) batches_of_eight: u64,
     pub(crate) idle_of_eight: u64,

@@ -89,6 +89,7 @@ pub(crate) struct HashModel {
     slots: Vec<u64>,
     seats: Vec<Option<SeatState>>,
     filled: Vec<Filled>,
+    moved: u64,
     /// What every request is answered with, whatever its prompt.
     pub(crate) script: Option<Vec<Token>>,
 }
@@ -100,7 +101,7 @@ impl HashModel {
             Reading::Slots => vec![POISON; shape.blocks as usize * shape.block_tokens as usize],
             Reading::Nothing => Vec::new(),
         };
-        Self { shape, slots, seats: Vec::new(), filled: Vec::new(), script: None }
+        Self { shape, slots, seats: Vec::new(), filled: Vec::new(), moved: 0, script: None }
     }
 
     /// Makes the content of a freed block unreadable. Call it in stream order.
@@ -115,6 +116,11 @@ impl HashModel {
     /// Blocks that the last step filled, failed rows and rejected drafts left out.
     pub(crate) fn filled(&self) -> &[Filled] {
         &self.filled
+    }
+
+    /// Rows of the last step that began behind their `start`: drafts of those under way were accepted.
+    pub(crate) fn moved(&self) -> u64 {
+        self.moved
     }
 
     /// Runs one step without masked rows.
@@ -133,9 +139,11 @@ impl HashModel {
         let mut spans = Vec::with_capacity(batch.rows.len());
         let mut rows = vec![RowOutput::default(); batch.rows.len()];
         self.filled.clear();
+        self.moved = 0;
         for (index, (row, output)) in batch.rows.iter().zip(&mut rows).enumerate() {
             self.take_seat(row)?;
             let span = self.span(row)?;
+            self.moved += u64::from(span.start > row.start);
             output.error = fails(row);
             if self.shape.reading == Reading::Slots {
                 self.write(index as u32, row, &span, output)?;
@@ -216,7 +224,7 @@ impl HashModel {
         let seat = self.seat_mut(row)?;
         let (start, mut ids) = match (&row.input, seat.last) {
             (Input::Tokens(ids), _) if ids.len() == row.len as usize => (row.start, ids.to_vec()),
-            (Input::SampledAt(step), Some((token, at))) if at == *step && row.len == 1 => {
+            (Input::SampledAt { step, .. }, Some((token, at))) if at == *step && row.len == 1 => {
                 (seat.next, vec![token])
             }
             (input, last) => {
@@ -226,8 +234,9 @@ impl HashModel {
                 );
             }
         };
-        if start < row.start {
-            return fail(row, format_args!("starts at {start}, before the row's {}", row.start));
+        let slack = row.input.slack();
+        if !(row.start..=row.start + slack).contains(&start) {
+            return fail(row, format_args!("starts at {start}, its slack is {slack}"));
         }
         if row.drafts > 0 {
             let Some(drafts) = &seat.drafts else {

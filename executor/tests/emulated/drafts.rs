@@ -113,6 +113,44 @@ fn a_draft_layer_guesses_launched_and_replayed() {
     check("three drafts", 32, &layer_drafting(Dtype::Float32, 3), [3, 3, 1]);
 }
 
+/// Steps sent before those in front of them are answered go on where the device's seats are: the CPU's tokens and guesses.
+#[test]
+fn steps_sent_ahead_say_what_the_cpu_says() {
+    let dense = crate::player::config(Dtype::Float32, 2);
+    let alike = dense.model.clone();
+    let worlds = [
+        (64, Capture::Rows(vec![4]), layer_drafting(Dtype::Float32, 2)),
+        (32, Capture::Nothing, model_drafting(dense, alike, 2)),
+    ];
+    for (wave, capture, world) in worlds {
+        let total = 19 + SAID; // The longest prompt's.
+        let play = |config: ExecutorConfig, drafts: [u8; 3]| {
+            let (mut player, mut jobs, mut left) = (Player::with(config), jobs(drafts), true);
+            player.finish_ahead(&mut jobs, total, |player, jobs, _| {
+                if jobs[1].tokens.len() > jobs[1].prompt_len + 3 && std::mem::take(&mut left) {
+                    let blocks = jobs[1].preempt(7);
+                    player.free(blocks);
+                }
+            });
+            assert!(!left && jobs.iter().all(|job| job.tokens.len() >= total));
+            let count = |of: fn(&Job) -> usize| jobs.iter().map(of).sum::<usize>();
+            let counted = [count(|job| job.drafted), count(|job| job.accepted)];
+            (jobs.iter().map(said).collect::<Vec<_>>(), counted)
+        };
+        let mut plain = small(world.clone());
+        plain.settings.speculation = None;
+        let drafts = [2, 1, 2];
+        let expected = play(plain, [0; 3]).0;
+        let (on_cpu, counted) = play(small(world.clone()), drafts);
+        assert_close(&on_cpu, &expected, "on the CPU");
+        let mut config = on_emulator(wave, world, false);
+        config.settings.capture = capture;
+        let (found, guessed) = play(config, drafts);
+        assert_close(&found, &expected, "ahead");
+        assert_eq!(guessed, counted, "wave {wave}: guesses of the CPU");
+    }
+}
+
 /// A model that says the same as the one it drafts for is always right, and keeps up with it in a cache of its own.
 #[test]
 fn another_model_drafts_launched_and_replayed() {

@@ -134,7 +134,7 @@ fn said_before_error(drafts: u8) -> Vec<Token> {
         let (rows, output) = player.try_step(&mut [(&mut job, want)]);
         let result = &output.rows[0];
         match result.error {
-            None => job.learn(&rows[0], result, output.step),
+            None => job.learn(&rows[0], result),
             Some(error) => {
                 assert_eq!((error, result.emitted.len()), (RowError::AllMasked, 0));
                 return job.output().0;

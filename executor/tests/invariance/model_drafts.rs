@@ -83,6 +83,25 @@ fn a_model_that_says_the_same_is_always_right() {
     }
 }
 
+/// Where all drafts stand, rows sent ahead begin as far behind their start as they can.
+#[test]
+fn all_drafts_stand_where_steps_are_sent_ahead() {
+    let model = config(Dtype::Float32, 1);
+    let alike = model_drafting(model.clone(), model.model.clone(), 3);
+    for world in [alike.clone(), shared(alike, 2, false)] {
+        let mut player = Player::with(world);
+        let greedy = &rules()[0];
+        let jobs = |drafts| [3, 5, 9].map(|id| job(id, greedy, drafts).on_seat(id as u32));
+        let (mut plain, mut ahead) = (jobs(0), jobs(3));
+        player.finish_all(&mut plain, TOTAL);
+        player.finish_ahead(&mut ahead, TOTAL, |_, _, _| {});
+        for (ahead, plain) in ahead.iter().zip(&plain) {
+            assert!(ahead.drafted > 12 && ahead.accepted == ahead.drafted, "{}", ahead.drafted);
+            assert_eq!(said(ahead), said(plain));
+        }
+    }
+}
+
 #[test]
 fn the_size_of_a_block_counts_both_models() {
     let bytes = |config| Executor::load(config, &mut |_| {}).unwrap().kv_spec().bytes_per_block();

@@ -1,6 +1,6 @@
 //! Plays the scheduler: keeps requests, hands out blocks, writes batches as a plan would.
 
-use executor::{Dtype, Executor, ExecutorConfig, ExecutorError, KvSize, Masks, Meeting};
+use executor::{Dtype, Executor, ExecutorConfig, ExecutorError, KvSize, Masks, Meeting, Submitted};
 use models::Config;
 use protocol::{
     Acceptance, Batch, BlockId, Bucket, Drafter, Epoch, ExpertPlacement, Input, MaskRow, Parallel,
@@ -164,6 +164,8 @@ pub(crate) struct Job {
     sent: usize,
     fresh: bool,
     sampled_at: Option<StepId>,
+    /// Rows under way, by their tokens but for drafts, by whether they sample, and by their drafts.
+    flying: [usize; 3],
 }
 
 impl Job {
@@ -189,6 +191,7 @@ impl Job {
             sent: 0,
             fresh: true,
             sampled_at: None,
+            flying: [0; 3],
         }
     }
 
@@ -207,12 +210,20 @@ impl Job {
         self.epoch += 1;
         self.seat = seat;
         self.fresh = true;
-        (self.computed, self.sent, self.sampled_at) = (0, 0, None);
+        (self.computed, self.sent, self.sampled_at, self.flying) = (0, 0, None, [0; 3]);
         std::mem::take(&mut self.table)
     }
 
+    /// A row of it is on its way, or (`over`) no longer.
+    fn fly(&mut self, row: &Row, over: bool) {
+        let of_row = [row.len as usize, row.samples.into(), row.drafts.into()];
+        for (sum, of_row) in self.flying.iter_mut().zip(of_row) {
+            *sum = if over { *sum - of_row } else { *sum + of_row };
+        }
+    }
+
     /// Takes in what came of its row in a step.
-    pub(crate) fn learn(&mut self, row: &Row, result: &RowOutput, step: StepId) {
+    pub(crate) fn learn(&mut self, row: &Row, result: &RowOutput) {
         assert_eq!(result.error, None);
         let accepted = usize::from(result.accepted);
         assert_eq!(result.emitted.len(), usize::from(row.samples) + accepted);
@@ -224,11 +235,20 @@ impl Job {
         self.tokens.extend(&result.emitted);
         self.logprobs.extend(result.logprobs.clone());
         self.prompt_logprobs.extend(result.prompt_logprobs.clone());
-        self.sampled_at = row.samples.then_some(step);
+    }
+
+    /// Tokens that are there, and those that rows under way will bring at least.
+    fn known(&self) -> usize {
+        self.tokens.len() + self.flying[1]
+    }
+
+    /// Where its next row begins, if no draft of those under way is accepted.
+    fn start(&self) -> usize {
+        self.computed + self.flying[0]
     }
 
     pub(crate) fn want(&self) -> usize {
-        self.tokens.len() - self.computed
+        self.known() - self.start()
     }
 
     /// Half of the ids.
@@ -398,13 +418,19 @@ impl Player {
                 job.sampled_at = None;
                 continue;
             }
-            job.learn(row, result, self.step);
+            job.learn(row, result);
         }
         output
     }
 
     /// As `step`, but the jobs learn nothing of what came back.
     pub(crate) fn try_step(&mut self, jobs: &mut [(&mut Job, usize)]) -> (Vec<Row>, StepOutput) {
+        let (batch, submitted) = self.submit(jobs);
+        self.land(batch, submitted)
+    }
+
+    /// Sends a step.
+    fn submit(&mut self, jobs: &mut [(&mut Job, usize)]) -> (Batch, Submitted) {
         self.step = self.step.next();
         let rows: Vec<Row> = jobs.iter_mut().map(|(job, len)| self.row(job, *len)).collect();
         // Replicas that step together replay together.
@@ -434,13 +460,18 @@ impl Player {
             follower.batches.send((batch.clone(), masks.clone())).unwrap();
         }
         let submitted = self.executor.submit_masked(&batch, &mut Given(masks)).unwrap();
+        (batch, submitted)
+    }
+
+    /// Waits for the answer to the oldest step.
+    fn land(&mut self, batch: Batch, submitted: Submitted) -> (Vec<Row>, StepOutput) {
         let output = submitted.finish().unwrap();
         for (rank, follower) in (1..).zip(&self.followers) {
             let theirs = follower.outputs.recv().unwrap();
-            assert_eq!(theirs.rows, output.rows, "rank {rank} in step {}", self.step.0);
+            assert_eq!(theirs.rows, output.rows, "rank {rank} in step {}", batch.step.0);
         }
         assert_eq!((output.step, output.epoch), (batch.step, batch.epoch));
-        assert_eq!(output.rows.len(), jobs.len());
+        assert_eq!(output.rows.len(), batch.rows.len());
         (batch.rows, output)
     }
 
@@ -450,10 +481,10 @@ impl Player {
     }
 
     fn row(&mut self, job: &mut Job, len: usize) -> Row {
-        let (start, end) = (job.computed, job.computed + len);
+        let (start, end, slack) = (job.start(), job.start() + len, job.flying[2]);
         // The first token of an epoch has none in front of it to guess from.
         let drafts = if len == 1 && job.sampled_at.is_some() { job.drafts } else { 0 };
-        while job.table.len() * BLOCK < end + usize::from(drafts) {
+        while job.table.len() * BLOCK < end + slack + usize::from(drafts) {
             job.table.push(self.free.pop().unwrap());
         }
         let update =
@@ -466,10 +497,14 @@ impl Player {
             prompt_len: job.prompt_len as u32,
             history: if reads { job.tokens.clone() } else { Vec::new() },
         });
+        let unseen = end > job.tokens.len();
+        let from_device = unseen || self.from_device && len == 1 && !job.masked;
+        let samples = end == job.known();
         let input = match job.sampled_at {
-            Some(step) if self.from_device && len == 1 && !job.masked => Input::SampledAt(step),
+            Some(step) if from_device => Input::SampledAt { step, slack: slack as u16 },
             _ => Input::Tokens(job.tokens[start..end].to_vec().into()),
         };
+        job.sampled_at = samples.then_some(self.step);
         Row {
             request: RequestId(job.id),
             epoch: job.epoch,
@@ -477,8 +512,8 @@ impl Player {
             start: start as u32,
             len: len as u32,
             drafts,
-            samples: end == job.tokens.len(),
-            masked: job.masked && end == job.tokens.len(),
+            samples,
+            masked: job.masked && samples,
             input,
             tables: if update.blocks.is_empty() { ThinVec::new() } else { vec![update].into() },
             next: job.tokens.get(end).copied(),
@@ -508,6 +543,48 @@ impl Player {
             }
             rows.sort_by_key(|(job, len)| (*len > 1, job.id)); // Decode rows come first.
             self.step(&mut rows);
+        }
+    }
+
+    /// As `finish_all`, with two steps in flight: each is sent before the one in front of it is answered, and `meddle` gets
+    /// hold of the jobs in between.
+    pub(crate) fn finish_ahead(
+        &mut self,
+        jobs: &mut [Job],
+        total: usize,
+        mut meddle: impl FnMut(&mut Self, &mut [Job], usize),
+    ) {
+        let mut ahead: Option<(Vec<usize>, Batch, Submitted)> = None;
+        for turn in 0.. {
+            let mut rows: Vec<(usize, &mut Job, usize)> = Vec::new();
+            for (i, job) in jobs.iter_mut().enumerate() {
+                let len = job.want().min(1 + (i * 5 + turn * 11) % 30);
+                if job.known() < total && len > 0 {
+                    rows.push((i, job, len));
+                }
+            }
+            rows.sort_by_key(|(i, _, len)| (*len > 1, *i)); // Decode rows come first.
+            let places: Vec<usize> = rows.iter().map(|(i, ..)| *i).collect();
+            let mut rows: Vec<_> = rows.into_iter().map(|(_, job, len)| (job, len)).collect();
+            let next = (!rows.is_empty()).then(|| self.submit(&mut rows));
+            let sent = next.iter().flat_map(|(batch, _)| &batch.rows);
+            rows.iter_mut().zip(sent).for_each(|((job, _), row)| job.fly(row, false));
+            meddle(self, jobs, turn);
+            let over = ahead.is_none() && next.is_none();
+            if let Some((places, batch, submitted)) = ahead {
+                let (rows, output) = self.land(batch, submitted);
+                for ((place, row), result) in places.into_iter().zip(&rows).zip(&output.rows) {
+                    let job = &mut jobs[place];
+                    if row.epoch == job.epoch {
+                        job.fly(row, true);
+                        job.learn(row, result);
+                    }
+                }
+            }
+            if over {
+                return;
+            }
+            ahead = next.map(|(batch, submitted)| (places, batch, submitted));
         }
     }
 }

@@ -1,18 +1,19 @@
 // draft.hip - around a model's draft layer, whose entry of a position is made of its token and of the hidden state before it.
-// CPU twin: cpu/draft.rs. DraftRow (step/step.h) says what a row of the step brings and where the state before it lies.
+// CPU twin: cpu/draft.rs. DraftRow (step/step.h) says what a row of the step brings and where the state before it lies; where its
+// tokens lie in the request, the positions of the step say, since only the seat may know (step_positions i32 [T]).
 //
 // draft_rows    lays out a pass over the newest token of each of the first `count` rows that has more than `pass` drafts, or over
 //               what the pass before made of it: ids, positions i32 [count], slots i64 [count], cu_q i32 [count + 1],
 //               context_lens, row_seats i32 [count]. All other rows are padding, as in prepare_step.
 //               Grid: blocks of 256 over rows.
-// draft_before  states before tokens, y [n, H]: of the first of row i at y[i] (`firsts`), or of all its tokens where they stand in the
+// draft_before  states before tokens, y [n, H]: of the first of row i at y[i] (`of_rows`), or of all its tokens where they stand in the
 //               step, those behind the first from hidden [T, H]. Grid: rows x parts.
 // draft_carry   keeps states of a step, hidden [T, H]: of the newest tokens of each row on its seat, and at the ends of blocks.
 //               Grid: rows x parts.
 // draft_argmax  y[i] = the lowest id with the largest logit, f32 [n, V]; of a row of NaNs, some id. Grid: n. Block: 1024.
 // draft_place   drafts become ids of the step, and of the seats' histories. Grid: blocks of 256 over rows.
 //
-// drafts i32 [passes, draft_stride]; held [S, depth, H]; edges [blocks, H]; states are copied as 16-bit words. What a stage names was
+// drafts i32 [passes, draft_stride]; held [S, depth, H], the first of which is that of position firsts i32 [S]; edges [blocks, H]; states are copied as 16-bit words. What a stage names was
 // checked by the host. Rows beyond the stage's are padding.
 // Roofline: latency, but for draft_argmax: the row once over what one block reads.
 #include "dev.h"
@@ -27,6 +28,7 @@ DEV const DraftRow* drafts_of(const u8* stage) { return (const DraftRow*)(stage 
 // Where states lie. A state is `bytes` long.
 struct States {
     u8 *held, *edges;
+    i32* firsts;
     u32 depth, bytes;
 };
 
@@ -44,15 +46,18 @@ DEV void copy_state(u8* to, const u8* from, u32 bytes) {
     else copy_as<u16>(to, from, bytes);
 }
 
-// The state before a row; null: zeros.
-DEV const u8* state_before(const States& states, const DraftRow& row) {
+// The state before a row that begins at `start`; null: zeros.
+DEV const u8* state_before(const States& states, const DraftRow& row, i32 start) {
     if (row.edge >= 0) return states.edges + (u64)row.edge * states.bytes;
-    return row.held < 0 ? nullptr : states.held + ((u64)row.seat * states.depth + (u32)row.held) * states.bytes;
+    if (!row.held) return nullptr;
+    const i32 place = start - 1 - states.firsts[row.seat], last = (i32)states.depth - 1;
+    const u32 within = (u32)(place < 0 ? 0 : place > last ? last : place);  // It is; the host has checked what it knows.
+    return states.held + ((u64)row.seat * states.depth + within) * states.bytes;
 }
 
 KERNEL(256)
 draft_rows(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context_lens, i32* row_seats, const i32* step_ids,
-           const i32* drafts, const i32* tables, const u8* stage, u32 count, u32 pass, u32 draft_stride, u32 table_width,
+           const i32* step_positions, const i32* drafts, const i32* tables, const u8* stage, u32 count, u32 pass, u32 draft_stride, u32 table_width,
            u32 block_tokens) {
     grid_wait();
     grid_release();
@@ -63,7 +68,7 @@ draft_rows(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context_lens, i
     const bool staged = r < header_of(stage)->drafts;
     const bool real = staged && pass < (u32)row->drafts;
     const i32 seat = staged ? row->seat : 0, newest = real ? row->len - 1 : 0;
-    const u32 position = real ? (u32)(row->start + newest) + pass : 0;
+    const u32 position = real ? (u32)(step_positions[row->token] + newest) + pass : 0;
     const i32* table = tables + (u64)seat * table_width;
     i32 id = 0;
     if (real) id = pass == 0 ? step_ids[row->token + newest] : drafts[(u64)(pass - 1) * draft_stride + r];
@@ -77,49 +82,54 @@ draft_rows(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context_lens, i
 EXPORT(draft_rows)
 
 KERNEL(256)
-draft_before(u8* y, const u8* hidden, u8* held, u8* edges, const u8* stage, u32 firsts, u32 depth, u32 bytes) {
+draft_before(u8* y, const u8* hidden, u8* held, u8* edges, i32* firsts, const i32* step_positions, const u8* stage, u32 of_rows,
+             u32 depth, u32 bytes) {
     grid_wait();
     grid_release();
     const u32 r = bid_x();
     if (r >= header_of(stage)->drafts) return;
     const DraftRow& row = drafts_of(stage)[r];
-    const States states{held, edges, depth, bytes};
-    if (firsts) {
-        if (bid_y() == 0) copy_state(y + (u64)r * bytes, state_before(states, row), bytes);
+    const States states{held, edges, firsts, depth, bytes};
+    const i32 start = step_positions[row.token];
+    if (of_rows) {
+        if (bid_y() == 0) copy_state(y + (u64)r * bytes, state_before(states, row, start), bytes);
         return;
     }
     for (u32 i = bid_y(); i < (u32)(row.len + row.drafts); i += gdim_y()) {
         const u64 t = (u64)row.token + i;
-        copy_state(y + t * bytes, i == 0 ? state_before(states, row) : hidden + (t - 1) * bytes, bytes);
+        copy_state(y + t * bytes, i == 0 ? state_before(states, row, start) : hidden + (t - 1) * bytes, bytes);
     }
 }
 EXPORT(draft_before)
 
 KERNEL(256)
-draft_carry(u8* held, u8* edges, const u8* hidden, const i32* tables, const u8* stage, u32 depth, u32 bytes, u32 table_width,
-            u32 block_tokens) {
+draft_carry(u8* held, u8* edges, i32* firsts, const u8* hidden, const i32* step_positions, const i32* tables, const u8* stage,
+            u32 depth, u32 bytes, u32 table_width, u32 block_tokens) {
     grid_wait();
     grid_release();
     const u32 r = bid_x();
     if (r >= header_of(stage)->drafts) return;
     const DraftRow& row = drafts_of(stage)[r];
-    const States states{held, edges, depth, bytes};
+    const States states{held, edges, firsts, depth, bytes};
     const i32* table = tables + (u64)row.seat * table_width;
+    const i32 start = step_positions[row.token];
     const u32 tokens = (u32)(row.len + row.drafts), last = (u32)row.len - 1;
     if (bid_y() == 0) {
         u8* to = held + (u64)row.seat * depth * bytes;
         // The state before the newest token, then its own and those of drafts. A thread has the same channels of all of them, so the
         // first may come from a place of those that follow.
-        const bool first = row.start + row.len == 1;
-        if (!first) {
-            const u8* before = last == 0 ? state_before(states, row) : hidden + ((u64)row.token + last - 1) * bytes;
+        const i32 newest = start + (i32)last;
+        if (newest > 0) {
+            const u8* before = last == 0 ? state_before(states, row, start) : hidden + ((u64)row.token + last - 1) * bytes;
             copy_state(to, before, bytes);
             to += bytes;
         }
         for (u32 i = last; i < tokens; ++i, to += bytes) copy_state(to, hidden + ((u64)row.token + i) * bytes, bytes);
+        sync();  // All have read where the states lay.
+        if (tid() == 0) firsts[row.seat] = newest > 0 ? newest - 1 : 0;
     }
     for (u32 i = bid_y(); i < tokens; i += gdim_y()) {
-        const u32 position = (u32)row.start + i;
+        const u32 position = (u32)start + i;
         if ((position + 1) % block_tokens != 0) continue;
         copy_state(edges + (u64)table[position / block_tokens] * bytes, hidden + ((u64)row.token + i) * bytes, bytes);
     }
@@ -149,15 +159,17 @@ KERNEL(1024) draft_argmax(i32* y, const float* logits, u32 vocab, u32 stride) {
 EXPORT(draft_argmax)
 
 KERNEL(256)
-draft_place(i32* ids, i32* history, const i32* drafts, const u8* stage, u32 count, u32 draft_stride, u32 history_len) {
+draft_place(i32* ids, i32* history, const i32* step_positions, const i32* drafts, const u8* stage, u32 count, u32 draft_stride,
+            u32 history_len) {
     grid_wait();
     grid_release();
     const u32 r = bid_x() * bdim() + tid();
     if (r >= count || r >= header_of(stage)->drafts) return;
     const DraftRow& row = drafts_of(stage)[r];
+    const u32 behind = (u32)(step_positions[row.token] + row.len);
     for (u32 i = 0; i < (u32)row.drafts; ++i) {
         const i32 id = drafts[(u64)i * draft_stride + r];
-        const u32 position = (u32)(row.start + row.len) + i;
+        const u32 position = behind + i;
         ids[row.token + row.len + i] = id;
         if (position < history_len) history[(u64)row.seat * history_len + position] = id;
     }

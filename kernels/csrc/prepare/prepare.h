@@ -4,7 +4,7 @@
 
 // Per-request state. S seats, W table width, L longest request, V vocabulary.
 struct Seats {
-    i32* last;         // [S]
+    Newest* newest;    // [S]
     i32* tables;       // [S, W]
     i32* history;      // [S, L]
     u32* masks;        // [S, ceil(V / 32)]
@@ -34,6 +34,13 @@ DEV void take_seat(const Seats& seats, const StageInit& init, const i32* words) 
     if (init.mask_at >= 0)
         copy_words((i32*)seats.masks + seat * seats.mask_words, words + init.mask_at, seats.mask_words);
     copy_words((i32*)(seats.rules + seat), (const i32*)&init.rules, sizeof(SeatRules) / 4);
+}
+
+// Position of the first token of a row: the host's, or the seat's, which lies within what the host has covered.
+DEV u32 start_of(const StageRow& row, const Newest* newest) {
+    if (row.ids >= 0) return (u32)row.start;
+    const i32 start = newest[row.seat].position - 1 - row.ids;
+    return (u32)(start < row.start ? start : row.start);
 }
 
 // Entry `e` of the row's block table as it will be after the update: another block may be writing it.

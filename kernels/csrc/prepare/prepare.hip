@@ -21,10 +21,11 @@ struct StepOut {
 DEV void lay_out(const StepOut& out, const Seats& seats, const StageRow& row, const i32* words, u32 block_tokens,
                  u32 from, u32 step) {
     const i32* table = seats.tables + (u64)row.seat * seats.table_width;
+    const u32 start = start_of(row, seats.newest);
     for (u32 i = from; i < (u32)row.len; i += step) {
-        const u32 t = (u32)row.token + i, position = (u32)row.start + i;
+        const u32 t = (u32)row.token + i, position = start + i;
         const i32 block = table_entry(row, table, words, (i32)(position / block_tokens));
-        out.ids[t] = row.ids < 0 ? seats.last[row.seat] : words[row.ids + (i32)i];
+        out.ids[t] = row.ids < 0 ? seats.newest[row.seat].token : words[row.ids + (i32)i];
         out.positions[t] = (i32)position;
         out.slots[t] = (i64)block * block_tokens + position % block_tokens;
     }
@@ -40,12 +41,12 @@ DEV void pad_tokens(const StepOut& out, u32 from, u32 to, u32 step) {
 
 KERNEL(256)
 prepare_step(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context_lens, i32* row_seats, i32* question_tokens,
-             i32* tables, i32* history, u32* masks, u8* rules, const i32* last, const u8* stage, u32 rows, u32 tokens,
+             i32* tables, i32* history, u32* masks, u8* rules, const u8* newest, const u8* stage, u32 rows, u32 tokens,
              u32 questions, u32 table_width, u32 history_len, u32 mask_words, u32 block_tokens) {
     grid_wait();
     grid_release();
     const StepOut out = {ids, positions, slots, cu_q, context_lens, row_seats, question_tokens};
-    const Seats seats = {(i32*)last, tables, history, masks, (SeatRules*)rules, table_width, history_len, mask_words};
+    const Seats seats = {(Newest*)newest, tables, history, masks, (SeatRules*)rules, table_width, history_len, mask_words};
     const StageHeader header = *header_of(stage);
     const i32* words = words_of(stage);
     const u32 r = bid_x(), part = bid_y(), parts = gdim_y();
@@ -65,7 +66,7 @@ prepare_step(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context_lens,
             i32* table = tables + (u64)row.seat * table_width;
             if (row.table_len > 0) copy_words(table + row.table_from, words + row.table_at, (u32)row.table_len);
             if (tid() == 0) {
-                context_lens[r] = row.start + row.len;
+                context_lens[r] = (i32)start_of(row, seats.newest) + row.len;
                 row_seats[r] = row.seat;
                 cu_q[r + 1] = row.token + row.len;
             }

@@ -36,13 +36,14 @@ struct Choice {
     float factor;  // of the edited logits
 };
 
-DEV Choice choice_of(const StageQuestion& question, const SeatRules& rules, u32 vocab) {
+// `position`: of the token asked for.
+DEV Choice choice_of(const StageQuestion& question, const SeatRules& rules, u32 vocab, i32 position) {
     Choice c;
     c.chooses = question.known < 0;
     c.scores = question.top >= 0;
     c.draws = c.chooses && rules.temperature >= GREEDY_BELOW;
     c.masked = c.chooses && (rules.flags & RULE_MASKED) != 0;
-    c.penalised = c.chooses && (rules.flags & RULE_HISTORY) != 0 && question.position > 0 &&
+    c.penalised = c.chooses && (rules.flags & RULE_HISTORY) != 0 && position > 0 &&
                   (rules.repetition != 1.f || rules.frequency != 0.f || rules.presence != 0.f);
     c.edited = c.masked || c.penalised || (c.chooses && question.edits > 0);
     c.weighs = c.draws && rules.top_p < 1.f;

@@ -21,8 +21,9 @@ DEV void mask_ids(Held& x, u32 first, const u32* mask, u32 vocab) {
     }
 }
 
-// Whether the `known` ids before the position end with the words of the edit.
+// Whether the `known` ids before the position end with the words of the edit, or are as few as it wants.
 DEV bool applies(const StageEdit& edit, const i32* words, const i32* history, i32 known) {
+    if (edit.when_len < 0) return known < edit.when_at;
     if (edit.when_len > known) return false;
     const i32* tail = history + (known - edit.when_len);
     for (i32 i = 0; i < edit.when_len; ++i)

@@ -4,7 +4,7 @@
 // Key: 64 bits of the request. Counter: (id / 4, draw, position, 0); word id % 4 of the result belongs to the id.
 #pragma once
 
-enum : u32 { DRAW_TOKEN = 0 };
+enum : u32 { DRAW_TOKEN = 0, DRAW_ACCEPT = 1 };
 
 // Words of ids 4 * group .. 4 * group + 3.
 DEV u32x4 philox(u64 key, u32 group, u32 draw, u32 position) {

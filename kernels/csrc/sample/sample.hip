@@ -5,9 +5,13 @@
 // sample_scan  reads logits f32 [questions, vocab] once, chunk by chunk of 2048 ids, into records [questions, chunks];
 //              where cuts follow edits, the edited logits go to edited f32 [questions, edited_stride].
 //              Grid: blocks per question x questions; the answer does not depend on how many. Block: 256.
-// sample_pick  answers [questions, 4 words]; top_ids i32, top_logprobs f32 [questions, most]; the seat's last token and
-//              history. Grid: questions. Block: 512. Reads logits again only where cuts, ranks or lists ask for it, and
-//              of them only chunks that reach the limit looked for.
+// sample_pick  answers [questions, 4 words]; top_ids i32, top_logprobs f32 [questions, most]; the seat's newest token, where no
+//              drafts have to do with it, and history. Grid: questions. Block: 512. Reads logits again only where cuts, ranks
+//              or lists ask for it, and of them only chunks that reach the limit looked for.
+// sample_judge which drafts stand: the one behind a token if it is that token (per_mille < 0), or by chance; what is asked behind
+//              one that does not is about nothing. Of those that count the last is the seat's newest token. A row's questions
+//              follow each other, perhaps in several launches. Grid: blocks of 256 over questions.
+// positions i32 [T] are those of the step's tokens: the one asked for comes behind its question's.
 // vocab <= 262,144; most <= 1024. Questions beyond the stage's, or about token -1, are padding: token -1, no seat changed.
 //
 // Greedy tokens are the CPU's exactly. Drawn ones differ only where the last bits of noise, of a probability or of a
@@ -21,13 +25,16 @@
 DEV const SeatRules& rules_of(const StageQuestion& question, const u8* rules) {
     return ((const SeatRules*)rules)[question.known < 0 ? question.seat : 0];
 }
+DEV i32 position_of(const StageQuestion& question, const i32* positions) { return positions[question.token] + 1; }
+// Whether the token may be the newest one only if drafts stand, or has one behind it.
+DEV bool is_judged(const StageQuestion& question) { return question.known < 0 && (question.place > 0 || question.draft != 0); }
 DEV bool is_padding(const u8* stage, u32 q) {
     return q >= header_of(stage)->questions || questions_of(stage)[q].token < 0;
 }
 
 KERNEL(SCAN_THREADS)
-sample_scan(u8* records, float* edited, const float* logits, const u8* stage, const i32* history, const u32* masks,
-            const u8* rules, u32 vocab, u32 stride, u32 edited_stride, u32 history_len, u32 mask_words) {
+sample_scan(u8* records, float* edited, const float* logits, const u8* stage, const i32* positions, const i32* history,
+            const u32* masks, const u8* rules, u32 vocab, u32 stride, u32 edited_stride, u32 history_len, u32 mask_words) {
     grid_wait();
     grid_release();
     const u32 q = bid_y(), chunks = chunks_of(vocab);
@@ -37,7 +44,8 @@ sample_scan(u8* records, float* edited, const float* logits, const u8* stage, co
     Scanned s;
     s.question = questions_of(stage) + q;
     s.rules = &rules_of(*s.question, rules);
-    s.choice = choice_of(*s.question, *s.rules, vocab);
+    s.position = position_of(*s.question, positions);
+    s.choice = choice_of(*s.question, *s.rules, vocab, s.position);
     if (!s.choice.chooses && !s.choice.scores) return;
     const u64 seat = s.choice.chooses ? (u64)s.question->seat : 0;
     s.history = history + seat * history_len;
@@ -108,9 +116,9 @@ DEV u32 choose(Search& search, Winners& winners, i32& token, const ChunkRecord* 
 }
 
 KERNEL(PICK_THREADS)
-sample_pick(u8* answers, i32* top_ids, float* top_logprobs, i32* last, i32* history, const u8* records,
-            const float* edited, const float* logits, const u8* stage, const u8* rules, u32 vocab, u32 stride,
-            u32 edited_stride, u32 history_len, u32 most) {
+sample_pick(u8* answers, i32* top_ids, float* top_logprobs, u8* newest, i32* history, const u8* records,
+            const float* edited, const float* logits, const u8* stage, const i32* positions, const u8* rules, u32 vocab,
+            u32 stride, u32 edited_stride, u32 history_len, u32 most) {
     SHARED(Search, search, 1);
     SHARED(Winners, winners, 1);
     grid_wait();
@@ -123,7 +131,7 @@ sample_pick(u8* answers, i32* top_ids, float* top_logprobs, i32* last, i32* hist
     }
     const StageQuestion& question = questions_of(stage)[q];
     const SeatRules& seat_rules = rules_of(question, rules);
-    const Choice choice = choice_of(question, seat_rules, vocab);
+    const Choice choice = choice_of(question, seat_rules, vocab, position_of(question, positions));
     const u32 chunks = chunks_of(vocab);
     const ChunkRecord* own = (const ChunkRecord*)records + q * chunks;
 
@@ -136,7 +144,7 @@ sample_pick(u8* answers, i32* top_ids, float* top_logprobs, i32* last, i32* hist
         const bool stored = choice.edited && choice.cuts;
         const Row row = row_of(stored ? edited + q * edited_stride : logits + q * stride, choice.factor, vocab);
         answer.status = choose(*search, *winners, token, own, row, choice, seat_rules,
-                               Draw{seat_rules.key, (u32)question.position});
+                               Draw{seat_rules.key, (u32)position_of(question, positions)});
     }
     if (answer.status == ANSWER_OK) {
         answer.token = token;
@@ -148,9 +156,50 @@ sample_pick(u8* answers, i32* top_ids, float* top_logprobs, i32* last, i32* hist
     }
     if (tid() != 0) return;
     ((Answer*)answers)[q] = answer;
-    if (answer.status != ANSWER_OK || !choice.chooses) return;
-    last[question.seat] = answer.token;
-    if ((seat_rules.flags & RULE_HISTORY) != 0 && (u32)question.position < history_len)
-        history[(u64)question.seat * history_len + question.position] = answer.token;
+    if (!choice.chooses) return;
+    const bool found = answer.status == ANSWER_OK;
+    const i32 position = position_of(question, positions);
+    if (!is_judged(question)) ((Newest*)newest)[question.seat] = Newest{found ? answer.token : 0, position, 0};
+    if (found && (seat_rules.flags & RULE_HISTORY) != 0 && (u32)position < history_len)
+        history[(u64)question.seat * history_len + position] = answer.token;
 }
 EXPORT(sample_pick)
+
+KERNEL(256)
+sample_judge(u8* answers, u8* newest, i32* history, const i32* ids, const i32* positions, const u8* stage, const u8* rules,
+             u32 questions, u32 history_len, i32 per_mille) {
+    grid_wait();
+    grid_release();
+    const u32 first = bid_x() * bdim() + tid(), staged = header_of(stage)->questions;
+    const u32 end = questions < staged ? questions : staged;
+    if (first >= end || is_padding(stage, first)) return;
+    const StageQuestion* asked = questions_of(stage);
+    // The first of a row, or of those that are left of one, goes through all.
+    if (!is_judged(asked[first]) || (asked[first].place > 0 && first > 0)) return;
+    const i32 seat = asked[first].seat;
+    const SeatRules& seat_rules = ((const SeatRules*)rules)[seat];
+    Newest own = ((Newest*)newest)[seat];
+    bool counts = asked[first].place == 0 || own.stands != 0;
+    for (u32 q = first; q < end && counts && (q == first || asked[q].place > 0); ++q) {
+        Answer& answer = ((Answer*)answers)[q];
+        const i32 position = position_of(asked[q], positions);
+        const bool found = answer.status == ANSWER_OK;
+        counts = found && asked[q].draft != 0;
+        if (counts) {
+            const i32 draft = ids[asked[q].token + 1];
+            if (per_mille < 0) counts = draft == answer.token;
+            else counts = times(uniform(philox(seat_rules.key, 0, DRAW_ACCEPT, (u32)position).v[0]), 1000.f) < (float)per_mille;
+            if (counts) {
+                answer.token = draft;
+                answer.status = ANSWER_STANDS;
+                if ((seat_rules.flags & RULE_HISTORY) != 0 && (u32)position < history_len)
+                    history[(u64)seat * history_len + position] = draft;
+            }
+        }
+        // An error behind drafts leaves the token in front of it the newest.
+        if (found || asked[q].place == 0) own = Newest{found ? answer.token : 0, position, 0};
+        own.stands = counts ? 1 : 0;
+    }
+    ((Newest*)newest)[seat] = own;
+}
+EXPORT(sample_judge)

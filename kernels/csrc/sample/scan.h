@@ -7,6 +7,7 @@ struct Scanned {
     Choice choice;
     const SeatRules* rules;
     const StageQuestion* question;
+    i32 position;  // of the token asked for
     const i32* history;
     const u32* mask;
     const i32* words;
@@ -93,8 +94,8 @@ DEV void scan_chunk(ChunkRecord* record, float* edited, Held x, u32 first, u32 v
     }
     if (s.choice.masked) mask_ids(x, first, s.mask, vocab);
     if (s.choice.chooses && s.question->edits > 0)
-        add_edits(x, first, s.edits, (u32)s.question->edits, s.words, s.history, s.question->position);
-    if (s.choice.penalised) penalise_seen(x, first, *s.rules, s.history, s.question->position);
+        add_edits(x, first, s.edits, (u32)s.question->edits, s.words, s.history, s.position);
+    if (s.choice.penalised) penalise_seen(x, first, *s.rules, s.history, s.position);
     if (s.choice.edited && s.choice.cuts)
         for (u32 j = 0; j < FOURS; ++j)
             if (id4(first, j) < vocab) *(f32x4*)(edited + id4(first, j)) = x.v[j];
@@ -103,7 +104,7 @@ DEV void scan_chunk(ChunkRecord* record, float* edited, Held x, u32 first, u32 v
 
     const u64 best = block_first(strange ? STRANGE : first_held(x, first, vocab));
     if (tid() == 0) record->best = best;
-    if (s.choice.draws) find_noisy(record, x, first, vocab, s.rules->key, (u32)s.question->position);
+    if (s.choice.draws) find_noisy(record, x, first, vocab, s.rules->key, (u32)s.position);
     if (s.choice.weighs) {
         const float mass = best < LAST_UNMASKED ? 0.f : mass_of(x, value_of(best));
         if (tid() == 0) record->mass = mass;

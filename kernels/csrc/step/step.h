@@ -18,25 +18,32 @@ struct StageHeader {
 // One row of the step: `len` tokens of the request on `seat`, from position `start`.
 struct StageRow {
     i32 seat;
-    i32 start;       // position of the first token
+    i32 start;       // position of the first token; where the seat knows it, the furthest that it may be
     i32 len;
     i32 token;       // index of the first token in the step
-    i32 ids;         // words index of its token ids, -1: one id, the one that was sampled last on this seat
+    i32 ids;         // words index of its token ids; -1 - n: the row begins n positions behind the newest token of the seat, whose
+                     // id stands for all of its ids until drafts are entered
     i32 table_from;  // first entry of the block table that is replaced
     i32 table_len;   // entries replaced
     i32 table_at;    // words index of the new entries
 };
 
-// A row of the step as a draft layer sees it: `len` known tokens from position `start`, then `drafts` drafts.
+// A row of the step as a draft layer sees it: `len` known tokens, then `drafts` drafts.
 struct DraftRow {
     i32 seat;
-    i32 start;
     i32 len;
     i32 token;   // index of the first token in the step
     i32 drafts;  // the layer's own, which `draft_place` enters behind the known tokens; 0 where others make them
-    i32 held;    // the state before the first token is so many behind the first that its seat holds; -1: elsewhere
-    i32 edge;    // it is the one at the end of this block; -1: elsewhere, and with held -1: zeros
-    i32 reserved;
+    i32 held;    // 1: the seat holds the state before the first token; 0: it lies elsewhere
+    i32 edge;    // it is the one at the end of this block; -1: elsewhere, and with held 0: zeros
+    i32 reserved[2];
+};
+
+// The newest token of the request on a seat, which no row has forwarded yet.
+struct Newest {
+    i32 token;
+    i32 position;
+    i32 stands;  // whether the draft behind it is right: a row may have more of them
 };
 
 // How the tokens of the request on a seat are chosen; held on the device for the life of the seat.
@@ -66,18 +73,18 @@ struct StageInit {
 
 // What is asked about the logits behind one token of the step.
 struct StageQuestion {
-    i32 token;     // token of the step; -1: padding, nothing is asked
+    i32 token;     // token of the step, behind which the one asked for comes; -1: padding, nothing is asked
     i32 seat;
-    i32 position;  // position of the token asked for = ids known before it
+    i32 place;     // drafts in front of it in its row: all must be right
+    i32 draft;     // 1: the step's next token is a draft of what is asked for; 0: nothing is guessed
     i32 known;     // the token, where only its log-probability is asked for; -1: choose one
     i32 top;       // ids to report beside the token; -1: no log-probabilities at all
     i32 edits_at;  // first record of the edits region
     i32 edits;     // records
-    i32 reserved;
 };
 
 // Changes one logit: `value` is added (-inf masks). With when_len > 0 only if the ids before the position
-// end with the `when_len` words at `when_at`.
+// end with the `when_len` words at `when_at`, with when_len < 0 only at positions below `when_at`.
 struct StageEdit {
     u32 id;
     float value;
@@ -91,4 +98,5 @@ struct Answer {
     float logprob;  // of the token, under the raw logits; if asked for
     u32 rank;       // its place among all ids, from 1
 };
-enum : u32 { ANSWER_OK = 0, ANSWER_NON_FINITE = 1, ANSWER_ALL_MASKED = 2 };
+// ANSWER_STANDS: as OK, and the draft of this token is right, or chance lets it stand.
+enum : u32 { ANSWER_OK = 0, ANSWER_NON_FINITE = 1, ANSWER_ALL_MASKED = 2, ANSWER_STANDS = 3 };

@@ -11,7 +11,7 @@ use super::topology::physical_cores;
 use crate::check::check_range;
 use crate::pinned::Passed;
 use crate::step::{
-    AnswerArrays, DraftPass, DraftStates, PassArrays, SeatArrays, StageView, StepArrays,
+    AnswerArrays, DraftPass, DraftStates, Laid, PassArrays, SeatArrays, StageView, StepArrays,
 };
 use crate::{
     Attention, Buffer, DType, DeviceError, Driver, Experts, Gather, HostMat, InFlight, Kernels,
@@ -382,23 +382,23 @@ impl Kernels for CpuDevice {
     fn draft_before(
         &self,
         _: &Stream,
-        stage: Mat<'_>,
+        step: (Mat<'_>, Mat<'_>),
         rows: usize,
         y: MatMut<'_>,
         from: (Option<Mat<'_>>, &DraftStates<'_>),
     ) -> Result<(), DeviceError> {
-        Self::states_before((stage, rows), y, from)
+        Self::states_before((step.0, step.1, rows), y, from)
     }
 
     fn draft_carry(
         &self,
         _: &Stream,
-        stage: Mat<'_>,
+        step: (Mat<'_>, Mat<'_>),
         states: &mut DraftStates<'_>,
         hidden: (Mat<'_>, usize),
         tables: (Mat<'_>, usize),
     ) -> Result<(), DeviceError> {
-        Self::carry_states(stage, states, hidden, tables)
+        Self::carry_states(step, states, hidden, tables)
     }
 
     fn draft_argmax(
@@ -414,23 +414,23 @@ impl Kernels for CpuDevice {
     fn draft_place(
         &self,
         _: &Stream,
-        stage: Mat<'_>,
+        step: (Mat<'_>, Mat<'_>),
         rows: usize,
         to: (MatMut<'_>, MatMut<'_>),
         drafts: Mat<'_>,
     ) -> Result<(), DeviceError> {
-        Self::place_drafts((stage, rows), to, drafts)
+        Self::place_drafts((step.0, step.1, rows), to, drafts)
     }
 
     fn sample_rows(
         &self,
         _: &Stream,
         logits: Mat<'_>,
-        stage: &StageView<'_>,
+        asked: (&StageView<'_>, &Laid<'_>),
         seats: &mut SeatArrays<'_>,
         answers: &mut AnswerArrays<'_>,
     ) -> Result<(), DeviceError> {
-        self.answer_questions(logits, stage, seats, answers)
+        self.answer_questions(logits, asked, seats, answers)
     }
 
     fn samples_parts(&self) -> bool {
@@ -441,12 +441,12 @@ impl Kernels for CpuDevice {
         &self,
         _: &Stream,
         logits: (Mat<'_>, &VocabPart),
-        stage: &StageView<'_>,
+        asked: (&StageView<'_>, &Laid<'_>),
         seats: &mut SeatArrays<'_>,
         answers: &mut AnswerArrays<'_>,
         gather: &mut Gather<'_>,
     ) -> Result<(), DeviceError> {
-        self.answer_in_parts(logits, stage, seats, answers, gather)
+        self.answer_in_parts(logits, asked, seats, answers, gather)
     }
 }
 

@@ -19,7 +19,8 @@ impl CpuDevice {
             let row = read.drafts.get(r).copied().unwrap_or_default();
             let mut laid = (0, 0, -1, 0); // Padding.
             if (pass.pass as i32) < row.drafts {
-                let position = (row.start + row.len - 1) as usize + pass.pass;
+                let start = start_of(&row, pass.positions)?;
+                let position = (start + row.len - 1) as usize + pass.pass;
                 let newest = (row.token + row.len - 1) as usize;
                 let id = match pass.pass.checked_sub(1) {
                     None => pass.ids.row::<i32>(0)[newest],
@@ -39,7 +40,7 @@ impl CpuDevice {
     }
 
     pub(super) fn states_before(
-        (stage, rows): (Mat<'_>, usize),
+        (stage, positions, rows): (Mat<'_>, Mat<'_>, usize),
         mut y: MatMut<'_>,
         (hidden, states): (Option<Mat<'_>>, &DraftStates<'_>),
     ) -> Result<(), DeviceError> {
@@ -47,8 +48,9 @@ impl CpuDevice {
         let read = StageRead::new(stage)?;
         for (r, row) in read.drafts.iter().take(rows).enumerate() {
             let first = if hidden.is_some() { row.token as usize } else { r };
+            let start = start_of(row, positions)?;
             for_float!(KERNEL, y.dtype(), T => {
-                y.row_mut::<T>(first).copy_from_slice(&before::<T>(row, states)?);
+                y.row_mut::<T>(first).copy_from_slice(&before::<T>((row, start), states)?);
             });
             let Some(hidden) = hidden else { continue };
             for t in first + 1..first + (row.len + row.drafts) as usize {
@@ -61,7 +63,7 @@ impl CpuDevice {
     }
 
     pub(super) fn carry_states(
-        stage: Mat<'_>,
+        (stage, positions): (Mat<'_>, Mat<'_>),
         states: &mut DraftStates<'_>,
         (hidden, rows): (Mat<'_>, usize),
         tables: (Mat<'_>, usize),
@@ -69,6 +71,7 @@ impl CpuDevice {
         check_states(hidden.dtype(), hidden.cols(), states)?;
         let read = StageRead::new(stage)?;
         for row in read.drafts.iter().take(rows) {
+            let row = (row, start_of(row, positions)?);
             for_float!(KERNEL, hidden.dtype(), T => carry::<T>(row, states, hidden, tables)?);
         }
         Ok(())
@@ -90,17 +93,18 @@ impl CpuDevice {
     }
 
     pub(super) fn place_drafts(
-        (stage, rows): (Mat<'_>, usize),
+        (stage, positions, rows): (Mat<'_>, Mat<'_>, usize),
         (mut ids, mut history): (MatMut<'_>, MatMut<'_>),
         drafts: Mat<'_>,
     ) -> Result<(), DeviceError> {
         let read = StageRead::new(stage)?;
         for (r, row) in read.drafts.iter().take(rows).enumerate() {
+            let behind = start_of(row, positions)? + row.len;
             let known = history.row_mut::<i32>(row.seat as usize);
             for i in 0..row.drafts as usize {
                 let id = drafts.row::<i32>(i)[r];
                 ids.row_mut::<i32>(0)[(row.token + row.len) as usize + i] = id;
-                if let Some(place) = known.get_mut((row.start + row.len) as usize + i) {
+                if let Some(place) = known.get_mut(behind as usize + i) {
                     *place = id;
                 }
             }
@@ -123,6 +127,11 @@ fn check_states(
     Ok(())
 }
 
+/// Position of a row's first token.
+fn start_of(row: &DraftRow, positions: Mat<'_>) -> Result<i32, DeviceError> {
+    Ok(positions.row::<i32>(0)[index("token", row.token, positions.cols())?])
+}
+
 fn slot(
     row: &DraftRow,
     position: usize,
@@ -133,35 +142,37 @@ fn slot(
     Ok(i64::from(block) * block_tokens as i64 + (position % block_tokens) as i64)
 }
 
-/// The state before a row's first token.
+/// The state before the first token of a row that begins at `start`.
 fn before<T: Element + Default>(
-    row: &DraftRow,
+    (row, start): (&DraftRow, i32),
     states: &DraftStates<'_>,
 ) -> Result<Vec<T>, DeviceError> {
     if row.edge >= 0 {
         let block = index("edge", row.edge, states.edges.rows())?;
         return Ok(states.edges.as_ref().row::<T>(block).to_vec());
     }
-    if row.held < 0 {
+    if row.held == 0 {
         return Ok(vec![T::default(); states.held.cols()]);
     }
-    let place = row.seat * states.depth as i32 + row.held;
-    let place = index("held state", place, states.held.rows())?;
+    let seat = index("seat", row.seat, states.firsts.cols())?;
+    let place = start - 1 - states.firsts.as_ref().row::<i32>(0)[seat];
+    let place = seat * states.depth + index("held state", place, states.depth)?;
     Ok(states.held.as_ref().row::<T>(place).to_vec())
 }
 
 fn carry<T: Element + Default>(
-    row: &DraftRow,
+    (row, start): (&DraftRow, i32),
     states: &mut DraftStates<'_>,
     hidden: Mat<'_>,
     tables: (Mat<'_>, usize),
 ) -> Result<(), DeviceError> {
     let (first, last) = (row.token as usize, row.len as usize - 1);
     let tokens = (row.len + row.drafts) as usize;
+    let newest = start + last as i32;
     let mut kept = Vec::with_capacity(states.depth);
-    if row.start + row.len > 1 {
+    if newest > 0 {
         kept.push(match last.checked_sub(1) {
-            None => before::<T>(row, states)?,
+            None => before::<T>((row, start), states)?,
             Some(i) => hidden.row::<T>(first + i).to_vec(),
         });
     }
@@ -170,8 +181,9 @@ fn carry<T: Element + Default>(
     for (i, state) in kept.iter().enumerate() {
         states.held.row_mut::<T>(row.seat as usize * states.depth + i).copy_from_slice(state);
     }
+    states.firsts.row_mut::<i32>(0)[row.seat as usize] = (newest - 1).max(0);
     for i in 0..tokens {
-        let position = row.start as usize + i;
+        let position = start as usize + i;
         if (position + 1).is_multiple_of(tables.1) {
             let block = slot(row, position, tables)? as usize / tables.1;
             states.edges.row_mut::<T>(block).copy_from_slice(hidden.row(first + i));

@@ -30,5 +30,4 @@ mod topology;
 pub use device::{CpuConfig, CpuDevice};
 pub use isa::Isa;
 pub use pool::ThreadPool;
-pub use sample::acceptance_noise;
 pub use topology::physical_cores;

@@ -30,7 +30,7 @@ use row::{Scratch, choose, logprobs};
 /// A number in `(0, 1)` that decides whether the draft at a position stands, where such noise does: the same for each request,
 /// position and run.
 #[must_use]
-pub fn acceptance_noise(key: u64, position: u32) -> f32 {
+pub(super) fn acceptance_noise(key: u64, position: u32) -> f32 {
     philox::unit(philox::word(key, philox::DRAW_ACCEPT, 0, position))
 }
 

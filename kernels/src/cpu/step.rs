@@ -5,12 +5,13 @@
 use std::collections::HashMap;
 
 use super::CpuDevice;
+use super::sample::acceptance_noise;
 use crate::check::{check_dtype, check_size};
 use crate::cpu::sample::rules::{Draw, Edits, Pick, RowAnswer, RowRequest, Rules, Seen, Unusable};
 use crate::step::{
-    ANSWER_ALL_MASKED, ANSWER_NON_FINITE, ANSWER_OK, Answer, AnswerArrays, RULE_HISTORY,
-    RULE_MASKED, SeatArrays, SeatRules, StageInit, StageQuestion, StageRead, StageRow, StageView,
-    StepArrays,
+    ANSWER_ALL_MASKED, ANSWER_NON_FINITE, ANSWER_OK, ANSWER_STANDS, Answer, AnswerArrays, Judge,
+    Laid, Newest, RULE_HISTORY, RULE_MASKED, SeatArrays, SeatRules, StageEdit, StageInit,
+    StageQuestion, StageRead, StageRow, StageView, StepArrays,
 };
 use crate::{DType, DeviceError, Gather, Mat, VocabPart};
 
@@ -38,9 +39,10 @@ impl CpuDevice {
             let (mut context, mut seat) = (0, 0); // Of padding.
             if let Some(row) = read.rows.get(r) {
                 update_table(row, &read, seats)?;
-                lay_out(row, &read, seats, step, block_tokens)?;
+                let start = start_of(row, seats);
+                lay_out((row, start), &read, seats, step, block_tokens)?;
                 end = row.token + row.len;
-                (context, seat) = (row.start + row.len, row.seat);
+                (context, seat) = (start + row.len, row.seat);
             }
             step.context_lens.row_mut::<i32>(0)[r] = context;
             step.row_seats.row_mut::<i32>(0)[r] = seat;
@@ -61,11 +63,11 @@ impl CpuDevice {
     pub(super) fn answer_questions(
         &self,
         logits: Mat<'_>,
-        stage: &StageView<'_>,
+        (stage, laid): (&StageView<'_>, &Laid<'_>),
         seats: &mut SeatArrays<'_>,
         answers: &mut AnswerArrays<'_>,
     ) -> Result<(), DeviceError> {
-        answer(logits, stage, seats, answers, |logits, rows| {
+        answer(logits, (stage, laid), seats, answers, |logits, rows| {
             Ok(self.sampler().answer(self.threads(), logits, rows))
         })
     }
@@ -73,13 +75,13 @@ impl CpuDevice {
     pub(super) fn answer_in_parts(
         &self,
         (logits, part): (Mat<'_>, &VocabPart),
-        stage: &StageView<'_>,
+        (stage, laid): (&StageView<'_>, &Laid<'_>),
         seats: &mut SeatArrays<'_>,
         answers: &mut AnswerArrays<'_>,
         gather: &mut Gather<'_>,
     ) -> Result<(), DeviceError> {
         check_size("sample_parts", "columns of logits", logits.cols(), part.cols)?;
-        answer(logits, stage, seats, answers, |logits, rows| {
+        answer(logits, (stage, laid), seats, answers, |logits, rows| {
             self.sampler().answer_parts(self.threads(), (logits, part), rows, gather)
         })
     }
@@ -88,7 +90,7 @@ impl CpuDevice {
 /// Asks `find` about the rows of `logits` that a stage has questions about, and enters what it finds.
 fn answer(
     logits: Mat<'_>,
-    stage: &StageView<'_>,
+    (stage, laid): (&StageView<'_>, &Laid<'_>),
     seats: &mut SeatArrays<'_>,
     answers: &mut AnswerArrays<'_>,
     find: impl FnOnce(Mat<'_>, &[RowRequest<'_>]) -> Result<Vec<RowAnswer>, DeviceError>,
@@ -98,11 +100,17 @@ fn answer(
     let asked = &read.questions[..read.questions.len().min(logits.rows())];
     check_size("sample_rows", "width of an answer", answers.answers.cols(), ANSWER_WORDS)?;
     let rules: Vec<RowRules> =
-        asked.iter().map(|q| RowRules::new(q, &read, seats)).collect::<Result<_, _>>()?;
+        asked.iter().map(|q| RowRules::new(q, &read, laid, seats)).collect::<Result<_, _>>()?;
     let rows: Vec<RowRequest<'_>> = asked.iter().zip(&rules).map(|(q, r)| r.request(q)).collect();
     let found = find(logits.rows_from(0, asked.len()), &rows)?;
     for (i, (question, answer)) in asked.iter().zip(found).enumerate() {
-        enter(i, question, answer, seats, answers);
+        let mut words = enter(i, question, answer, answers);
+        if question.token >= 0 && question.known < 0 {
+            remember(question, rules[i].position, &mut words, laid, seats);
+        }
+        // SAFETY: the record is exactly ANSWER_WORDS words without padding.
+        let words: [i32; ANSWER_WORDS] = unsafe { std::mem::transmute(words) };
+        answers.answers.row_mut::<i32>(i).copy_from_slice(&words);
     }
     Ok(())
 }
@@ -150,20 +158,34 @@ fn update_table(
     Ok(())
 }
 
+/// Position of the first token of a row: the host's, or the seat's, which lies within what the host has covered.
+fn start_of(row: &StageRow, seats: &SeatArrays<'_>) -> i32 {
+    if row.ids >= 0 {
+        return row.start;
+    }
+    row.start.min(newest_of(seats, row.seat as usize).position - 1 - row.ids)
+}
+
+fn newest_of(seats: &SeatArrays<'_>, seat: usize) -> Newest {
+    let words = seats.newest.as_ref().row::<i32>(seat);
+    Newest { token: words[0], position: words[1], stands: words[2] }
+}
+
 /// Ids, positions and slots: position `p` lies in slot `table[p / bs] · bs + p mod bs`.
 fn lay_out(
-    row: &StageRow,
+    (row, start): (&StageRow, i32),
     read: &StageRead<'_>,
     seats: &SeatArrays<'_>,
     step: &mut StepArrays<'_>,
     block_tokens: usize,
 ) -> Result<(), DeviceError> {
     let seat = row.seat as usize;
-    let last = [seats.last.as_ref().row::<i32>(0)[seat]];
-    let ids = if row.ids < 0 { &last[..] } else { read.words(row.ids, row.len)? };
+    let newest = newest_of(seats, seat).token;
+    let ids = if row.ids < 0 { &[] } else { read.words(row.ids, row.len)? };
     let table = seats.tables.as_ref().row::<i32>(seat);
-    for (i, &id) in ids.iter().enumerate() {
-        let (t, position) = (row.token as usize + i, row.start as usize + i);
+    for i in 0..row.len as usize {
+        let (t, position) = (row.token as usize + i, start as usize + i);
+        let id = ids.get(i).copied().unwrap_or(newest);
         let block = table[index("table", (position / block_tokens) as i32, table.len())?];
         step.ids.row_mut::<i32>(0)[t] = id;
         step.positions.row_mut::<i32>(0)[t] = position as i32;
@@ -190,12 +212,15 @@ struct RowRules {
     banned: Vec<u32>,
     bias: Vec<(u32, f32)>,
     seen: Vec<Seen>,
+    /// Of the token asked for.
+    position: i32,
 }
 
 impl RowRules {
     fn new(
         question: &StageQuestion,
         read: &StageRead<'_>,
+        laid: &Laid<'_>,
         seats: &SeatArrays<'_>,
     ) -> Result<Self, DeviceError> {
         let mut new = Self {
@@ -204,13 +229,16 @@ impl RowRules {
             banned: Vec::new(),
             bias: Vec::new(),
             seen: Vec::new(),
+            position: 0,
         };
         if question.token < 0 || question.known >= 0 {
             return Ok(new); // Padding, or nothing to choose.
         }
         let seat = index("seat", question.seat, seats.rules.rows())?;
         new.rules = rules_of(seats, seat);
-        let known = index("position", question.position, seats.history.cols() + 1)?;
+        let token = index("token", question.token, laid.positions.cols())?;
+        new.position = laid.positions.row::<i32>(0)[token] + 1;
+        let known = index("position", new.position, seats.history.cols() + 1)?;
         let history = &seats.history.as_ref().row::<i32>(seat)[..known];
         if new.rules.flags & RULE_MASKED != 0 {
             new.allowed = Some(ids_of(seats.masks.as_ref().row::<i32>(seat)));
@@ -220,7 +248,7 @@ impl RowRules {
         }
         let (from, len) = (question.edits_at as usize, question.edits as usize);
         for edit in read.edits.iter().skip(from).take(len) {
-            if !history.ends_with(read.words(edit.when_at, edit.when_len)?) {
+            if !applies(edit, history, read)? {
                 continue;
             }
             if edit.value == f32::NEG_INFINITY {
@@ -240,7 +268,7 @@ impl RowRules {
             top_k: rules.top_k as usize,
             top_p: rules.top_p,
             key: rules.key,
-            position: question.position as u32,
+            position: self.position as u32,
         };
         let edits = Edits {
             allowed: self.allowed.as_deref(),
@@ -258,6 +286,14 @@ impl RowRules {
         };
         RowRequest { pick, logprobs: usize::try_from(question.top).ok() }
     }
+}
+
+/// Whether an edit is for the token behind `history`.
+fn applies(edit: &StageEdit, history: &[i32], read: &StageRead<'_>) -> Result<bool, DeviceError> {
+    if edit.when_len < 0 {
+        return Ok((history.len() as i64) < i64::from(edit.when_at));
+    }
+    Ok(history.ends_with(read.words(edit.when_at, edit.when_len)?))
 }
 
 /// Ids whose bit is set.
@@ -283,14 +319,13 @@ fn count(history: &[i32], prompt_len: usize) -> Vec<Seen> {
     seen
 }
 
-/// Writes an answer, and on the seat the token it chose.
+/// The record of an answer, whose lists are written.
 fn enter(
     row: usize,
     question: &StageQuestion,
     answer: RowAnswer,
-    seats: &mut SeatArrays<'_>,
     answers: &mut AnswerArrays<'_>,
-) {
+) -> Answer {
     let mut words = Answer { token: -1, ..Answer::default() };
     match answer {
         _ if question.token < 0 => {}
@@ -310,22 +345,49 @@ fn enter(
                     *slot = value;
                 }
             }
-            if question.known < 0 {
-                remember(question, words.token, seats);
-            }
         }
     }
-    // SAFETY: the record is exactly ANSWER_WORDS words without padding.
-    let words: [i32; ANSWER_WORDS] = unsafe { std::mem::transmute(words) };
-    answers.answers.row_mut::<i32>(row).copy_from_slice(&words);
+    words
 }
 
-fn remember(question: &StageQuestion, token: i32, seats: &mut SeatArrays<'_>) {
-    let (seat, position) = (question.seat as usize, question.position as usize);
-    seats.last.row_mut::<i32>(0)[seat] = token;
-    if rules_of(seats, seat).flags & RULE_HISTORY != 0
-        && let Some(slot) = seats.history.row_mut::<i32>(seat).get_mut(position)
-    {
-        *slot = token;
+/// Judges the draft behind a token that was to be chosen at `position`, and makes the token the seat's newest if all drafts
+/// in front of it stand.
+fn remember(
+    question: &StageQuestion,
+    position: i32,
+    answer: &mut Answer,
+    laid: &Laid<'_>,
+    seats: &mut SeatArrays<'_>,
+) {
+    let seat = question.seat as usize;
+    let (rules, before) = (rules_of(seats, seat), newest_of(seats, seat));
+    let found = answer.status == ANSWER_OK;
+    let counts = question.place == 0 || before.stands != 0;
+    if found && counts && question.draft != 0 {
+        let draft = laid.ids.row::<i32>(0)[question.token as usize + 1];
+        let stands = match laid.judge {
+            Judge::Nobody => false,
+            Judge::Answers => draft == answer.token,
+            Judge::Chance { per_mille } => {
+                acceptance_noise(rules.key, position as u32) * 1000.0 < f32::from(per_mille)
+            }
+        };
+        if stands {
+            (answer.token, answer.status) = (draft, ANSWER_STANDS);
+        }
     }
+    if found
+        && rules.flags & RULE_HISTORY != 0
+        && let Some(slot) = seats.history.row_mut::<i32>(seat).get_mut(position as usize)
+    {
+        *slot = answer.token;
+    }
+    let mut newest = before;
+    if counts && (found || question.place == 0) {
+        // An error behind drafts leaves the token in front of it the newest.
+        newest = Newest { token: if found { answer.token } else { 0 }, position, stands: 0 };
+    }
+    newest.stands = i32::from(answer.status == ANSWER_STANDS);
+    let words = [newest.token, newest.position, newest.stands];
+    seats.newest.row_mut::<i32>(seat).copy_from_slice(&words);
 }

@@ -42,6 +42,7 @@ impl HipDevice {
             .out(&mut to.context_lens)
             .out(&mut to.row_seats)
             .arg(pass.ids)
+            .arg(pass.positions)
             .arg(pass.drafts)
             .arg(pass.tables)
             .arg(stage)
@@ -57,11 +58,12 @@ impl HipDevice {
     pub(super) fn states_before(
         &self,
         s: &Stream,
-        (stage, rows): (Mat<'_>, usize),
+        (stage, positions, rows): (Mat<'_>, Mat<'_>, usize),
         mut y: MatMut<'_>,
         (hidden, states): (Option<Mat<'_>>, &DraftStates<'_>),
     ) -> Result<(), DeviceError> {
         let bytes = check_states(y.as_ref(), states)?;
+        check_dtype(KERNEL, "positions", positions.dtype(), DType::I32)?;
         match hidden {
             Some(hidden) => {
                 check_states(hidden, states)?;
@@ -77,6 +79,8 @@ impl HipDevice {
             .arg_or_null(hidden)
             .arg(states.held.as_ref())
             .arg(states.edges.as_ref())
+            .arg(states.firsts.as_ref())
+            .arg(positions)
             .arg(stage)
             .u32(u32::from(hidden.is_none()))
             .u32(states.depth as u32)
@@ -88,19 +92,22 @@ impl HipDevice {
     pub(super) fn carry_states(
         &self,
         s: &Stream,
-        stage: Mat<'_>,
+        (stage, positions): (Mat<'_>, Mat<'_>),
         states: &mut DraftStates<'_>,
         (hidden, rows): (Mat<'_>, usize),
         (tables, block_tokens): (Mat<'_>, usize),
     ) -> Result<(), DeviceError> {
         let bytes = check_states(hidden, states)?;
         check_dtype(KERNEL, "tables", tables.dtype(), DType::I32)?;
+        check_dtype(KERNEL, "positions", positions.dtype(), DType::I32)?;
         let (grid, depth) = ((rows as u32, parts(rows, hidden.rows()), 1), states.depth as u32);
         let launch = Launch::new(self.draft_kernel("draft_carry")?, grid, THREADS, 0)
             .overlaps_predecessor()
             .out(&mut states.held)
             .out(&mut states.edges)
+            .out(&mut states.firsts)
             .arg(hidden)
+            .arg(positions)
             .arg(tables)
             .arg(stage)
             .u32(depth)
@@ -139,13 +146,13 @@ impl HipDevice {
     pub(super) fn place_drafts(
         &self,
         s: &Stream,
-        (stage, rows): (Mat<'_>, usize),
+        (stage, positions, rows): (Mat<'_>, Mat<'_>, usize),
         (mut ids, mut history): (MatMut<'_>, MatMut<'_>),
         drafts: Mat<'_>,
     ) -> Result<(), DeviceError> {
         check_least(KERNEL, "rows", drafts.cols(), rows)?;
         check_dense(KERNEL, "history", history.as_ref())?;
-        for x in [ids.dtype(), history.dtype(), drafts.dtype()] {
+        for x in [ids.dtype(), history.dtype(), drafts.dtype(), positions.dtype()] {
             check_dtype(KERNEL, "ids", x, DType::I32)?;
         }
         let longest = history.cols() as u32;
@@ -154,6 +161,7 @@ impl HipDevice {
             .overlaps_predecessor()
             .out(&mut ids)
             .out(&mut history)
+            .arg(positions)
             .arg(drafts)
             .arg(stage)
             .u32(rows as u32)
@@ -177,6 +185,7 @@ fn check_states(x: Mat<'_>, states: &DraftStates<'_>) -> Result<u32, DeviceError
         check_size(KERNEL, "channels", of.cols(), x.cols())?;
         check_dense(KERNEL, "states", of)?;
     }
+    check_dtype(KERNEL, "firsts", states.firsts.dtype(), DType::I32)?;
     Ok((x.cols() * x.dtype().bytes()) as u32)
 }
 
@@ -191,7 +200,7 @@ fn check_pass(to: &PassArrays<'_>, pass: &DraftPass<'_>) -> Result<(), DeviceErr
         check_least(KERNEL, "rows", x.cols(), rows)?;
         check_dtype(KERNEL, "indices", x.dtype(), DType::I32)?;
     }
-    for x in [pass.ids, pass.drafts, pass.tables] {
+    for x in [pass.ids, pass.positions, pass.drafts, pass.tables] {
         check_dtype(KERNEL, "indices", x.dtype(), DType::I32)?;
     }
     check_dtype(KERNEL, "cu_q", to.cu_q.dtype(), DType::I32)

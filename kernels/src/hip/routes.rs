@@ -3,7 +3,7 @@
 use super::device::HipDevice;
 use super::fp8;
 use crate::step::{
-    AnswerArrays, DraftPass, DraftStates, PassArrays, SeatArrays, StageView, StepArrays,
+    AnswerArrays, DraftPass, DraftStates, Laid, PassArrays, SeatArrays, StageView, StepArrays,
 };
 use crate::{
     Around, Attention, BatchRows, Before, Buffer, DType, DeviceError, Experts, HostMat, Kernels,
@@ -317,23 +317,23 @@ impl Kernels for HipDevice {
     fn draft_before(
         &self,
         s: &Stream,
-        stage: Mat<'_>,
+        step: (Mat<'_>, Mat<'_>),
         rows: usize,
         y: MatMut<'_>,
         from: (Option<Mat<'_>>, &DraftStates<'_>),
     ) -> Result<(), DeviceError> {
-        self.states_before(s, (stage, rows), y, from)
+        self.states_before(s, (step.0, step.1, rows), y, from)
     }
 
     fn draft_carry(
         &self,
         s: &Stream,
-        stage: Mat<'_>,
+        step: (Mat<'_>, Mat<'_>),
         states: &mut DraftStates<'_>,
         hidden: (Mat<'_>, usize),
         tables: (Mat<'_>, usize),
     ) -> Result<(), DeviceError> {
-        self.carry_states(s, stage, states, hidden, tables)
+        self.carry_states(s, step, states, hidden, tables)
     }
 
     fn draft_argmax(
@@ -349,22 +349,22 @@ impl Kernels for HipDevice {
     fn draft_place(
         &self,
         s: &Stream,
-        stage: Mat<'_>,
+        step: (Mat<'_>, Mat<'_>),
         rows: usize,
         to: (MatMut<'_>, MatMut<'_>),
         drafts: Mat<'_>,
     ) -> Result<(), DeviceError> {
-        self.place_drafts(s, (stage, rows), to, drafts)
+        self.place_drafts(s, (step.0, step.1, rows), to, drafts)
     }
 
     fn sample_rows(
         &self,
         s: &Stream,
         logits: Mat<'_>,
-        stage: &StageView<'_>,
+        asked: (&StageView<'_>, &Laid<'_>),
         seats: &mut SeatArrays<'_>,
         answers: &mut AnswerArrays<'_>,
     ) -> Result<(), DeviceError> {
-        self.answer_questions(s, logits, stage, seats, answers)
+        self.answer_questions(s, logits, asked, seats, answers)
     }
 }

@@ -5,7 +5,7 @@ use super::device::HipDevice;
 use super::launch::Launch;
 use super::source::Source;
 use super::step::check_seats;
-use crate::step::{Answer, AnswerArrays, SeatArrays, StageView};
+use crate::step::{Answer, AnswerArrays, Judge, Laid, SeatArrays, StageView};
 use crate::{DType, DeviceError, Mat, Stream};
 
 static SAMPLE: Source =
@@ -16,6 +16,7 @@ const KERNEL: &str = "sample_rows";
 const CHUNK: usize = 2048;
 const SCAN_THREADS: u32 = 256;
 const PICK_THREADS: u32 = 512;
+const JUDGE_THREADS: u32 = 256;
 const MAX_VOCABULARY: usize = 128 * CHUNK;
 const MAX_TOP: usize = 1024;
 /// Bytes of a `ChunkRecord`.
@@ -28,21 +29,24 @@ impl HipDevice {
         &self,
         s: &Stream,
         logits: Mat<'_>,
-        stage: &StageView<'_>,
+        (stage, laid): (&StageView<'_>, &Laid<'_>),
         seats: &mut SeatArrays<'_>,
         answers: &mut AnswerArrays<'_>,
     ) -> Result<(), DeviceError> {
         check(logits, seats, answers)?;
+        check_dtype(KERNEL, "ids", laid.ids.dtype(), DType::I32)?;
+        check_dtype(KERNEL, "positions", laid.positions.dtype(), DType::I32)?;
         let scratch = Scratch::new(self, logits)?;
-        self.scan(s, logits, stage, seats, &scratch)?;
-        self.pick(s, logits, stage, seats, answers, &scratch)
+        self.scan(s, logits, (stage, laid), seats, &scratch)?;
+        self.pick(s, logits, (stage, laid), seats, answers, &scratch)?;
+        self.judge(s, logits.rows(), (stage, laid), seats, answers)
     }
 
     fn scan(
         &self,
         s: &Stream,
         logits: Mat<'_>,
-        stage: &StageView<'_>,
+        (stage, laid): (&StageView<'_>, &Laid<'_>),
         seats: &SeatArrays<'_>,
         scratch: &Scratch,
     ) -> Result<(), DeviceError> {
@@ -56,6 +60,7 @@ impl HipDevice {
             .arg_ptr(scratch.edited)
             .arg(logits)
             .arg(stage.bytes)
+            .arg(laid.positions)
             .arg(seats.history.as_ref())
             .arg(seats.masks.as_ref())
             .arg(seats.rules.as_ref())
@@ -73,7 +78,7 @@ impl HipDevice {
         &self,
         s: &Stream,
         logits: Mat<'_>,
-        stage: &StageView<'_>,
+        (stage, laid): (&StageView<'_>, &Laid<'_>),
         seats: &mut SeatArrays<'_>,
         answers: &mut AnswerArrays<'_>,
         scratch: &Scratch,
@@ -84,12 +89,13 @@ impl HipDevice {
             .out(&mut answers.answers)
             .out(&mut answers.top_ids)
             .out(&mut answers.top_logprobs)
-            .out(&mut seats.last)
+            .out(&mut seats.newest)
             .out(&mut seats.history)
             .arg_ptr(scratch.records)
             .arg_ptr(scratch.edited)
             .arg(logits)
             .arg(stage.bytes)
+            .arg(laid.positions)
             .arg(seats.rules.as_ref())
             .u32(logits.cols() as u32)
             .u32(logits.stride() as u32)
@@ -97,6 +103,37 @@ impl HipDevice {
             .u32(seats.history.cols() as u32)
             .u32(answers.top_ids.cols() as u32);
         // SAFETY: as for the scan; answers and lists have a row for each question.
+        unsafe { launch.go(self, s) }
+    }
+
+    fn judge(
+        &self,
+        s: &Stream,
+        questions: usize,
+        (stage, laid): (&StageView<'_>, &Laid<'_>),
+        seats: &mut SeatArrays<'_>,
+        answers: &mut AnswerArrays<'_>,
+    ) -> Result<(), DeviceError> {
+        let per_mille = match laid.judge {
+            Judge::Nobody => return Ok(()),
+            Judge::Answers => -1,
+            Judge::Chance { per_mille } => i32::from(per_mille),
+        };
+        let kernel = self.kernel(&SAMPLE, "sample_judge", &[])?;
+        let grid = ((questions as u32).div_ceil(JUDGE_THREADS).max(1), 1, 1);
+        let launch = Launch::new(kernel, grid, JUDGE_THREADS, 0)
+            .overlaps_predecessor()
+            .out(&mut answers.answers)
+            .out(&mut seats.newest)
+            .out(&mut seats.history)
+            .arg(laid.ids)
+            .arg(laid.positions)
+            .arg(stage.bytes)
+            .arg(seats.rules.as_ref())
+            .u32(questions as u32)
+            .u32(seats.history.cols() as u32)
+            .u32(per_mille.cast_unsigned());
+        // SAFETY: as for the pick; drafts stand behind tokens of the step.
         unsafe { launch.go(self, s) }
     }
 }

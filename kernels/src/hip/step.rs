@@ -1,6 +1,6 @@
 //! What a stage says becomes what a forward pass reads.
 
-use super::check::{check_dense, check_dtype, check_least};
+use super::check::{check_dense, check_dtype, check_least, check_size};
 use super::device::HipDevice;
 use super::launch::Launch;
 use super::source::Source;
@@ -45,7 +45,7 @@ impl HipDevice {
             .out(&mut seats.history)
             .out(&mut seats.masks)
             .out(&mut seats.rules)
-            .arg(seats.last.as_ref())
+            .arg(seats.newest.as_ref())
             .arg(stage.bytes)
             .u32(stage.rows as u32)
             .u32(stage.tokens as u32)
@@ -78,9 +78,11 @@ fn check_step(stage: &StageView<'_>, step: &StepArrays<'_>) -> Result<(), Device
 /// Refuses seat arrays whose rows are not as the kernels take them to be.
 pub(super) fn check_seats(seats: &SeatArrays<'_>) -> Result<(), DeviceError> {
     const RULE_WORDS: usize = size_of::<crate::step::SeatRules>() / 4;
+    const NEWEST_WORDS: usize = size_of::<crate::step::Newest>() / 4;
     check_least(KERNEL, "words of rules", seats.rules.cols(), RULE_WORDS)?;
+    check_size(KERNEL, "words of a newest token", seats.newest.cols(), NEWEST_WORDS)?;
     for (what, x) in [
-        ("last", &seats.last),
+        ("newest", &seats.newest),
         ("tables", &seats.tables),
         ("history", &seats.history),
         ("masks", &seats.masks),

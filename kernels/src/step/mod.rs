@@ -32,6 +32,7 @@ records!(
     StageEdit,
     DraftRow,
     SeatRules,
+    Newest,
     Answer,
     i32,
     u32
@@ -77,13 +78,14 @@ pub struct StageHeader {
 pub struct StageRow {
     /// Whose tokens.
     pub seat: i32,
-    /// Position of the first one.
+    /// Position of the first one; where the seat knows it, the furthest that it may be.
     pub start: i32,
     /// How many.
     pub len: i32,
     /// Index of the first one in the step.
     pub token: i32,
-    /// Index of their ids in the words; −1 = one id, the one sampled last on this seat.
+    /// Index of their ids in the words; −1 − n = the row begins n positions behind the newest token of the seat, whose id
+    /// stands for all of its ids until drafts are entered.
     pub ids: i32,
     /// First entry of the block table that is replaced.
     pub table_from: i32,
@@ -117,12 +119,14 @@ pub struct StageInit {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct StageQuestion {
-    /// The token of the step; −1 = padding, nothing is asked.
+    /// The token of the step, behind which the one asked for comes; −1 = padding, nothing is asked.
     pub token: i32,
     /// Whose rules.
     pub seat: i32,
-    /// Position of the token asked for.
-    pub position: i32,
+    /// Drafts in front of it in its row: all must be right.
+    pub place: i32,
+    /// 1 = the step's next token is a draft of what is asked for; 0 = nothing is guessed.
+    pub draft: i32,
     /// The token, where only its log-probability is asked for; −1 = choose one.
     pub known: i32,
     /// Ids to report beside the token; −1 = no log-probabilities at all.
@@ -131,8 +135,6 @@ pub struct StageQuestion {
     pub edits_at: i32,
     /// How many.
     pub edits: i32,
-    /// Zero.
-    pub reserved: i32,
 }
 
 /// Changes one logit, always or behind certain ids.
@@ -145,7 +147,7 @@ pub struct StageEdit {
     pub value: f32,
     /// Index in the words of the ids that must stand before the position.
     pub when_at: i32,
-    /// How many of them; 0 = always.
+    /// How many of them; 0 = always, below 0 = at positions below `when_at`.
     pub when_len: i32,
 }
 
@@ -155,20 +157,30 @@ pub struct StageEdit {
 pub struct DraftRow {
     /// Whose tokens.
     pub seat: i32,
-    /// Position of the first one.
-    pub start: i32,
     /// How many are known.
     pub len: i32,
     /// Index of the first one in the step.
     pub token: i32,
     /// Drafts behind them that the layer makes.
     pub drafts: i32,
-    /// The state before the first token, by its place among those that the seat holds; −1 = it lies elsewhere.
+    /// 1 = the seat holds the state before the first token; 0 = it lies elsewhere.
     pub held: i32,
-    /// It is the one at the end of this block; −1 = it lies elsewhere, and with `held` −1 it is zeros.
+    /// It is the one at the end of this block; −1 = it lies elsewhere, and with `held` 0 it is zeros.
     pub edge: i32,
     /// Zero.
-    pub reserved: i32,
+    pub reserved: [i32; 2],
+}
+
+/// The newest token of the request on a seat, which no row has forwarded yet.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Newest {
+    /// The token.
+    pub token: i32,
+    /// Its position.
+    pub position: i32,
+    /// Whether the draft behind it is right: a row may have more of them.
+    pub stands: i32,
 }
 
 /// How the tokens of the request on a seat are chosen; held on the device for the life of the seat.
@@ -210,7 +222,7 @@ pub const RULE_HISTORY: u32 = 2;
 pub struct Answer {
     /// The token.
     pub token: i32,
-    /// [`ANSWER_OK`], [`ANSWER_NON_FINITE`] or [`ANSWER_ALL_MASKED`].
+    /// [`ANSWER_OK`], [`ANSWER_STANDS`], [`ANSWER_NON_FINITE`] or [`ANSWER_ALL_MASKED`].
     pub status: u32,
     /// Its log-probability under the raw logits, if asked for.
     pub logprob: f32,
@@ -224,6 +236,8 @@ pub const ANSWER_OK: u32 = 0;
 pub const ANSWER_NON_FINITE: u32 = 1;
 /// The rules mask every id.
 pub const ANSWER_ALL_MASKED: u32 = 2;
+/// A token was chosen, and the draft of it is right; or chance lets that draft stand, and it is the token.
+pub const ANSWER_STANDS: u32 = 3;
 
 /// A stage on the device.
 #[derive(Debug, Clone, Copy)]
@@ -242,8 +256,8 @@ pub struct StageView<'a> {
 /// Per-request state on the device.
 #[derive(Debug)]
 pub struct SeatArrays<'a> {
-    /// The token sampled last, i32 `[1, S]`.
-    pub last: MatMut<'a>,
+    /// [`Newest`] tokens as words; i32 `[S, 3]`.
+    pub newest: MatMut<'a>,
     /// Block tables, i32 `[S, W]`.
     pub tables: MatMut<'a>,
     /// Known ids by position, where a rule reads them; i32 `[S, L]`.
@@ -273,6 +287,32 @@ pub struct StepArrays<'a> {
     pub question_tokens: MatMut<'a>,
 }
 
+/// What `prepare` has laid out of the step that questions are about, and what becomes of its drafts.
+#[derive(Debug, Clone, Copy)]
+pub struct Laid<'a> {
+    /// i32 `[1, T]`.
+    pub ids: Mat<'a>,
+    /// i32 `[1, T]`.
+    pub positions: Mat<'a>,
+    /// Who says which drafts stand.
+    pub judge: Judge,
+}
+
+/// Who says which drafts stand.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Judge {
+    /// Nobody: there are none.
+    #[default]
+    Nobody,
+    /// The answers: one that is the token which was chosen.
+    Answers,
+    /// Chance, for benchmarks.
+    Chance {
+        /// Of 1000 drafts so many stand.
+        per_mille: u16,
+    },
+}
+
 /// What a pass of a draft layer reads, written by `draft_rows`: a row of one token for each row of the step.
 #[derive(Debug)]
 pub struct PassArrays<'a> {
@@ -299,6 +339,8 @@ pub struct DraftPass<'a> {
     pub rows: usize,
     /// Ids of the step, i32 `[1, T]`.
     pub ids: Mat<'a>,
+    /// Positions of the step, i32 `[1, T]`.
+    pub positions: Mat<'a>,
     /// What the passes before have made, i32 `[passes, R]`.
     pub drafts: Mat<'a>,
     /// Block tables by seat, i32 `[S, W]`.
@@ -313,6 +355,8 @@ pub struct DraftStates<'a> {
     /// Those of each seat's newest tokens, `[S · depth, H]`: of the one before the newest that is known, if there is one, of
     /// that one, and of the drafts behind it.
     pub held: MatMut<'a>,
+    /// Position of the first of them, i32 `[1, S]`.
+    pub firsts: MatMut<'a>,
     /// How many a seat has room for.
     pub depth: usize,
     /// Those at the ends of blocks, `[blocks, H]`.
@@ -342,6 +386,7 @@ mod tests {
         assert_eq!(size_of::<StageEdit>(), 16);
         assert_eq!(size_of::<DraftRow>(), 32);
         assert_eq!(size_of::<SeatRules>(), 48);
+        assert_eq!(size_of::<Newest>(), 12);
         assert_eq!(size_of::<StageInit>(), 80);
         assert_eq!(size_of::<Answer>(), 16);
     }

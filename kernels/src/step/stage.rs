@@ -165,7 +165,7 @@ mod tests {
         stage.questions.push(StageQuestion { token: 1, top: -1, ..StageQuestion::default() });
         stage.inits.push(StageInit { seat: 3, mask_at: -1, ..StageInit::default() });
         stage.edits.push(StageEdit { id: 9, value: -1.5, when_at: 1, when_len: 2 });
-        stage.drafts.push(DraftRow { seat: 3, held: -1, edge: 4, ..DraftRow::default() });
+        stage.drafts.push(DraftRow { seat: 3, held: 1, edge: 4, ..DraftRow::default() });
         stage.tokens = 2;
         let mut words = vec![-1i32; stage.bytes() / 4 + 3];
         // SAFETY: plain words.

@@ -17,9 +17,8 @@ const LONGEST: usize = 24;
 /// A row of one token with two drafts, whose state its seat holds; one at the beginning; a chunk behind a block of
 /// another; one of one token with as many drafts as can be, over the end of a block; and one with none.
 fn rows() -> [DraftRow; 5] {
-    let row = |seat, (start, len), drafts, held, edge| DraftRow {
+    let row = |seat, len, drafts, held, edge| DraftRow {
         seat,
-        start,
         len,
         drafts,
         held,
@@ -27,11 +26,11 @@ fn rows() -> [DraftRow; 5] {
         ..DraftRow::default()
     };
     let mut rows = [
-        row(4, (9, 1), 2, 1, -1),
-        row(0, (0, 1), 0, -1, -1),
-        row(2, (8, 7), 0, -1, 3),
-        row(1, (6, 1), 3, 4, -1),
-        row(3, (15, 1), 0, 0, -1),
+        row(4, 1, 2, 1, -1),
+        row(0, 1, 0, 0, -1),
+        row(2, 7, 0, 0, 3),
+        row(1, 1, 3, 1, -1),
+        row(3, 1, 0, 1, -1),
     ];
     let mut token = 0;
     for row in &mut rows {
@@ -39,6 +38,17 @@ fn rows() -> [DraftRow; 5] {
         token += row.len + row.drafts;
     }
     rows
+}
+
+/// Where the rows begin.
+const STARTS: [i32; 5] = [9, 0, 8, 6, 15];
+
+/// Positions of the first states by seat: those in front of the rows lie at places 1, 4 and 0 of theirs.
+const FIRSTS: [i32; SEATS] = [-7, 1, -7, 14, 7];
+
+fn positions() -> Vec<i32> {
+    let row = |(row, start): (&DraftRow, i32)| start..start + row.len + row.drafts;
+    rows().iter().zip(STARTS).flat_map(row).collect()
 }
 
 fn tokens() -> usize {
@@ -100,17 +110,18 @@ fn passes_are_laid_out_as_on_the_cpu() {
     let (rows, count) = (rows().len(), rows().len() + 2); // Two of padding.
     let ids = below(&mut numbers, tokens(), 900);
     let drafts = below(&mut numbers, PASSES * count, 900);
-    let tables = tables();
+    let (tables, step_positions) = (tables(), positions());
     for device in devices() {
         for pass in 0..PASSES {
             let slots = std::cell::RefCell::new(Vec::new());
             let poison = vec![-7; count + 1];
-            let data = [(&ids[..], ids.len()), (&drafts, count), (&tables, WIDTH)];
+            let mut data = [(&ids[..], ids.len()), (&drafts, count), (&tables, WIDTH)].to_vec();
+            data.push((&step_positions, ids.len()));
             let made = [(&poison[..], poison.len()); 5];
             let left = twins(&device, &[&data[..], &made].concat(), |of, stage, mut mats| {
                 let [row_seats, context_lens, cu_q, positions, to_ids] =
                     [0; 5].map(|_| mats.pop().unwrap());
-                let (drafts, tables, ids) = (mats[1].as_ref(), mats[2].as_ref(), mats[0].as_ref());
+                let [ids, drafts, tables, at] = [0, 1, 2, 3].map(|i| mats[i].as_ref());
                 let mut on_host = vec![-7i64; count];
                 let mut on_device = Array::row(&device, &on_host);
                 let cpu = of.name() == oracle().name();
@@ -131,6 +142,7 @@ fn passes_are_laid_out_as_on_the_cpu() {
                     pass,
                     rows: count,
                     ids,
+                    positions: at,
                     drafts,
                     tables,
                     block_tokens: BLOCK_TOKENS,
@@ -143,7 +155,7 @@ fn passes_are_laid_out_as_on_the_cpu() {
             let real = |r: usize| r < rows && crate::draft::rows()[r].drafts as usize > pass;
             for r in 0..count {
                 assert_eq!(slots[1][r] >= 0, real(r), "row {r}");
-                assert_eq!(left[6][r] > 0, real(r), "row {r}");
+                assert_eq!(left[7][r] > 0, real(r), "row {r}");
             }
         }
     }
@@ -154,34 +166,51 @@ fn states_are_copied<T: Plain>(of: impl Fn(&mut Numbers, usize) -> Vec<T>, hidde
     let mut states = |n: usize| of(&mut numbers, n * hidden);
     let (held, edges, own) = (states(SEATS * DEPTH), states(BLOCKS), states(tokens()));
     let poison = states(tokens());
-    let tables = tables();
     let rows = rows().len();
     for device in devices() {
-        let device_tables = Array::of(&device, &tables, SEATS, WIDTH);
-        let mut host_tables = tables.clone();
         let data = [(&held[..], hidden), (&edges, hidden), (&own, hidden), (&poison, hidden)];
-        for firsts in [true, false] {
+        for of_rows in [true, false] {
             twins(&device, &data, |of, stage, mut mats| {
                 let (y, own) = (mats.pop().unwrap(), mats.pop().unwrap());
                 let (edges, held) = (mats.pop().unwrap(), mats.pop().unwrap());
-                let states = DraftStates { held, depth: DEPTH, edges };
-                let from = (Some(own.as_ref()).filter(|_| !firsts), &states);
-                of.draft_before(&S, stage, rows, y, from).unwrap();
+                with_words(of, &device, |[positions, firsts, _]| {
+                    let states = DraftStates { held, firsts, depth: DEPTH, edges };
+                    let from = (Some(own.as_ref()).filter(|_| !of_rows), &states);
+                    of.draft_before(&S, (stage, positions.as_ref()), rows, y, from).unwrap();
+                });
             });
         }
-        let mut host_tables = MatMut::of(&mut host_tables, SEATS, WIDTH).unwrap();
-        let host_tables = host_tables.reborrow();
         let left = twins(&device, &data[..3], |of, stage, mut mats| {
             let own = mats.pop().unwrap();
             let (edges, held) = (mats.pop().unwrap(), mats.pop().unwrap());
-            let mut states = DraftStates { held, depth: DEPTH, edges };
-            let cpu = of.name() == oracle().name();
-            let tables = if cpu { host_tables.as_ref() } else { device_tables.mat() };
-            let (own, tables) = ((own.as_ref(), rows), (tables, BLOCK_TOKENS));
-            of.draft_carry(&S, stage, &mut states, own, tables).unwrap();
+            let firsts = with_words(of, &device, |[positions, firsts, tables]| {
+                let mut states = DraftStates { held, firsts, depth: DEPTH, edges };
+                let (own, tables) = ((own.as_ref(), rows), (tables.as_ref(), BLOCK_TOKENS));
+                let step = (stage, positions.as_ref());
+                of.draft_carry(&S, step, &mut states, own, tables).unwrap();
+            });
+            assert_eq!(firsts, [0, 5, 13, 14, 8], "{}", of.name());
         });
         assert!(left[0] != held && left[1] != edges);
     }
+}
+
+/// Calls `run` with the step's positions, the seats' first ones and their tables, where `of` computes, and returns what it
+/// leaves of the second.
+fn with_words(of: &dyn Kernels, device: &HipDevice, run: impl FnOnce([MatMut<'_>; 3])) -> Vec<i32> {
+    let words = [(positions(), 1), (FIRSTS.to_vec(), 1), (tables(), SEATS)];
+    if of.name() == oracle().name() {
+        let mut words = words;
+        run(words.each_mut().map(|(x, rows)| {
+            let cols = x.len() / *rows;
+            MatMut::of(x, *rows, cols).unwrap()
+        }));
+        let [_, (firsts, _), _] = words;
+        return firsts;
+    }
+    let mut arrays = words.each_ref().map(|(x, rows)| Array::of(device, x, *rows, x.len() / rows));
+    run(arrays.each_mut().map(Array::mat_mut));
+    arrays[1].read(device)
 }
 
 #[test]
@@ -221,11 +250,17 @@ fn drafts_become_ids_and_history() {
     let history = below(&mut numbers, SEATS * LONGEST, 900);
     let drafts = below(&mut numbers, PASSES * 8, 900);
     for device in devices() {
-        let data = [(&ids[..], ids.len()), (&history, LONGEST), (&drafts, 8)];
+        let positions = positions();
+        let data = [
+            (&ids[..], ids.len()),
+            (&history, LONGEST),
+            (&drafts, 8),
+            (&positions, positions.len()),
+        ];
         let left = twins(&device, &data, |of, stage, mut mats| {
-            let (drafts, history, ids) =
-                (mats.pop().unwrap(), mats.pop().unwrap(), mats.pop().unwrap());
-            of.draft_place(&S, stage, rows, (ids, history), drafts.as_ref()).unwrap();
+            let [positions, drafts, history, ids] = [0; 4].map(|_| mats.pop().unwrap());
+            let step = (stage, positions.as_ref());
+            of.draft_place(&S, step, rows, (ids, history), drafts.as_ref()).unwrap();
         });
         let row = crate::draft::rows()[3];
         let at = (row.token + row.len) as usize;

@@ -3,7 +3,9 @@
 use std::time::Instant;
 
 use kernels::hip::HipDevice;
-use kernels::step::{AnswerArrays, SeatArrays, SeatRules, Stage, StageQuestion, StageView};
+use kernels::step::{
+    AnswerArrays, Judge, Laid, SeatArrays, SeatRules, Stage, StageQuestion, StageView,
+};
 use kernels::{Driver, Kernels, KvLayout, KvOrder, QkRope, Rope, bf16};
 
 use crate::support::{Array, Numbers, Plain, S, devices};
@@ -153,15 +155,8 @@ fn answer(
 ) -> f64 {
     let mut stage = Stage::default();
     for q in 0..questions as i32 {
-        let position = q;
-        let question = StageQuestion {
-            token: q,
-            seat: q,
-            position,
-            known: -1,
-            top,
-            ..StageQuestion::default()
-        };
+        let question =
+            StageQuestion { token: q, seat: q, known: -1, top, ..StageQuestion::default() };
         stage.questions.push(question);
     }
     let mut bytes = vec![0; stage.bytes()];
@@ -177,7 +172,9 @@ fn answer(
         })
         .collect();
     let mut records = Array::of(device, &record, questions, 12);
-    let mut last = Array::<i32>::poisoned(device, 1, questions);
+    let mut newest = Array::<i32>::poisoned(device, questions, 3);
+    let ids: Vec<i32> = (0..questions as i32).collect();
+    let ids = Array::row(device, &ids);
     let mut tables = Array::<i32>::poisoned(device, questions, 1);
     let mut history = Array::<i32>::poisoned(device, questions, 1);
     let mut masks = Array::<i32>::poisoned(device, questions, VOCABULARY.div_ceil(32));
@@ -186,7 +183,7 @@ fn answer(
     let mut top_logprobs = Array::<f32>::poisoned(device, questions, 20);
     microseconds(device, || {
         let mut seats = SeatArrays {
-            last: last.mat_mut(),
+            newest: newest.mat_mut(),
             tables: tables.mat_mut(),
             history: history.mat_mut(),
             masks: masks.mat_mut(),
@@ -197,6 +194,7 @@ fn answer(
             top_ids: top_ids.mat_mut(),
             top_logprobs: top_logprobs.mat_mut(),
         };
-        device.sample_rows(&S, logits.mat(), &view, &mut seats, &mut out).unwrap();
+        let laid = Laid { ids: ids.mat(), positions: ids.mat(), judge: Judge::Nobody };
+        device.sample_rows(&S, logits.mat(), (&view, &laid), &mut seats, &mut out).unwrap();
     })
 }

@@ -2,8 +2,8 @@
 
 use kernels::hip::HipDevice;
 use kernels::step::{
-    ANSWER_ALL_MASKED, ANSWER_NON_FINITE, ANSWER_OK, AnswerArrays, RULE_HISTORY, RULE_MASKED,
-    SeatArrays, SeatRules, Stage, StageEdit, StageQuestion, StageView,
+    ANSWER_ALL_MASKED, ANSWER_NON_FINITE, ANSWER_OK, ANSWER_STANDS, AnswerArrays, Judge, Laid,
+    RULE_HISTORY, RULE_MASKED, SeatArrays, SeatRules, Stage, StageEdit, StageQuestion, StageView,
 };
 use kernels::{Buffer, DType, Driver, Kernels, Mat, MatMut};
 
@@ -24,6 +24,12 @@ struct Asked {
     rules: Vec<SeatRules>,
     history: Vec<i32>,
     masks: Vec<i32>,
+    /// What seats know of their newest tokens before; empty = nothing.
+    newest: Vec<i32>,
+    /// Ids and positions of the step's tokens.
+    ids: Vec<i32>,
+    positions: Vec<i32>,
+    judge: Judge,
 }
 
 /// Everything a device leaves behind.
@@ -32,7 +38,7 @@ struct Answered {
     answers: Vec<i32>,
     top_ids: Vec<i32>,
     top_logprobs: Vec<f32>,
-    last: Vec<i32>,
+    newest: Vec<i32>,
     history: Vec<i32>,
 }
 
@@ -73,20 +79,84 @@ impl Asked {
     fn new(vocabulary: usize, most: usize) -> Self {
         let (logits, questions, edits, words) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (rules, history, masks) = (Vec::new(), Vec::new(), Vec::new());
-        Self { vocabulary, most, logits, questions, edits, words, rules, history, masks }
+        let (newest, ids, positions, judge) = (Vec::new(), Vec::new(), Vec::new(), Judge::Nobody);
+        Self {
+            vocabulary,
+            most,
+            logits,
+            questions,
+            edits,
+            words,
+            rules,
+            history,
+            masks,
+            newest,
+            ids,
+            positions,
+            judge,
+        }
     }
 
     /// Asks about one more row, on a seat of its own with ids `known` before the position.
     fn ask(&mut self, logits: &[f32], rules: SeatRules, known: &[i32], question: StageQuestion) {
-        let seat = self.rules.len() as i32;
-        let token = if question.token < 0 { -1 } else { seat };
-        let position = known.len() as i32;
-        self.questions.push(StageQuestion { seat, token, position, ..question });
+        let seat = self.seat(rules, known);
+        let token = if question.token < 0 { -1 } else { self.token(0, known.len()) };
+        self.questions.push(StageQuestion { seat, token, ..question });
         self.logits.extend_from_slice(logits);
+    }
+
+    /// A seat of a request with such ids.
+    fn seat(&mut self, rules: SeatRules, known: &[i32]) -> i32 {
         self.rules.push(rules);
         self.history.extend_from_slice(known);
         self.history.resize(self.rules.len() * LONGEST, -7);
         self.masks.resize(self.rules.len() * mask_words(self.vocabulary), 0);
+        self.rules.len() as i32 - 1
+    }
+
+    /// A token of the step, behind which the one at `position` comes.
+    fn token(&mut self, id: i32, position: usize) -> i32 {
+        self.ids.push(id);
+        self.positions.push(position as i32 - 1);
+        self.ids.len() as i32 - 1
+    }
+
+    /// Asks about a row with so many drafts, most of them the likeliest ids, and now and then about no number.
+    fn ask_drafts(&mut self, numbers: &mut Numbers, rules: SeatRules, drafts: usize) {
+        let vocabulary = self.vocabulary;
+        let mut ids: Vec<i32> = (0..6).map(|_| numbers.below(vocabulary) as i32).collect();
+        let rows: Vec<Vec<f32>> = (0..=drafts).map(|_| row(numbers, vocabulary)).collect();
+        for logits in &rows[..drafts] {
+            let larger = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
+            let wrong = usize::from(numbers.below(4) == 0);
+            ids.push((((0..vocabulary).fold(0, larger) + wrong) % vocabulary) as i32);
+        }
+        let seat = self.seat(rules, &ids);
+        for (i, mut logits) in rows.into_iter().enumerate() {
+            if numbers.below(12) == 0 {
+                logits[numbers.below(vocabulary)] = f32::NAN;
+            }
+            let token = self.token(ids[5 + i], 6 + i);
+            let (place, draft) = (i as i32, i32::from(i < drafts));
+            self.questions.push(StageQuestion { seat, token, place, draft, ..chosen(1) });
+            self.logits.extend_from_slice(&logits);
+        }
+    }
+
+    /// Some of the questions, about what others have left behind.
+    fn part(&self, questions: std::ops::Range<usize>, left: Option<&Answered>) -> Self {
+        let v = self.vocabulary;
+        let mut part = self.clone();
+        part.logits = self.logits[questions.start * v..questions.end * v].to_vec();
+        part.questions = self.questions[questions].to_vec();
+        if let Some(left) = left {
+            (part.newest, part.history) = (left.newest.clone(), left.history.clone());
+        }
+        part
+    }
+
+    fn newest(&self) -> Vec<i32> {
+        if self.newest.is_empty() { vec![-1; self.rules.len() * 3] } else { self.newest.clone() }
     }
 
     /// Allows an id on the seat that was asked about last.
@@ -97,11 +167,7 @@ impl Asked {
 
     /// The question `q` alone, on its seat.
     fn alone(&self, q: usize) -> Self {
-        let v = self.vocabulary;
-        let mut one = self.clone();
-        one.questions = vec![self.questions[q]];
-        one.logits = self.logits[q * v..][..v].to_vec();
-        one
+        self.part(q..q + 1, None)
     }
 
     fn stage(&self) -> Vec<i32> {
@@ -140,11 +206,11 @@ impl Asked {
         };
         let bytes = buffer.mat(DType::I32, 1, words.len()).unwrap();
         let view = StageView { bytes, rows: 0, tokens: 0, questions: n };
-        let (mut last, mut tables) = (vec![-1; seats], vec![0; seats]);
+        let (mut newest, mut tables) = (self.newest(), vec![0; seats]);
         let (mut history, mut masks, mut rules) =
             (self.history.clone(), self.masks.clone(), self.rule_words());
         let mut seat_arrays = SeatArrays {
-            last: MatMut::of(&mut last, 1, seats).unwrap(),
+            newest: MatMut::of(&mut newest, seats, 3).unwrap(),
             tables: MatMut::of(&mut tables, seats, 1).unwrap(),
             history: MatMut::of(&mut history, seats, LONGEST).unwrap(),
             masks: MatMut::of(&mut masks, seats, mask_words(self.vocabulary)).unwrap(),
@@ -158,8 +224,10 @@ impl Asked {
             top_logprobs: MatMut::of(&mut top_logprobs, n, most).unwrap(),
         };
         let logits = Mat::of(&self.logits, n, self.vocabulary).unwrap();
-        cpu.sample_rows(&S, logits, &view, &mut seat_arrays, &mut out).unwrap();
-        Answered { answers, top_ids, top_logprobs, last, history }
+        let row = |x| Mat::of(x, 1, self.ids.len()).unwrap();
+        let laid = Laid { ids: row(&self.ids), positions: row(&self.positions), judge: self.judge };
+        cpu.sample_rows(&S, logits, (&view, &laid), &mut seat_arrays, &mut out).unwrap();
+        Answered { answers, top_ids, top_logprobs, newest, history }
     }
 
     fn on(&self, device: &HipDevice) -> Answered {
@@ -171,13 +239,14 @@ impl Asked {
         let (n, seats, most) = (self.questions.len(), self.rules.len(), self.most);
         let words = Array::row(device, &self.stage());
         let view = StageView { bytes: words.mat(), rows: 0, tokens: 0, questions: n };
-        let mut last = Array::<i32>::poisoned(device, 1, seats);
+        let mut newest = Array::of(device, &self.newest(), seats, 3);
+        let [ids, positions] = [&self.ids, &self.positions].map(|x| Array::row(device, x));
         let mut tables = Array::<i32>::poisoned(device, seats, 1);
         let mut history = Array::of(device, &self.history, seats, LONGEST);
         let mut masks = Array::of(device, &self.masks, seats, mask_words(self.vocabulary));
         let mut rules = Array::of(device, &self.rule_words(), seats, RULE_WORDS);
         let mut seat_arrays = SeatArrays {
-            last: last.mat_mut(),
+            newest: newest.mat_mut(),
             tables: tables.mat_mut(),
             history: history.mat_mut(),
             masks: masks.mat_mut(),
@@ -192,10 +261,12 @@ impl Asked {
             top_ids: top_ids.mat_mut(),
             top_logprobs: top_logprobs.mat_mut(),
         };
-        device.sample_rows(&S, logits.mat(), &view, &mut seat_arrays, &mut out).unwrap();
+        let laid = Laid { ids: ids.mat(), positions: positions.mat(), judge: self.judge };
+        let asked = (&view, &laid);
+        device.sample_rows(&S, logits.mat(), asked, &mut seat_arrays, &mut out).unwrap();
         if recorded {
             device.begin_capture(&S).unwrap();
-            device.sample_rows(&S, logits.mat(), &view, &mut seat_arrays, &mut out).unwrap();
+            device.sample_rows(&S, logits.mat(), asked, &mut seat_arrays, &mut out).unwrap();
             let graph = device.end_capture(&S).unwrap();
             device.upload(&mut answers.buffer, 0, &vec![0xff; n * 16]).unwrap();
             device.replay(&S, &graph).unwrap();
@@ -204,7 +275,7 @@ impl Asked {
             answers: answers.read(device),
             top_ids: top_ids.read(device),
             top_logprobs: top_logprobs.read(device),
-            last: last.read(device),
+            newest: newest.read(device),
             history: history.read(device),
         }
     }
@@ -235,6 +306,9 @@ impl Asked {
             let got = self.on(&device);
             let mut seats_alike = vec![true; self.rules.len()];
             for q in 0..self.questions.len() {
+                if !seats_alike[self.questions[q].seat as usize] {
+                    continue; // Drafts behind one that only this device took.
+                }
                 if got.token(q) != expected.token(q) && self.within_rounding(q, got.token(q)) {
                     println!("{}: question {q} was decided by rounding", device.arch());
                     seats_alike[self.questions[q].seat as usize] = false;
@@ -255,7 +329,8 @@ impl Asked {
                 }
             }
             for seat in (0..self.rules.len()).filter(|seat| seats_alike[*seat]) {
-                assert_eq!(got.last[seat], expected.last[seat]);
+                let newest = seat * 3..(seat + 1) * 3;
+                assert_eq!(got.newest[newest.clone()], expected.newest[newest], "seat {seat}");
                 let ids = seat * LONGEST..(seat + 1) * LONGEST;
                 assert_eq!(got.history[ids.clone()], expected.history[ids]);
             }
@@ -315,6 +390,11 @@ fn every_rule_by_chance() {
                     } else {
                         3.0 * numbers.float()
                     };
+                    if numbers.below(8) == 0 {
+                        let when_at = (known.len() + numbers.below(3)) as i32 - 1;
+                        asked.edits.push(StageEdit { id, value, when_at, when_len: -1 });
+                        continue;
+                    }
                     let tail = if numbers.below(3) == 0 { known.len().min(2) } else { 0 };
                     let wrong = i32::from(numbers.below(2) == 0);
                     let when_at = asked.words.len() as i32;
@@ -403,6 +483,46 @@ fn strange_and_masked_rows_fail_alone() {
     let (ok, bad, masked) = (ANSWER_OK, ANSWER_NON_FINITE, ANSWER_ALL_MASKED);
     assert_eq!(statuses, [[bad, bad, bad, ok].repeat(3), vec![masked, masked, ok]].concat());
     assert_eq!(answered.token(14), -1);
+}
+
+/// Which drafts stand, and what is the newest token, at once and where a row's questions are asked in two goes.
+#[test]
+fn drafts_are_judged_as_on_the_cpu() {
+    for (seed, judge) in [(1, Judge::Answers), (2, Judge::Chance { per_mille: 700 })] {
+        let mut numbers = Numbers::fresh(seed);
+        let mut asked = Asked { judge, ..Asked::new(2051, 2) };
+        for r in 0..24 {
+            let rules = SeatRules {
+                temperature: [0.0, 0.4][r % 2],
+                presence: 0.5,
+                flags: if r % 3 == 0 { RULE_HISTORY } else { 0 },
+                key: numbers.bits(),
+                ..plain()
+            };
+            asked.ask_drafts(&mut numbers, rules, r % 5);
+        }
+        let whole = asked.check();
+        let standing = (0..asked.questions.len()).filter(|&q| whole.status(q) == ANSWER_STANDS);
+        let drafts = asked.questions.iter().filter(|question| question.draft != 0).count();
+        assert!((1..drafts).contains(&standing.count()));
+        let halves = |on: &dyn Fn(&Asked) -> Answered, cut| {
+            let first = on(&asked.part(0..cut, None));
+            let second = on(&asked.part(cut..asked.questions.len(), Some(&first)));
+            ([first.answers, second.answers].concat(), second.newest, second.history)
+        };
+        for cut in 1..9 {
+            let expected = (whole.answers.clone(), whole.newest.clone(), whole.history.clone());
+            assert_eq!(halves(&Asked::on_cpu, cut), expected, "cut at {cut}");
+        }
+        for device in devices() {
+            let Answered { answers, newest, history, .. } = asked.on(&device);
+            for cut in [1, 2, 4, 5, 8] {
+                let expected = (answers.clone(), newest.clone(), history.clone());
+                let found = halves(&|asked| asked.on(&device), cut);
+                assert_eq!(found, expected, "{}, cut at {cut}", device.arch());
+            }
+        }
+    }
 }
 
 #[test]

@@ -24,16 +24,11 @@ struct World {
     slots: Vec<i64>,
 }
 
-const SEAT_COLS: [usize; 5] = [SEATS, WIDTH, LONGEST, MASK_WORDS, RULE_WORDS];
-
-fn seat_rows(array: usize) -> usize {
-    if array == 0 { 1 } else { SEATS }
-}
+const SEAT_COLS: [usize; 5] = [3, WIDTH, LONGEST, MASK_WORDS, RULE_WORDS];
 
 /// Random seats; a step of `-1`s, as poison is.
 fn world(numbers: &mut Numbers, rows: usize, tokens: usize, questions: usize) -> World {
-    let mut seat =
-        |i: usize| (0..seat_rows(i) * SEAT_COLS[i]).map(|_| numbers.below(99) as i32).collect();
+    let mut seat = |i: usize| (0..SEATS * SEAT_COLS[i]).map(|_| numbers.below(99) as i32).collect();
     let seats = [seat(0), seat(1), seat(2), seat(3), seat(4)];
     let step = [tokens, tokens, rows + 1, rows, rows, questions].map(|n| vec![-1; n]);
     World { seats, step, slots: vec![-1; tokens] }
@@ -45,8 +40,8 @@ fn stage(numbers: &mut Numbers, real: usize, init: bool) -> Stage {
     for r in 0..real {
         let len = if r == 0 { 11 } else { 1 + numbers.below(3) };
         let start = numbers.below(WIDTH * BLOCK_TOKENS - len);
-        let ids = if len == 1 && r % 2 == 0 {
-            -1
+        let ids = if r > 0 && r % 2 == 0 {
+            -1 - numbers.below(3) as i32 // Where it begins, the seat knows.
         } else {
             stage.push_words((0..len as i32).map(|i| 1000 + i))
         };
@@ -103,9 +98,9 @@ fn on_cpu(mut world: World, words: &[i32], sizes: [usize; 3]) -> World {
     let mut aligned = oracle_buffer(words);
     let bytes = aligned.mat_mut(kernels::DType::I32, 1, words.len()).unwrap();
     let view = StageView { bytes: bytes.as_ref(), rows, tokens, questions };
-    let [last, tables, history, masks, rules] = &mut world.seats;
+    let [newest, tables, history, masks, rules] = &mut world.seats;
     let mut seats = SeatArrays {
-        last: MatMut::of(last, 1, SEATS).unwrap(),
+        newest: MatMut::of(newest, SEATS, 3).unwrap(),
         tables: MatMut::of(tables, SEATS, WIDTH).unwrap(),
         history: MatMut::of(history, SEATS, LONGEST).unwrap(),
         masks: MatMut::of(masks, SEATS, MASK_WORDS).unwrap(),
@@ -138,12 +133,12 @@ fn on_device(device: &HipDevice, world: &World, words: &[i32], sizes: [usize; 3]
     let [rows, tokens, questions] = sizes;
     let words = Array::row(device, words);
     let view = StageView { bytes: words.mat(), rows, tokens, questions };
-    let seat = |i: usize| Array::of(device, &world.seats[i], seat_rows(i), SEAT_COLS[i]);
+    let seat = |i: usize| Array::of(device, &world.seats[i], SEATS, SEAT_COLS[i]);
     let mut seat_arrays = [seat(0), seat(1), seat(2), seat(3), seat(4)];
     let mut step_arrays = world.step.each_ref().map(|x| Array::row(device, x));
     let mut slots = Array::row(device, &world.slots);
-    let [last, tables, history, masks, rules] = seat_arrays.each_mut().map(Array::mat_mut);
-    let mut seats = SeatArrays { last, tables, history, masks, rules };
+    let [newest, tables, history, masks, rules] = seat_arrays.each_mut().map(Array::mat_mut);
+    let mut seats = SeatArrays { newest, tables, history, masks, rules };
     let [ids, positions, cu_q, context_lens, row_seats, question_tokens] =
         step_arrays.each_mut().map(Array::mat_mut);
     let mut step = StepArrays {
@@ -167,7 +162,7 @@ fn on_device(device: &HipDevice, world: &World, words: &[i32], sizes: [usize; 3]
 fn a_stage_becomes_what_the_cpu_makes_of_it() {
     let mut numbers = Numbers::fresh(77);
     for (real, padding, init) in
-        [(1, 0, false), (3, 0, true), (3, 2, true), (6, 9, false), (0, 4, true)]
+        [(1, 0, false), (3, 0, true), (3, 2, true), (6, 9, false), (6, 0, true), (0, 4, true)]
     {
         let staged = stage(&mut numbers, real, init);
         let words = words_of(&staged);
@@ -203,11 +198,11 @@ fn a_long_row_is_laid_out_by_many_blocks() {
         let words = Array::row(&device, &words);
         let view = StageView { bytes: words.mat(), rows: 1, tokens, questions: 0 };
         let poisoned = |n| Array::<i32>::poisoned(&device, 1, n);
-        let mut seat_arrays = [1, table_len + 3, 4, 1, RULE_WORDS].map(poisoned);
+        let mut seat_arrays = [3, table_len + 3, 4, 1, RULE_WORDS].map(poisoned);
         let mut step_arrays = [tokens, tokens, 2, 1, 1, 1].map(poisoned);
         let mut slots = Array::<i64>::poisoned(&device, 1, tokens);
-        let [last, tables, history, masks, rules] = seat_arrays.each_mut().map(Array::mat_mut);
-        let mut seats = SeatArrays { last, tables, history, masks, rules };
+        let [newest, tables, history, masks, rules] = seat_arrays.each_mut().map(Array::mat_mut);
+        let mut seats = SeatArrays { newest, tables, history, masks, rules };
         let [ids, positions, cu_q, context_lens, row_seats, question_tokens] =
             step_arrays.each_mut().map(Array::mat_mut);
         let mut step = StepArrays {

@@ -60,18 +60,18 @@ fn a_batch() {
         draft_rows: 0,
         rows: vec![
             row(Input::Tokens(vec![151_643].into()), Some(Box::new(init))),
-            row(Input::SampledAt(StepId(6)), None),
+            row(Input::SampledAt { step: StepId(6), slack: 3 }, None),
         ],
     };
     check(
         &ToExecutor::Batch(batch),
         &expect![[r#"
-            4844524e0b00030002000000000000009d000000e53dec2c
+            4844524e0c00030002000000000000009f000000ee618075
             96070281a5456167657291020000929ccd012c0104100100c3c281a6546f6b65
             6e73c4045b50020091930001c4080900000070110100c0949eca0000000000ca
             3f800000ca00000000ca3f800000ca00000000ca000000000090c40805000000
             000080bfc090c0c0cdfeed11c40801000000020000009ccd012c0104100100c3
-            c281a953616d706c656441740691930001c4080900000070110100c0c0"#]],
+            c281a953616d706c6564417492060391930001c4080900000070110100c0c0"#]],
     );
 }
 
@@ -87,7 +87,7 @@ fn masks() {
     check(
         &ToExecutor::Mask(mask),
         &expect![[r#"
-            4844524e0b00060002000000000000001500000084ab499f
+            4844524e0c0006000200000000000000150000000812ab68
             9207929300c4080100008002000000c29303c400c3"#]],
     );
 }
@@ -97,16 +97,16 @@ fn short_orders() {
     check(
         &ToExecutor::SizeKv { blocks: 65_536 },
         &expect![[r#"
-            4844524e0b000200020000000000000006000000e666ffd4
+            4844524e0c0002000200000000000000060000001b997a45
             91ce00010000"#]],
     );
     check(
         &ToExecutor::Profile { on: true },
         &expect![[r#"
-            4844524e0b00050002000000000000000200000041e68cb3
+            4844524e0c00050002000000000000000200000090e8939f
             91c3"#]],
     );
-    check(&ToExecutor::Shutdown, &expect!["4844524e0b000400020000000000000000000000acab93df"]);
+    check(&ToExecutor::Shutdown, &expect!["4844524e0c000400020000000000000000000000b4676f0a"]);
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn a_step_output() {
     check(
         &FromExecutor::StepOutput(output),
         &expect![[r#"
-            4844524e0b00150002000000000000005f000000f309fba7
+            4844524e0c00150002000000000000005f000000f472cb62
             9507029296c404030000000200c0919403cabf00000001c41003000000000000
             bf040000000000c0bf9096c4000000a9416c6c4d61736b656490909501ce000f
             4240cd01f4c39601cd0100ce000100000002cd0200c4080200010003000000"#]],
@@ -159,14 +159,14 @@ fn the_start() {
     check(
         &FromExecutor::Hello(hello),
         &expect![[r#"
-            4844524e0b001100020000000000000017000000c2f1ab6b
+            4844524e0c001100020000000000000017000000b8f75189
             96010002a3637075a5302e312e30cfffffffffffffffff"#]],
     );
     let progress = FromExecutor::Progress { phase: Phase::Load, done: 1, total: 1 << 33 };
     check(
         &progress,
         &expect![[r#"
-            4844524e0b001200020000000000000010000000d68677ac
+            4844524e0c001200020000000000000010000000a7b4071c
             93a44c6f616401cf0000000200000000"#]],
     );
     let group = KvGroup { layers: vec![0, 1], kind: KvKind::Full, bytes_per_block: 8_192 };
@@ -175,31 +175,31 @@ fn the_start() {
     check(
         &FromExecutor::Memory(memory),
         &expect![[r#"
-            4844524e0b001300020000000000000018000000e22273f6
+            4844524e0c001300020000000000000018000000d1a4ebec
             9392109193920001a446756c6ccd2000cd01f492cd012c0c"#]],
     );
     let fault = FromExecutor::Fault { step: Some(StepId(7)), text: "gone".to_owned() };
     check(
         &fault,
         &expect![[r#"
-            4844524e0b001600020000000000000007000000354181a6
+            4844524e0c0016000200000000000000070000006ce756ea
             9207a4676f6e65"#]],
     );
     let profiled = Profiled::Started("/t/rank0-1.json".to_owned());
     check(
         &FromExecutor::Profiled(profiled),
         &expect![[r#"
-            4844524e0b001800020000000000000019000000c6c021b9
+            4844524e0c00180002000000000000001900000005e2889a
             81a753746172746564af2f742f72616e6b302d312e6a736f6e"#]],
     );
     let done = FromExecutor::StepDone { step: StepId(7), ns: 1_000_000 };
     check(
         &done,
         &expect![[r#"
-            4844524e0b0019000200000000000000070000002187a28e
+            4844524e0c001900020000000000000007000000782175c2
             9207ce000f4240"#]],
     );
-    check(&FromExecutor::Beat, &expect!["4844524e0b00170002000000000000000000000033adb271"]);
+    check(&FromExecutor::Beat, &expect!["4844524e0c0017000200000000000000000000002b614ea4"]);
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn the_settings() {
     check(
         &settings,
         &expect![[r#"
-            4844524e0b0001000200000000000000710000001d97453d
+            4844524e0c0001000200000000000000710000003147e7f1
             dc001da22f6dc0c001a343707590c0c0a7466c6f61743332a44175746f0210cd
             0100cd0100044081a6426c6f636b7340cb3feccccccccccccda74e6f7468696e
             67930381a54e6772616d92020581a953796e74686574696391cd02bc14c00201
@@ -256,14 +256,14 @@ fn the_nodes() {
     check(
         &Handshake::Challenge { nonce },
         &expect![[r#"
-            4844524e0b00210002000000000000002400000056255ddd
+            4844524e0c002100020000000000000024000000137161ae
             91dc002001010101010101010101010101010101010101010101010101010101
             01010101"#]],
     );
     check(
         &Handshake::Answer { nonce, proof },
         &expect![[r#"
-            4844524e0b002200020000000000000067000000b76dad9d
+            4844524e0c00220002000000000000006700000084d6348e
             92dc002001010101010101010101010101010101010101010101010101010101
             01010101dc0020ccffccffccffccffccffccffccffccffccffccffccffccffcc
             ffccffccffccffccffccffccffccffccffccffccffccffccffccffccffccffcc
@@ -272,19 +272,19 @@ fn the_nodes() {
     check(
         &Handshake::Welcome { proof },
         &expect![[r#"
-            4844524e0b00230002000000000000004400000090673c33
+            4844524e0c0023000200000000000000440000005960f066
             91dc0020ccffccffccffccffccffccffccffccffccffccffccffccffccffccff
             ccffccffccffccffccffccffccffccffccffccffccffccffccffccffccffccff
             ccffccff"#]],
     );
-    check(&Handshake::Denied, &expect!["4844524e0b002e0002000000000000000000000058b42e78"]);
+    check(&Handshake::Denied, &expect!["4844524e0c002e000200000000000000000000004078d2ad"]);
     let parallel = Parallel { tp_size: 1, dp_size: 2, experts: false };
     let build = "0.1.0".to_owned();
     let member = Member { node: 1, nodes: 2, parallel, build, manifest: 7 };
     check(
         &FromNode::Join(member),
         &expect![[r#"
-            4844524e0b00290002000000000000000e0000000783ae70
+            4844524e0c00290002000000000000000e00000038448e18
             950102930102c2a5302e312e3007"#]],
     );
     let host = HostSettings {
@@ -297,37 +297,37 @@ fn the_nodes() {
     check(
         &FromNode::Link(LinkOffer { ticket: 9, rank: Rank(1), host }),
         &expect![[r#"
-            4844524e0b002a0002000000000000000b000000c7c49bf8
+            4844524e0c002a0002000000000000000b000000564fce67
             93090195a22f6dc0c001c0"#]],
     );
     let text = || "gone".to_owned();
     check(
         &FromNode::NotStarted { ticket: 9, text: text() },
         &expect![[r#"
-            4844524e0b002b000200000000000000070000002ebe8a8a
+            4844524e0c002b0002000000000000000700000077185dc6
             9209a4676f6e65"#]],
     );
     check(
         &FromNode::Ended { rank: Rank(1), epoch: Epoch(2), text: text() },
         &expect![[r#"
-            4844524e0b002c000200000000000000080000005048151f
+            4844524e0c002c00020000000000000008000000e99ece36
             930102a4676f6e65"#]],
     );
-    check(&FromNode::Beat, &expect!["4844524e0b002d00020000000000000000000000924b2784"]);
-    check(&ToNode::Accepted, &expect!["4844524e0b0024000200000000000000000000000659c27b"]);
+    check(&FromNode::Beat, &expect!["4844524e0c002d000200000000000000000000008a87db51"]);
+    check(&ToNode::Accepted, &expect!["4844524e0c0024000200000000000000000000001e953eae"]);
     check(
         &ToNode::Refused { text: text() },
         &expect![[r#"
-            4844524e0b002500020000000000000006000000281aadb7
+            4844524e0c002500020000000000000006000000d5e52826
             91a4676f6e65"#]],
     );
     let start = ToNode::Start { replica: Replica(1), epoch: Epoch(2), ticket: 9 };
     check(
         &start,
         &expect![[r#"
-            4844524e0b00260002000000000000000400000024f5ea71
+            4844524e0c002600020000000000000004000000173321f5
             93010209"#]],
     );
-    check(&ToNode::Leave, &expect!["4844524e0b002700020000000000000000000000cca6cb87"]);
-    check(&ToNode::Beat, &expect!["4844524e0b0028000200000000000000000000003d3dd185"]);
+    check(&ToNode::Leave, &expect!["4844524e0c002700020000000000000000000000d46a3752"]);
+    check(&ToNode::Beat, &expect!["4844524e0c00280002000000000000000000000025f12d50"]);
 }

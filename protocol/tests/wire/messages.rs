@@ -53,7 +53,8 @@ fn init() -> impl Strategy<Value = Box<SeatInit>> {
 fn row() -> impl Strategy<Value = Row> {
     let input = prop_oneof![
         ids().prop_map(|ids| Input::Tokens(ids.into())),
-        any::<u64>().prop_map(|step| Input::SampledAt(StepId(step))),
+        (any::<u64>(), any::<u16>())
+            .prop_map(|(step, slack)| Input::SampledAt { step: StepId(step), slack }),
     ];
     let table = (any::<u8>(), any::<u32>(), vec(any::<u32>().prop_map(BlockId), 0..40));
     let table =
