@@ -1,6 +1,7 @@
 //! `Executor`: a loaded model with its KV cache, driven by calls.
 
 use crate::device::Opened;
+use crate::expert_reports::ExpertReports;
 use crate::graph::{self, Graphs, Wanted};
 use crate::inputs::StepLimits;
 use crate::masks::{Masks, NoMasks};
@@ -11,7 +12,7 @@ use crate::{
     check_world, device, kv_pool, ranks, rehearsal, sampler, source, warm_up,
 };
 use models::sharding::{Indivisible, Ranks};
-use models::{ExpertLoad, LoadError, LoadOptions, kv_layout, kv_spec, load_model};
+use models::{LoadError, LoadOptions, kv_layout, kv_spec, load_model};
 use ops::{DType, Ops, StepShape};
 use protocol::{Batch, Drafter, KvSpec, Memory, Phase, Ready, Settings, Speculation, StepOutput};
 use std::path::Path;
@@ -102,9 +103,9 @@ impl Executor {
         let tracer = tracer.transpose()?;
         let part = ranks.vocab_part(config.model.vocab);
         // All ranks of a replica choose the same experts: the one that answers counts.
-        let counts = ranks::answers(settings) && !ops.device().captures_graphs();
-        let load = if counts { ExpertLoad::new(&config.model) } else { None };
-        let engine = Engine { ops, model, draft, tp, dp, part, load };
+        let counts = ranks::answers(settings);
+        let reports = if counts { ExpertReports::new(&ops, &config.model)? } else { None };
+        let engine = Engine { ops, model, draft, tp, dp, part, reports };
         Ok(Self { config, engine, ranks, spec, state: None, tracer })
     }
 

@@ -11,6 +11,7 @@ mod draft_passes;
 mod drafter;
 mod error;
 mod executor;
+mod expert_reports;
 mod graph;
 mod inputs;
 mod kv_pool;

@@ -5,6 +5,7 @@
 
 use crate::ExecutorError;
 use crate::drafter::{Drafter, Speaker};
+use crate::expert_reports::{ExpertReport, ExpertReports};
 use crate::graph::{Graphs, Size};
 use crate::inputs::StepLimits;
 use crate::layer_drafts::{DraftRows, LayerDrafts};
@@ -20,8 +21,8 @@ use ops::{
     VocabPart,
 };
 use protocol::{
-    Acceptance, Batch, Bucket, CollectiveTiming, Epoch, ExpertTokens, Row, RowError, RowOutput,
-    Speculation, StepId, StepOutput, StepTiming,
+    Acceptance, Batch, Bucket, CollectiveTiming, Epoch, Row, RowError, RowOutput, Speculation,
+    StepId, StepOutput, StepTiming,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -41,8 +42,15 @@ pub(crate) struct Engine {
     pub(crate) dp: Group,
     /// The ids whose logits this rank makes.
     pub(crate) part: VocabPart,
-    /// Where this rank counts what routers choose.
-    pub(crate) load: Option<ExpertLoad>,
+    /// What routers choose, if this rank counts it.
+    pub(crate) reports: Option<ExpertReports>,
+}
+
+impl Engine {
+    /// Where routers count, if they do.
+    fn load(&self) -> Option<&ExpertLoad> {
+        self.reports.as_ref().map(|reports| &reports.load)
+    }
 }
 
 /// How large everything is that steps change.
@@ -132,7 +140,7 @@ pub(crate) struct Pending {
     /// What the groups have launched up to here.
     launched: Vec<Launched>,
     timing: StepTiming,
-    experts: Vec<ExpertTokens>,
+    experts: Option<ExpertReport>,
     started: Instant,
     trace: Option<StepTrace>,
 }
@@ -224,7 +232,7 @@ impl State {
             home: self.answers.0.clone(),
             launched: Vec::new(),
             timing: StepTiming::default(),
-            experts: Vec::new(),
+            experts: None,
             started,
             trace: None,
         };
@@ -259,12 +267,14 @@ impl State {
         }
         let asked = (first, questions.len());
         let hidden = self.run(engine, batch, asked, graph, &mut pending)?;
-        pending.experts = engine.load.as_ref().map(loads).unwrap_or_default();
         let masks = StepMasks::wait(batch, masks)?;
         sampler::drop_late(&mut questions, &masks);
         pending.late = masks.late();
         self.answer(engine, (batch, &masks), &questions, (first, hidden), &mut pending)?;
         self.questions = questions;
+        if let Some(reports) = &engine.reports {
+            pending.experts = reports.begin(&engine.ops, graph.is_some())?;
+        }
         pending.timing.collectives = collective_timing(engine);
         pending.launched = [&engine.tp, &engine.dp].iter().filter_map(|g| g.launched()).collect();
         Ok(pending)
@@ -486,7 +496,7 @@ impl DeviceState {
             Laps::within(laps, Scope::Draft, || self.draft(engine, &launch))?;
         }
         let (batch, ids) = self.buffers.view(&self.seats, shape)?;
-        let (kv, load) = (&self.kv, engine.load.as_ref());
+        let (kv, load) = (&self.kv, engine.load());
         let tokens = self.buffers.question_tokens(shape.questions)?;
         let asked = asked_only.then_some(&tokens);
         let (batch_view, probe) = (&batch, None);
@@ -526,7 +536,7 @@ impl DeviceState {
         let shape = StepShape { questions: n, ..StepShape::default() };
         self.buffers.prepare(ops, &mut self.seats, shape)?;
         let (batch, _) = self.buffers.view(&self.seats, shape)?;
-        let (kv, load) = (&self.kv, engine.load.as_ref());
+        let (kv, load) = (&self.kv, engine.load());
         let (dp_rows, exchange, batch_view) = (0, Exchange::Gather, &batch);
         let (asked, probe) = (None, None);
         let f =
@@ -596,7 +606,8 @@ impl Pending {
         let elapsed = ns_since(self.started);
         timing.forward_ns =
             timing.forward_ns.max(elapsed.saturating_sub(timing.inputs_ns + timing.sample_ns));
-        let Self { step, epoch, rows, experts, .. } = self;
+        let experts = self.experts.map(ExpertReport::wait).transpose()?.unwrap_or_default();
+        let Self { step, epoch, rows, .. } = self;
         Ok(StepOutput { step, epoch, rows, timing, experts })
     }
 }
@@ -643,16 +654,6 @@ fn collective_timing(engine: &Engine) -> CollectiveTiming {
         }
     }
     timing
-}
-
-/// What routers have chosen in the step that is over.
-fn loads(load: &ExpertLoad) -> Vec<ExpertTokens> {
-    let tokens = |(layer, expert, tokens)| ExpertTokens {
-        layer: layer as u16,
-        expert: expert as u16,
-        tokens,
-    };
-    load.take().into_iter().map(tokens).collect()
 }
 
 /// Bounds of the rows of a stage, which has those of one token first.

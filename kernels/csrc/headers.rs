@@ -71,6 +71,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("elementwise/elementwise.h", include_str!("elementwise/elementwise.h")),
     ("moe/lines.h", include_str!("moe/lines.h")),
     ("moe/segment.h", include_str!("moe/segment.h")),
+    ("moe_route/count.h", include_str!("moe_route/count.h")),
     ("moe_route/moe_route.h", include_str!("moe_route/moe_route.h")),
     ("moe_little/blend.h", include_str!("moe_little/blend.h")),
     ("moe_little/choose.h", include_str!("moe_little/choose.h")),

@@ -5,9 +5,9 @@ use crate::step::{
     AnswerArrays, DraftPass, DraftStates, Laid, PassArrays, SeatArrays, StageView, StepArrays,
 };
 use crate::{
-    Around, Attention, BatchRows, Before, Buffer, DType, DeviceError, Experts, Gather, HostMat,
-    InFlight, KvLayout, KvOrder, LatentAttention, LatentLayout, LatentWrite, Marks, Mat, MatMut,
-    Packed, PackedGroup, Pinned, QkRope, RouteRule, Routes, Scores, Spread, VocabPart,
+    Around, Attention, BatchRows, Before, Buffer, DType, DeviceError, ExpertCount, Experts, Gather,
+    HostMat, InFlight, KvLayout, KvOrder, LatentAttention, LatentLayout, LatentWrite, Marks, Mat,
+    MatMut, Packed, PackedGroup, Pinned, QkRope, RouteRule, Routes, Scores, Spread, VocabPart,
 };
 use std::sync::Arc;
 
@@ -77,6 +77,9 @@ pub trait Driver: Send + Sync {
         to: Pinned,
         bytes: usize,
     ) -> Result<InFlight, DeviceError>;
+
+    /// Fills all of a buffer with zeros, in the order of `s`.
+    fn zero(&self, s: &Stream, x: &mut Buffer) -> Result<(), DeviceError>;
 
     /// Whether launches can be captured once and replayed.
     fn captures_graphs(&self) -> bool {
@@ -363,7 +366,7 @@ pub trait Kernels: Driver {
     ) -> Result<(), DeviceError>;
 
     /// Softmax over `logits` f32 `[T, E]`, then the `k` largest, the lower index first among equals.
-    /// `experts` i32 and `weights` f32 are `[T, k]`; with `normalise` a token's weights sum to 1.
+    /// `experts` i32 and `weights` f32 are `[T, k]`; with `normalise` a token's weights sum to 1. Choices are added to `count`.
     fn moe_route_softmax(
         &self,
         s: &Stream,
@@ -371,9 +374,11 @@ pub trait Kernels: Driver {
         weights: MatMut<'_>,
         logits: Mat<'_>,
         normalise: bool,
+        count: Option<&mut ExpertCount<'_>>,
     ) -> Result<(), DeviceError>;
 
     /// The experts of each token by any rule, best first: `logits` f32 `[T, E]`, `experts` i32 and `weights` f32 `[T, k]`.
+    /// Choices are added to `count`.
     fn moe_route(
         &self,
         s: &Stream,
@@ -381,6 +386,7 @@ pub trait Kernels: Driver {
         weights: MatMut<'_>,
         logits: Mat<'_>,
         rule: &RouteRule<'_>,
+        count: Option<&mut ExpertCount<'_>>,
     ) -> Result<(), DeviceError>;
 
     /// [`Kernels::moe_route_softmax`] and [`Kernels::moe_mlp`] in one, if the device does that for these sizes, with the
@@ -392,8 +398,9 @@ pub trait Kernels: Driver {
         x: Mat<'_>,
         scores: &Scores<'_>,
         experts: &Experts<'_>,
+        count: Option<&mut ExpertCount<'_>>,
     ) -> Result<bool, DeviceError> {
-        let _ = (s, y, x, scores, experts);
+        let _ = (s, y, x, scores, experts, count);
         Ok(false)
     }
 

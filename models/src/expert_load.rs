@@ -1,38 +1,26 @@
 //! How many tokens each expert gets, counted where routers choose.
 
 use crate::Config;
-use ops::{OpError, Ops, Routing};
-use std::cell::RefCell;
+use ops::{Counting, CountsInFlight, ExpertCounts, OpError, Ops, Tensor};
 
-/// Tokens by layer and expert since the last look. For devices whose memory is the host's: others would be waited for.
+/// Tokens by layer and expert since they were last taken. They lie on the device.
 #[derive(Debug)]
-pub struct ExpertLoad {
-    experts: usize,
-    /// `[layers, experts]`
-    tokens: RefCell<Vec<u32>>,
-}
+pub struct ExpertLoad(ExpertCounts);
 
 impl ExpertLoad {
     /// For the experts of a model; `None` = it has none.
-    #[must_use]
-    pub fn new(config: &Config) -> Option<Self> {
-        let experts = config.moe.as_ref()?.experts;
-        Some(Self { experts, tokens: RefCell::new(vec![0; config.layers * experts]) })
+    pub fn new(ops: &Ops, config: &Config) -> Result<Option<Self>, OpError> {
+        let Some(moe) = &config.moe else { return Ok(None) };
+        Ok(Some(Self(ExpertCounts::new(ops, config.layers, moe.experts)?)))
     }
 
-    /// Counts the choices of a layer.
-    pub(crate) fn count(&self, ops: &Ops, layer: usize, routing: &Routing) -> Result<(), OpError> {
-        let mut tokens = self.tokens.borrow_mut();
-        ops.count_experts(routing, &mut tokens[layer * self.experts..][..self.experts])
+    /// Begins to bring the numbers to the host, and counts anew: see [`ExpertCounts::take`].
+    pub fn take(&self, ops: &Ops) -> Result<Option<CountsInFlight>, OpError> {
+        self.0.take(ops)
     }
 
-    /// Layer, expert and tokens of all that got any, in order; the count begins anew.
-    pub fn take(&self) -> Vec<(usize, usize, u32)> {
-        let mut tokens = self.tokens.borrow_mut();
-        let places = tokens.iter_mut().enumerate().filter(|(_, tokens)| **tokens > 0);
-        let taken = |(at, tokens): (usize, &mut u32)| {
-            (at / self.experts, at % self.experts, std::mem::take(tokens))
-        };
-        places.map(taken).collect()
+    /// Where the router of a layer counts; tokens without a slot, i64 `[T]`, are padding.
+    pub(crate) fn counting<'a>(&'a self, layer: usize, slots: Option<&'a Tensor>) -> Counting<'a> {
+        Counting { counts: &self.0, layer, slots }
     }
 }

@@ -12,6 +12,7 @@ mod batch;
 mod dense;
 mod drafts;
 mod error;
+mod expert_counts;
 mod fused;
 mod kv_pool;
 mod latent;
@@ -27,6 +28,7 @@ pub use batch::{BatchInputs, BatchView};
 pub use dense::Ops;
 pub use drafts::{DraftBuffers, DraftSize};
 pub use error::OpError;
+pub use expert_counts::{Counting, CountsInFlight, ExpertCounts};
 pub use kernels::step::{
     ANSWER_ALL_MASKED, ANSWER_NON_FINITE, ANSWER_OK, ANSWER_STANDS, Answer, DraftRow, Judge,
     RULE_HISTORY, RULE_MASKED, SeatRules, Stage, StageEdit, StageHeader, StageInit, StageQuestion,

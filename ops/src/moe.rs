@@ -1,11 +1,9 @@
 //! Mixture of experts: T tokens, E experts, k choices a token.
 
-use kernels::{
-    DType, DeviceError, ExpertGroups, Experts, HostMat, PackedGroup, RouterScore, Routes, Scores,
-};
+use kernels::{DType, ExpertGroups, Experts, HostMat, PackedGroup, RouterScore, Routes, Scores};
 
 use crate::error::check_size;
-use crate::{OpError, Ops, Tensor};
+use crate::{Counting, OpError, Ops, Tensor};
 
 /// Which experts each token goes to.
 #[derive(Debug)]
@@ -79,11 +77,6 @@ impl PackedExperts {
     }
 }
 
-fn out_of_range(expert: i32, limit: usize) -> OpError {
-    let (kernel, what, index) = ("count_experts", "expert", i64::from(expert));
-    DeviceError::Index { kernel, what, index, limit }.into()
-}
-
 impl Ops {
     /// Packs experts, the first of which is number `first` of all; the model has as many in each of `layers` layers. For
     /// each, `gate_up` holds parts that stack to `[2 I, H]`, gate rows first, and `down` one matrix `[H, I]`.
@@ -103,27 +96,31 @@ impl Ops {
     }
 
     /// Softmax over the router's `logits` f32 `[T, E]`, then the `k` largest, the lower index first
-    /// among equals; with `normalise` each token's weights are divided by their sum.
+    /// among equals; with `normalise` each token's weights are divided by their sum. Choices are counted where `counting` says.
     pub fn moe_route_softmax(
         &self,
         logits: &Tensor,
         k: usize,
         normalise: bool,
+        counting: Option<Counting<'_>>,
     ) -> Result<Routing, OpError> {
         let mut experts = self.scratch(DType::I32, &[logits.rows(), k])?;
         let mut weights = self.scratch(DType::F32, &[logits.rows(), k])?;
         let (s, logits) = (&self.stream, logits.mat()?);
         let (out, out_weights) = (experts.mat_mut()?, weights.mat_mut()?);
-        self.device.moe_route_softmax(s, out, out_weights, logits, normalise)?;
+        Counting::with(counting, |count| {
+            Ok(self.device.moe_route_softmax(s, out, out_weights, logits, normalise, count)?)
+        })?;
         Ok(Routing { experts, weights })
     }
 
-    /// The `k` experts of each token by `rule`, best first: `logits` f32 `[T, E]`.
+    /// The `k` experts of each token by `rule`, best first: `logits` f32 `[T, E]`. Choices are counted where `counting` says.
     pub fn moe_route(
         &self,
         logits: &Tensor,
         k: usize,
         rule: &RouteRule,
+        counting: Option<Counting<'_>>,
     ) -> Result<Routing, OpError> {
         let mut experts = self.scratch(DType::I32, &[logits.rows(), k])?;
         let mut weights = self.scratch(DType::F32, &[logits.rows(), k])?;
@@ -132,26 +129,34 @@ impl Ops {
         let (groups, normalise, scale) = (*groups, *normalise, *scale);
         let rule = kernels::RouteRule { score: *score, bias, groups, normalise, scale };
         let (s, logits) = (&self.stream, logits.mat()?);
-        self.device.moe_route(s, experts.mat_mut()?, weights.mat_mut()?, logits, &rule)?;
+        let (out, out_weights) = (experts.mat_mut()?, weights.mat_mut()?);
+        Counting::with(counting, |count| {
+            Ok(self.device.moe_route(s, out, out_weights, logits, &rule, count)?)
+        })?;
         Ok(Routing { experts, weights })
     }
 
-    /// [`Ops::moe_route_softmax`] and [`Ops::moe_mlp`] where nobody wants to know the routing.
+    /// [`Ops::moe_route_softmax`] and [`Ops::moe_mlp`] where nobody wants to know more of the routing than numbers.
     pub fn moe(
         &self,
         x: &Tensor,
         logits: &Tensor,
         (k, normalise): (usize, bool),
         experts: &PackedExperts,
+        counting: Option<Counting<'_>>,
     ) -> Result<Tensor, OpError> {
         let mut y = self.scratch(x.dtype(), x.shape())?;
         let scores = Scores { logits: logits.mat()?, top_k: k, normalise };
         let (s, out) = (&self.stream, y.mat_mut()?);
-        if self.device.moe_mlp_of_scores(s, out, x.mat()?, &scores, &experts.on_rank())? {
+        let (x_mat, held) = (x.mat()?, experts.on_rank());
+        let done = Counting::with(counting, |count| {
+            Ok(self.device.moe_mlp_of_scores(s, out, x_mat, &scores, &held, count)?)
+        })?;
+        if done {
             return Ok(y);
         }
         drop(y);
-        self.moe_mlp(x, &self.moe_route_softmax(logits, k, normalise)?, experts)
+        self.moe_mlp(x, &self.moe_route_softmax(logits, k, normalise, counting)?, experts)
     }
 
     /// Where the copies of each expert lie: `places [E, 1 + most]` row by row, their number first.
@@ -173,20 +178,6 @@ impl Ops {
         let (s, experts) = (&self.stream, routing.experts.mat_mut()?);
         let tokens = tokens.map(Tensor::mat).transpose()?;
         Ok(self.device.place_experts(s, experts, positions.mat()?, tokens, places.mat()?)?)
-    }
-
-    /// Adds to `tokens [E]` how often each expert was chosen; waits for the device.
-    pub fn count_experts(&self, routing: &Routing, tokens: &mut [u32]) -> Result<(), OpError> {
-        let chosen = &routing.experts;
-        let mut bytes = vec![0; chosen.len() * chosen.dtype().bytes()];
-        self.device.download(&self.stream, chosen.buffer(), 0, &mut bytes)?;
-        for expert in bytes.as_chunks::<4>().0 {
-            let expert = i32::from_ne_bytes(*expert);
-            let limit = tokens.len();
-            let counted = usize::try_from(expert).ok().and_then(|expert| tokens.get_mut(expert));
-            *counted.ok_or_else(|| out_of_range(expert, limit))? += 1;
-        }
-        Ok(())
     }
 
     /// `y = Σ weight · down(silu(gate x) · up x)` over a token's experts on this rank in ascending

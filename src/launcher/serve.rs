@@ -266,7 +266,7 @@ fn metrics(
     max_model_len: u32,
 ) -> Result<Arc<Metrics>> {
     let name = files.served_names(args).into_iter().next().unwrap_or_default();
-    let experts = settings::experts_counted(args, &files.config);
+    let experts = settings::experts_counted(&files.config);
     let config = MetricsConfig { experts, ..settings::metrics(args, name, max_model_len) };
     let metrics = Metrics::new(&config)?;
     metrics.set_cache(CacheFacts {

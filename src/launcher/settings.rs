@@ -144,9 +144,9 @@ pub fn synthetic_acceptance(args: &ServeArgs) -> Option<f64> {
     }
 }
 
-/// Experts of each layer, if they are counted: on a GPU nobody would wait for what its routers choose.
-pub fn experts_counted(args: &ServeArgs, model: &models::Config) -> Vec<u16> {
-    if args.engine.device != DeviceKind::Cpu || model.moe.is_none() {
+/// Experts of each layer, of which the executors say how many tokens they get; none for a model without any.
+pub fn experts_counted(model: &models::Config) -> Vec<u16> {
+    if model.moe.is_none() {
         return Vec::new();
     }
     let experts = |layer| model.moe_at(layer).map_or(0, |moe| moe.experts as u16);

@@ -34,7 +34,8 @@ struct LayerSeries {
 
 const TOKENS: &str = "Tokens that the experts of a layer got; one token counts once for each of its experts. The last \
      layer computes no tokens of a prompt but those whose results are asked for.";
-const HOTTEST: &str = "Of these those of the expert that got most, in each step anew.";
+const HOTTEST: &str = "Of these those of the expert that got most, in each step anew; on GPUs, which tell of up to 16 \
+     recorded steps together, in those together.";
 const LOAD: &str = "Tokens of the expert of a layer that got most, over the mean of its experts, all since the start: 1 = \
      even, 0 = none yet. Each replica's first rank counts.";
 

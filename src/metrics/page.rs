@@ -55,7 +55,7 @@ pub fn page() -> Result<String, prometheus::Error> {
          series; a test keeps it so.\n\n\
          Every series exists from the start, except those of `hadron:http_requests_total`, which are born \
          with the first reply of a route and status. `hadron:expert_*` are there for models with \
-         experts on CPUs, `hadron:collective_seconds` where executors share a model (`dp` where replicas share its experts), \
+         experts, `hadron:collective_seconds` where executors share a model (`dp` where replicas share its experts), \
          `vllm:kv_block_*` with `--kv-cache-metrics`. Counters never fall while the server lives. \
          Histograms have `_bucket`, `_sum` and `_count`; `request_*_tokens` end at the longest request.\n",
     );

@@ -7,6 +7,7 @@
 mod drafts;
 #[path = "../../../kernels/tests/emulated/mod.rs"]
 mod emulated;
+mod experts;
 mod memory;
 #[path = "../invariance/player.rs"]
 #[allow(dead_code, reason = "shared with the invariance tests")]

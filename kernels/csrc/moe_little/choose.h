@@ -9,6 +9,8 @@ struct Router {
     const float* weights;
     const float* logits;   // [T, all], null without
     u32 stride, all, normalise;
+    u32* counts;           // with ROUTES, if this block counts: see moe_route/count.h
+    const i64* slots;
 };
 
 // Nothing of it may come from the kernel in front, if that one may still run. Every thread must come.
@@ -22,7 +24,8 @@ DEV void choose(Sorted& sorted, const Router& r, u32 choices, u32 first, u32 cou
     for (u32 from = 0; from < choices; from += top_k) {
         const float* row = r.logits + (u64)(from / top_k) * r.stride;
         const float logit = tid() < r.all ? as_f32(load_far(row + tid())) : 0.f;
-        route_softmax<MOST_EXPERTS>(experts + from, weights + from, logit, r.all, top_k, r.normalise != 0);
+        u32* counts = counters_of(r.counts, r.slots, from / top_k);
+        route_softmax<MOST_EXPERTS>(experts + from, weights + from, counts, logit, r.all, top_k, r.normalise != 0);
         sync();
     }
     if (tid() < choices) e = (u32)experts[tid()], share = weights[tid()];

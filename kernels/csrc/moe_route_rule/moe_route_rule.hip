@@ -4,12 +4,13 @@
 //            sigmoids; choices are scores + bias (f32 [count], or null). With groups > 0 the experts lie in so many equal
 //            groups: a token chooses among those of the `kept` best ones, by the largest choice in a group or, with
 //            `two_largest`, by the sum of its two largest. Among equals the lower index comes first. A weight is the
-//            expert's score, over the sum of the chosen if `normalise`, times `scale`.
+//            expert's score, over the sum of the chosen if `normalise`, times `scale`. counts, slots: see moe_route.hip.
 // logits f32 [tokens, count], count <= 1024, k <= experts of the kept groups.
 // Grid: tokens. Block: count rounded up to a multiple of WAVE.
 // Rounding: f32 throughout; choices are compared as they are computed here.
 // Roofline: latency, as moe_route_softmax; groups add one pass of a group's experts per group.
 #include "dev.h"
+#include "moe_route/count.h"
 #include "sample/order.h"
 
 enum : u32 { MOST_EXPERTS = 1024 };
@@ -48,7 +49,7 @@ DEV bool in_kept_group(const float* choices, u32* keys, u32 count, const Groups&
 
 KERNEL(1024)
 moe_route(i32* experts, float* weights, const float* logits, u32 stride, const float* bias, u32 count, u32 k, u32 sigmoid,
-          u32 groups, u32 kept, u32 two_largest, u32 normalise, float scale) {
+          u32 groups, u32 kept, u32 two_largest, u32 normalise, float scale, u32* counts, const i64* slots) {
     SHARED(u32, keys, MOST_EXPERTS);
     SHARED(float, choices, MOST_EXPERTS);
     SHARED(float, chosen, MOST_EXPERTS);
@@ -76,6 +77,7 @@ moe_route(i32* experts, float* weights, const float* logits, u32 stride, const f
     if (rank < k) {
         chosen[rank] = score;
         experts[token * k + rank] = (i32)e;
+        if (u32* counters = counters_of(counts, slots, token)) atomic_add(counters + e, 1u);
     }
     sync();
     if (e >= k) return;

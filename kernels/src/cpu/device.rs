@@ -14,9 +14,9 @@ use crate::step::{
     AnswerArrays, DraftPass, DraftStates, Laid, PassArrays, SeatArrays, StageView, StepArrays,
 };
 use crate::{
-    Attention, Buffer, DType, DeviceError, Driver, Experts, Gather, HostMat, InFlight, Kernels,
-    KvLayout, KvOrder, LatentAttention, LatentLayout, LatentWrite, Mat, MatMut, MemInfo, Packed,
-    Pinned, QkRope, RouteRule, Routes, Spread, Stream, VocabPart,
+    Attention, Buffer, DType, DeviceError, Driver, ExpertCount, Experts, Gather, HostMat, InFlight,
+    Kernels, KvLayout, KvOrder, LatentAttention, LatentLayout, LatentWrite, Mat, MatMut, MemInfo,
+    Packed, Pinned, QkRope, RouteRule, Routes, Spread, Stream, VocabPart,
 };
 
 /// How a CPU device computes.
@@ -153,6 +153,12 @@ impl Driver for CpuDevice {
         check_range("start_download", 0, bytes, to.bytes().len())?;
         self.download(s, from, 0, &mut to.bytes_mut()[..bytes])?;
         Ok(InFlight::new(to, Box::new(Passed)))
+    }
+
+    fn zero(&self, _: &Stream, x: &mut Buffer) -> Result<(), DeviceError> {
+        // SAFETY: all of a buffer that is uniquely borrowed.
+        unsafe { x.as_mut_ptr().write_bytes(0, x.bytes()) };
+        Ok(())
     }
 
     fn kv_order(&self) -> KvOrder {
@@ -299,8 +305,9 @@ impl Kernels for CpuDevice {
         weights: MatMut<'_>,
         logits: Mat<'_>,
         normalise: bool,
+        count: Option<&mut ExpertCount<'_>>,
     ) -> Result<(), DeviceError> {
-        Self::route(experts, weights, logits, &RouteRule::softmax(normalise))
+        Self::route(experts, weights, logits, &RouteRule::softmax(normalise), count)
     }
 
     fn moe_route(
@@ -310,8 +317,9 @@ impl Kernels for CpuDevice {
         weights: MatMut<'_>,
         logits: Mat<'_>,
         rule: &RouteRule<'_>,
+        count: Option<&mut ExpertCount<'_>>,
     ) -> Result<(), DeviceError> {
-        Self::route(experts, weights, logits, rule)
+        Self::route(experts, weights, logits, rule, count)
     }
 
     fn place_experts(

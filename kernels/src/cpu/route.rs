@@ -2,7 +2,9 @@
 
 use super::device::CpuDevice;
 use super::maths::exp;
-use crate::{DeviceError, ExpertGroups, GroupScore, Mat, MatMut, RouteRule, RouterScore};
+use crate::{
+    DeviceError, ExpertCount, ExpertGroups, GroupScore, Mat, MatMut, RouteRule, RouterScore,
+};
 
 /// Added to the sum that weights are divided by, as transformers `modeling_deepseek_v3.py` does: sigmoids may all be 0.
 const LEAST: f32 = 1e-20;
@@ -20,6 +22,7 @@ impl CpuDevice {
         mut weights: MatMut<'_>,
         logits: Mat<'_>,
         rule: &RouteRule<'_>,
+        count: Option<&mut ExpertCount<'_>>,
     ) -> Result<(), DeviceError> {
         rule.check(&experts, &weights, logits)?;
         let bias = rule.bias.map(|bias| bias.row::<f32>(0));
@@ -53,8 +56,24 @@ impl CpuDevice {
                 *w *= rule.scale;
             }
         }
-        Ok(())
+        match count {
+            Some(count) => add(count, experts.as_ref(), logits),
+            None => Ok(()),
+        }
     }
+}
+
+/// Counts choices i32 `[T, k]`.
+fn add(count: &mut ExpertCount<'_>, experts: Mat<'_>, logits: Mat<'_>) -> Result<(), DeviceError> {
+    count.check("moe_route", logits)?;
+    let slots = count.slots.map(|slots| slots.row::<i64>(0));
+    let tokens = count.tokens.row_mut::<i32>(count.layer);
+    for t in (0..experts.rows()).filter(|&t| slots.is_none_or(|slots| slots[t] >= 0)) {
+        for &expert in experts.row::<i32>(t) {
+            tokens[expert as usize] = tokens[expert as usize].wrapping_add(1);
+        }
+    }
+    Ok(())
 }
 
 /// Leaves the experts of the best groups.

@@ -98,6 +98,16 @@ impl HipDevice {
         self.in_flight(s, to)
     }
 
+    /// Fills all of `x` with zeros, in the order of `s`.
+    pub(super) fn fill_with_zeros(&self, s: &Stream, x: &mut Buffer) -> Result<(), DeviceError> {
+        let runtime = self.runtime();
+        runtime.enter()?;
+        let (to, bytes) = (x.as_mut_ptr().cast(), x.bytes());
+        // SAFETY: all of a buffer that is uniquely borrowed.
+        let code = unsafe { (runtime.driver.fill)(to, 0, bytes, runtime.stream(s)?) };
+        Ok(runtime.check(code, "fill")?)
+    }
+
     /// `memory` in the hands of the copy that was launched last.
     fn in_flight(&self, s: &Stream, memory: Pinned) -> Result<InFlight, DeviceError> {
         match HipFence::record(self.runtime(), s) {

@@ -196,6 +196,10 @@ impl Driver for HipDevice {
         self.begin_copy_out(s, from, to, bytes)
     }
 
+    fn zero(&self, s: &Stream, x: &mut Buffer) -> Result<(), DeviceError> {
+        self.fill_with_zeros(s, x)
+    }
+
     fn captures_graphs(&self) -> bool {
         true
     }

@@ -33,6 +33,7 @@ mod draft;
 mod elementwise;
 mod embed;
 mod error;
+mod expert_count;
 mod fence;
 mod fp8;
 mod gemm;

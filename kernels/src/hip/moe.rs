@@ -4,13 +4,15 @@
 
 use super::check::{check_dtype, check_most, check_size};
 use super::device::HipDevice;
+use super::expert_count::Counters;
 use super::fp8;
 use super::launch::Launch;
 use super::moe_call::{ALIGN_CHOICES, Call, KERNEL, Way};
 use super::moe_little::{Chosen, takes_little};
 use super::source::Source;
 use crate::{
-    DType, DeviceError, Experts, HostMat, Mat, MatMut, PackedGroup, Routes, Scores, Stream,
+    DType, DeviceError, ExpertCount, Experts, HostMat, Mat, MatMut, PackedGroup, Routes, Scores,
+    Stream,
 };
 
 static ALIGN: Source = Source {
@@ -104,6 +106,7 @@ impl HipDevice {
         x: Mat<'_>,
         scores: &Scores<'_>,
         experts: &Experts<'_>,
+        count: Option<&mut ExpertCount<'_>>,
     ) -> Result<bool, DeviceError> {
         let (tokens, all) = (scores.logits.rows(), scores.logits.cols());
         let little = takes_little(experts, tokens * scores.top_k);
@@ -114,7 +117,8 @@ impl HipDevice {
         check_dtype(KERNEL, "logits", scores.logits.dtype(), DType::F32)?;
         check_size(KERNEL, "rows of logits", tokens, x.rows())?;
         check_most(KERNEL, "choices", scores.top_k, all)?;
-        self.little_mlp(s, &mut y, x, Chosen::Here(scores), experts)?;
+        let counters = Counters::of(count, KERNEL, scores.logits)?;
+        self.little_mlp(s, &mut y, x, Chosen::Here(scores, counters), experts)?;
         Ok(true)
     }
 

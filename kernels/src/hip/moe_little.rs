@@ -2,6 +2,7 @@
 //! themselves, and the second product ends in the weighted sum.
 
 use super::device::HipDevice;
+use super::expert_count::Counters;
 use super::launch::Launch;
 use super::moe_stream::FEW;
 use super::source::Source;
@@ -20,8 +21,8 @@ const MOST_CHOICES: usize = 64;
 pub(super) enum Chosen<'a> {
     /// `moe_route_softmax` did.
     Before(&'a Routes<'a>),
-    /// Every block does.
-    Here(&'a Scores<'a>),
+    /// Every block does, and one of them counts.
+    Here(&'a Scores<'a>, Counters),
 }
 
 /// Whether so many choices go this way.
@@ -40,18 +41,19 @@ impl HipDevice {
         experts: &Experts<'_>,
     ) -> Result<(), DeviceError> {
         let none = std::ptr::null();
-        let (top_k, routes, scores) = match chosen {
+        let (top_k, routes, scores, counters) = match chosen {
             Chosen::Before(r) => {
-                (r.experts.cols(), [r.experts.as_ptr(), r.weights.as_ptr(), none], [0; 3])
+                let routes = [r.experts.as_ptr(), r.weights.as_ptr(), none];
+                (r.experts.cols(), routes, [0; 3], Counters::NONE)
             }
-            Chosen::Here(c) => {
+            Chosen::Here(c, counters) => {
                 let sizes = [c.logits.stride(), c.logits.cols(), usize::from(c.normalise)];
-                (c.top_k, [none, none, c.logits.as_ptr()], sizes)
+                (c.top_k, [none, none, c.logits.as_ptr()], sizes, counters)
             }
         };
         let (choices, inner) = (x.rows() * top_k, experts.down.k());
         let between = self.scratch(choices * inner * x.dtype().bytes())?;
-        let here = u32::from(matches!(chosen, Chosen::Here(_)));
+        let here = u32::from(matches!(chosen, Chosen::Here(..)));
         for gated in [true, false] {
             let kernel = self.kernel(
                 &LITTLE,
@@ -70,7 +72,7 @@ impl HipDevice {
             let sizes = scores.into_iter().chain(sizes).chain(strides).chain([top_k]);
             let launch = sizes.fold(launch, |launch, size| launch.u32(size as u32));
             // SAFETY: all shapes were compared; the arguments are those of the kernel.
-            unsafe { launch.overlaps_predecessor().go(self, s)? };
+            unsafe { counters.args(launch).overlaps_predecessor().go(self, s)? };
         }
         Ok(())
     }

@@ -2,9 +2,10 @@
 
 use super::check::{check_dense, check_dtype, check_most, check_size};
 use super::device::HipDevice;
+use super::expert_count::Counters;
 use super::launch::Launch;
 use super::source::Source;
-use crate::{DType, DeviceError, Mat, MatMut, Stream};
+use crate::{DType, DeviceError, ExpertCount, Mat, MatMut, Stream};
 
 static MOE_ROUTE: Source = Source {
     name: "moe_route/moe_route.hip",
@@ -23,7 +24,9 @@ impl HipDevice {
         mut weights: MatMut<'_>,
         logits: Mat<'_>,
         normalise: bool,
+        count: Option<&mut ExpertCount<'_>>,
     ) -> Result<(), DeviceError> {
+        let counters = Counters::of(count, KERNEL, logits)?;
         let (k, count) = (experts.cols(), logits.cols());
         check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;
         check_dtype(KERNEL, "experts", experts.dtype(), DType::I32)?;
@@ -47,6 +50,6 @@ impl HipDevice {
             .u32(k as u32)
             .u32(u32::from(normalise));
         // SAFETY: the shapes agree; the arguments are those of the kernel.
-        unsafe { launch.go(self, s) }
+        unsafe { counters.args(launch).go(self, s) }
     }
 }

@@ -2,9 +2,12 @@
 
 use super::check::{check_dense, check_dtype, check_most, check_size};
 use super::device::HipDevice;
+use super::expert_count::Counters;
 use super::launch::Launch;
 use super::source::Source;
-use crate::{DType, DeviceError, GroupScore, Mat, MatMut, RouteRule, RouterScore, Stream};
+use crate::{
+    DType, DeviceError, ExpertCount, GroupScore, Mat, MatMut, RouteRule, RouterScore, Stream,
+};
 
 static MOE_ROUTE: Source = Source {
     name: "moe_route_rule/moe_route_rule.hip",
@@ -23,8 +26,10 @@ impl HipDevice {
         mut weights: MatMut<'_>,
         logits: Mat<'_>,
         rule: &RouteRule<'_>,
+        count: Option<&mut ExpertCount<'_>>,
     ) -> Result<(), DeviceError> {
         check(&experts, &weights, logits, rule)?;
+        let counters = Counters::of(count, KERNEL, logits)?;
         let (k, count) = (experts.cols() as u32, logits.cols());
         let (groups, kept, by) =
             rule.groups.map_or((0, 0, GroupScore::Largest), |g| (g.count, g.kept, g.by));
@@ -46,7 +51,7 @@ impl HipDevice {
             .u32(u32::from(rule.normalise))
             .f32(rule.scale);
         // SAFETY: the shapes agree; the arguments are those of the kernel.
-        unsafe { launch.go(self, s) }
+        unsafe { counters.args(launch).go(self, s) }
     }
 }
 

@@ -6,9 +6,9 @@ use crate::step::{
     AnswerArrays, DraftPass, DraftStates, Laid, PassArrays, SeatArrays, StageView, StepArrays,
 };
 use crate::{
-    Around, Attention, BatchRows, Before, Buffer, DType, DeviceError, Experts, HostMat, Kernels,
-    KvLayout, LatentAttention, LatentLayout, LatentWrite, Mat, MatMut, Packed, PackedGroup, QkRope,
-    RouteRule, Routes, Scores, Spread, Stream,
+    Around, Attention, BatchRows, Before, Buffer, DType, DeviceError, ExpertCount, Experts,
+    HostMat, Kernels, KvLayout, LatentAttention, LatentLayout, LatentWrite, Mat, MatMut, Packed,
+    PackedGroup, QkRope, RouteRule, Routes, Scores, Spread, Stream,
 };
 
 impl Kernels for HipDevice {
@@ -223,8 +223,9 @@ impl Kernels for HipDevice {
         weights: MatMut<'_>,
         logits: Mat<'_>,
         normalise: bool,
+        count: Option<&mut ExpertCount<'_>>,
     ) -> Result<(), DeviceError> {
-        self.route_softmax(s, experts, weights, logits, normalise)
+        self.route_softmax(s, experts, weights, logits, normalise, count)
     }
 
     fn moe_route(
@@ -234,8 +235,9 @@ impl Kernels for HipDevice {
         weights: MatMut<'_>,
         logits: Mat<'_>,
         rule: &RouteRule<'_>,
+        count: Option<&mut ExpertCount<'_>>,
     ) -> Result<(), DeviceError> {
-        self.route(s, experts, weights, logits, rule)
+        self.route(s, experts, weights, logits, rule, count)
     }
 
     fn moe_mlp_of_scores(
@@ -245,8 +247,9 @@ impl Kernels for HipDevice {
         x: Mat<'_>,
         scores: &Scores<'_>,
         experts: &Experts<'_>,
+        count: Option<&mut ExpertCount<'_>>,
     ) -> Result<bool, DeviceError> {
-        self.expert_mlp_of_scores(s, y, x, scores, experts)
+        self.expert_mlp_of_scores(s, y, x, scores, experts, count)
     }
 
     fn place_experts(

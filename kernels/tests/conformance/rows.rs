@@ -150,7 +150,7 @@ fn routing_takes_the_lower_index_among_equals() {
             let out = MatMut::of(&mut experts, 2, 3).unwrap();
             let out_weights = MatMut::of(&mut weights, 2, 3).unwrap();
             let logits = Mat::of(&logits, 2, 4).unwrap();
-            device.moe_route_softmax(&S, out, out_weights, logits, normalise).unwrap();
+            device.moe_route_softmax(&S, out, out_weights, logits, normalise, None).unwrap();
             assert_eq!(experts, [1, 2, 3, 0, 1, 2]);
             let sum: f32 = weights[3..].iter().sum();
             assert!((sum - if normalise { 1.0 } else { 0.75 }).abs() < 1e-6);
@@ -211,7 +211,7 @@ fn groups_are_chosen_before_experts() {
             let out = MatMut::of(&mut experts, 1, k).unwrap();
             let out_weights = MatMut::of(&mut weights, 1, k).unwrap();
             let logits = Mat::of(logits, 1, 6).unwrap();
-            device.moe_route(&S, out, out_weights, logits, rule).unwrap();
+            device.moe_route(&S, out, out_weights, logits, rule, None).unwrap();
             assert_eq!(experts, *wanted, "{rule:?}");
             let off = weights.iter().zip(*weighed).map(|(w, e)| (w - e).abs());
             assert!(off.fold(0.0, f32::max) < 1e-6, "{rule:?}: {weights:?}");
@@ -222,7 +222,7 @@ fn groups_are_chosen_before_experts() {
         let (out, out_weights) =
             (MatMut::of(&mut experts, 1, 3).unwrap(), MatMut::of(&mut weights, 1, 3).unwrap());
         let logits = Mat::of(&odds, 1, 6).unwrap();
-        assert!(device.moe_route(&S, out, out_weights, logits, &rule).is_err());
+        assert!(device.moe_route(&S, out, out_weights, logits, &rule, None).is_err());
     }
 }
 

@@ -1,9 +1,9 @@
 //! The MLPs of experts: streamed for few tokens, tiled for many, plain for odd shapes, and some experts elsewhere.
 
-use kernels::{DType, Experts, HostMat, Kernels, PackedGroup, Routes, Scores, bf16};
+use kernels::{DType, ExpertCount, Experts, HostMat, Kernels, PackedGroup, Routes, Scores, bf16};
 
 use crate::pair::{Pair, Twin, bytes_of, on_cpu, pairs, rounded, tolerance};
-use crate::support::{Numbers, S};
+use crate::support::{Array, Numbers, S};
 
 /// Experts of one layer on both devices, and the router's choices for some tokens.
 struct Case {
@@ -130,7 +130,7 @@ fn routing_inside_changes_no_bit() {
         let mut chosen = pair.poisoned(DType::I32, tokens, top_k);
         let mut weights = pair.poisoned(DType::F32, tokens, top_k);
         let out = (chosen.gpu_mut(), weights.gpu_mut());
-        pair.gpu.moe_route_softmax(&S, out.0, out.1, logits.gpu(), normalise).unwrap();
+        pair.gpu.moe_route_softmax(&S, out.0, out.1, logits.gpu(), normalise, None).unwrap();
         [case.chosen, _] = pair.read::<i32>(&chosen);
         [case.weights, _] = pair.read::<f32>(&weights);
         let [apart, _] = pair.read_floats(&case.run(pair, &x, 0));
@@ -138,9 +138,18 @@ fn routing_inside_changes_no_bit() {
         let scores = Scores { logits: logits.gpu(), top_k, normalise };
         let (gate_up, down) = (&case.gate_up[0], &case.down[0]);
         let experts = Experts { first: case.first, gate_up, down };
-        if pair.gpu.moe_mlp_of_scores(&S, y.gpu_mut(), x.gpu(), &scores, &experts).unwrap() {
+        // The second token, if there is one, is padding.
+        let slots = Array::row(&pair.gpu, &[0i64, -1][..tokens]);
+        let mut counted = Array::of(&pair.gpu, &vec![3i32; count], 1, count);
+        let mut to = ExpertCount { tokens: counted.mat_mut(), layer: 0, slots: Some(slots.mat()) };
+        let (x, to) = (x.gpu(), Some(&mut to));
+        if pair.gpu.moe_mlp_of_scores(&S, y.gpu_mut(), x, &scores, &experts, to).unwrap() {
             let [inside, _] = pair.read_floats(&y);
             assert_eq!(inside, apart, "{tokens} tokens");
+            let chosen = &case.chosen[..top_k];
+            let expected = |e| 3 + i32::from(chosen.contains(&(e as i32)));
+            let expected: Vec<i32> = (0..count).map(expected).collect();
+            assert_eq!(counted.read(&pair.gpu), expected, "{tokens} tokens");
         }
     }
 }

@@ -1,8 +1,16 @@
 //! Routing against the CPU.
 
-use kernels::{Driver, ExpertGroups, GroupScore, Kernels, Mat, MatMut, RouteRule, RouterScore};
+use kernels::{
+    Driver, ExpertCount, ExpertGroups, GroupScore, Kernels, Mat, MatMut, RouteRule, RouterScore,
+};
 
 use crate::support::{Array, Numbers, S, devices, oracle};
+
+/// Counters of two layers that have counted before, and slots of tokens some of which are padding.
+fn counters(tokens: usize, count: usize) -> (Vec<i32>, Vec<i64>) {
+    let slots = (0..tokens as i64).map(|t| if t % 3 == 2 { -1 } else { t }).collect();
+    ((0..2 * count as i32).collect(), slots)
+}
 
 #[test]
 fn routing_agrees_with_the_cpu() {
@@ -19,14 +27,30 @@ fn routing_agrees_with_the_cpu() {
             let chosen = MatMut::of(&mut experts, tokens, k).unwrap();
             let shares = MatMut::of(&mut weights, tokens, k).unwrap();
             let scores = Mat::of(&logits, tokens, count).unwrap();
-            cpu.moe_route_softmax(&S, chosen, shares, scores, normalise).unwrap();
+            let (before, slots) = counters(tokens, count);
+            let mut counted = before.clone();
+            let mut to = ExpertCount {
+                tokens: MatMut::of(&mut counted, 2, count).unwrap(),
+                layer: 1,
+                slots: Some(Mat::of(&slots, 1, tokens).unwrap()),
+            };
+            cpu.moe_route_softmax(&S, chosen, shares, scores, normalise, Some(&mut to)).unwrap();
+            let choices = counted.iter().sum::<i32>() - before.iter().sum::<i32>();
+            assert_eq!(choices as usize, (tokens - tokens / 3) * k);
             for device in devices() {
                 let scores = Array::of(&device, &logits, tokens, count);
                 let mut chosen = Array::<i32>::poisoned(&device, tokens, k);
                 let mut shares = Array::<f32>::poisoned(&device, tokens, k);
                 let out = (chosen.mat_mut(), shares.mat_mut());
-                device.moe_route_softmax(&S, out.0, out.1, scores.mat(), normalise).unwrap();
+                let mut numbers = Array::of(&device, &before, 2, count);
+                let slots = Array::row(&device, &slots);
+                let mut to =
+                    ExpertCount { tokens: numbers.mat_mut(), layer: 1, slots: Some(slots.mat()) };
+                device
+                    .moe_route_softmax(&S, out.0, out.1, scores.mat(), normalise, Some(&mut to))
+                    .unwrap();
                 assert_eq!(chosen.read(&device), experts, "{} {count} experts", device.name());
+                assert_eq!(numbers.read(&device), counted, "{} {count} experts", device.name());
                 for (got, expected) in shares.read(&device).iter().zip(&weights) {
                     assert!((got - expected).abs() <= 2e-6 * expected, "{got} {expected}");
                 }
@@ -44,7 +68,7 @@ fn strange_scores_still_choose_experts_that_exist() {
             let mut chosen = Array::<i32>::poisoned(&device, 1, k);
             let mut shares = Array::<f32>::poisoned(&device, 1, k);
             let out = (chosen.mat_mut(), shares.mat_mut());
-            device.moe_route_softmax(&S, out.0, out.1, scores.mat(), true).unwrap();
+            device.moe_route_softmax(&S, out.0, out.1, scores.mat(), true, None).unwrap();
             assert_eq!(chosen.read(&device), [0, 1, 2, 3]);
         }
     }
@@ -95,7 +119,12 @@ fn any_rule_agrees_with_the_cpu() {
             let shares = MatMut::of(&mut weights, tokens, k).unwrap();
             let added = corrected.then(|| Mat::of(&bias, 1, count).unwrap());
             let scores = Mat::of(&logits, tokens, count).unwrap();
-            cpu.moe_route(&S, chosen, shares, scores, &RouteRule { bias: added, ..rule }).unwrap();
+            let (before, _) = counters(tokens, count);
+            let mut counted = before.clone();
+            let tokens_of = MatMut::of(&mut counted, 2, count).unwrap();
+            let mut to = ExpertCount { tokens: tokens_of, layer: 0, slots: None };
+            let cpu_rule = RouteRule { bias: added, ..rule };
+            cpu.moe_route(&S, chosen, shares, scores, &cpu_rule, Some(&mut to)).unwrap();
             for device in devices() {
                 let scores = Array::of(&device, &logits, tokens, count);
                 let added = Array::row(&device, &bias);
@@ -103,7 +132,10 @@ fn any_rule_agrees_with_the_cpu() {
                 let mut chosen = Array::<i32>::poisoned(&device, tokens, k);
                 let mut shares = Array::<f32>::poisoned(&device, tokens, k);
                 let out = (chosen.mat_mut(), shares.mat_mut());
-                device.moe_route(&S, out.0, out.1, scores.mat(), &rule).unwrap();
+                let mut numbers = Array::of(&device, &before, 2, count);
+                let mut to = ExpertCount { tokens: numbers.mat_mut(), layer: 0, slots: None };
+                device.moe_route(&S, out.0, out.1, scores.mat(), &rule, Some(&mut to)).unwrap();
+                assert_eq!(numbers.read(&device), counted, "{} {rule:?}", device.name());
                 assert_eq!(chosen.read(&device), experts, "{} {rule:?}", device.name());
                 for (got, expected) in shares.read(&device).iter().zip(&weights) {
                     assert!((got - expected).abs() <= 4e-6 * expected, "{got} {expected}");

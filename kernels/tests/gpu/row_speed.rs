@@ -119,7 +119,7 @@ fn routes(device: &HipDevice, rows: usize) {
     let mut shares = Array::<f32>::poisoned(device, rows, k);
     let time = microseconds(device, || {
         let out = (chosen.mat_mut(), shares.mat_mut());
-        device.moe_route_softmax(&S, out.0, out.1, scores.mat(), true).unwrap();
+        device.moe_route_softmax(&S, out.0, out.1, scores.mat(), true, None).unwrap();
     });
     report("moe_route_softmax 128, 8", rows, time, rows * count * 4);
 }

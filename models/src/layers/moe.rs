@@ -4,7 +4,7 @@ use super::exchange::experts_of_all;
 use super::{Residual, RmsNorm};
 use crate::config::MoeConfig;
 use crate::{Forward, ForwardError, LoadError, Weights};
-use ops::{PackedExperts, PackedLinear, RouteRule, Routing, Tensor};
+use ops::{Counting, PackedExperts, PackedLinear, RouteRule, Routing, Tensor};
 
 /// `x += Σ weight_e · expert_e(h) + shared(h)` over the `top_k` experts that the router's rule chooses by `router h`, `h = norm(x)`.
 ///
@@ -52,12 +52,18 @@ impl MoeMlp {
     ) -> Result<(), ForwardError> {
         let h = x.normed(f, norm)?; // [T, H]
         let logits = f.ops.linear_f32(&h, &self.router)?; // [T, E]
-        let watched = f.probe.is_some() || f.load.is_some() || self.places.is_some();
+        // Steps that are asked about some tokens alone have no padding.
+        let slots = asked.is_none().then_some(&f.batch.slots);
+        let counting = f.load.map(|load| load.counting(self.layer, slots));
+        let watched = f.probe.is_some() || self.places.is_some();
         let mut y = if !watched && f.dp.size() == 1 && self.rule.is_plain() {
-            f.ops.moe(&h, &logits, (self.top_k, self.rule.normalise), &self.experts)?
+            let of_token = (self.top_k, self.rule.normalise);
+            f.ops.moe(&h, &logits, of_token, &self.experts, counting)?
         } else {
-            let mut routing = self.route(f, &logits)?;
-            self.show(f, &routing)?;
+            let mut routing = self.route(f, &logits, counting)?;
+            if let Some(probe) = f.probe {
+                probe.routes(f.ops, self.layer, &routing)?;
+            }
             if let Some(places) = &self.places {
                 f.ops.place_experts(&mut routing, (&f.batch.positions, asked), places)?;
             }
@@ -72,23 +78,17 @@ impl MoeMlp {
         x.add_partial(f, y)
     }
 
-    fn route(&self, f: &Forward<'_>, logits: &Tensor) -> Result<Routing, ForwardError> {
+    fn route(
+        &self,
+        f: &Forward<'_>,
+        logits: &Tensor,
+        counting: Option<Counting<'_>>,
+    ) -> Result<Routing, ForwardError> {
         Ok(if self.rule.is_plain() {
-            f.ops.moe_route_softmax(logits, self.top_k, self.rule.normalise)?
+            f.ops.moe_route_softmax(logits, self.top_k, self.rule.normalise, counting)?
         } else {
-            f.ops.moe_route(logits, self.top_k, &self.rule)?
+            f.ops.moe_route(logits, self.top_k, &self.rule, counting)?
         })
-    }
-
-    /// Tells those who want to know what the router chose.
-    fn show(&self, f: &Forward<'_>, routing: &Routing) -> Result<(), ForwardError> {
-        if let Some(load) = f.load {
-            load.count(f.ops, self.layer, routing)?;
-        }
-        if let Some(probe) = f.probe {
-            probe.routes(f.ops, self.layer, routing)?;
-        }
-        Ok(())
     }
 }
 

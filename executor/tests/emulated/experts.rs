@@ -1,0 +1,93 @@
+//! What routers choose on a GPU is counted there: the numbers of the CPU, launched and replayed.
+
+use crate::player::{Job, Player, experts, latents, placed, shared};
+use crate::ranks::on_gpus;
+use crate::{WAVES, on_emulator, small};
+use executor::{Dtype, ExecutorConfig};
+use protocol::{Capture, ExpertTokens, Sampling};
+use std::collections::BTreeMap;
+
+/// Decode steps; more than lie between two reports of replayed ones.
+const STEPS: usize = 17;
+
+/// Tokens by layer and expert.
+type Totals = BTreeMap<(u16, u16), u32>;
+
+fn add(totals: &mut Totals, counts: &[ExpertTokens]) {
+    for count in counts {
+        *totals.entry((count.layer, count.expert)).or_default() += count.tokens;
+    }
+}
+
+/// Three prompts, decode steps of three rows, then a prompt; and which of the decode steps reported.
+fn counted(player: &mut Player) -> (Totals, Vec<usize>) {
+    let mut totals = Totals::new();
+    let job = |id: u64| Job::new(id, 5 + 3 * id as usize, Sampling::greedy());
+    let mut jobs: Vec<Job> = (0..3).map(job).collect();
+    for job in &mut jobs {
+        let len = job.prompt_len;
+        add(&mut totals, &player.step(&mut [(job, len)]).experts);
+    }
+    let mut reports = Vec::new();
+    for step in 1..=STEPS {
+        let output = player.step(&mut jobs.iter_mut().map(|job| (job, 1)).collect::<Vec<_>>());
+        add(&mut totals, &output.experts);
+        reports.extend((!output.experts.is_empty()).then_some(step));
+    }
+    let mut last = job(3);
+    let len = last.prompt_len;
+    add(&mut totals, &player.step(&mut [(&mut last, len)]).experts);
+    (totals, reports)
+}
+
+fn alone(config: ExecutorConfig) -> Player {
+    Player::with(small(config))
+}
+
+/// It records steps of `rows` rows and no others.
+fn recording(mut config: ExecutorConfig, rows: u32) -> Player {
+    config.settings.capture = Capture::Rows(vec![rows]);
+    Player::with(config)
+}
+
+#[test]
+fn experts_are_counted_as_on_the_cpu() {
+    for (wave, config) in WAVES.into_iter().zip([experts(Dtype::Float32), latents(Dtype::Float32)])
+    {
+        let (expected, of_each_step) = counted(&mut alone(config.clone()));
+        assert_eq!(of_each_step, (1..=STEPS).collect::<Vec<_>>());
+        if wave == 64 {
+            let launched = counted(&mut Player::with(on_emulator(wave, config.clone(), true)));
+            assert_eq!(launched, (expected.clone(), of_each_step), "launched");
+        }
+        // Three rows are replayed as four, and the fourth is nobody's.
+        let replayed = counted(&mut recording(on_emulator(wave, config, false), 4));
+        assert_eq!(replayed, (expected, vec![16]), "replayed, wave {wave}");
+    }
+}
+
+/// The first rank counts for all, by the experts' own numbers, wherever they lie.
+#[test]
+fn ranks_count_once() {
+    let (expected, _) = counted(&mut alone(experts(Dtype::Float32)));
+    let config = placed(shared(experts(Dtype::Float32), 2, true));
+    let mut player = recording(on_gpus("counts", 32, config, false), 4);
+    assert_eq!(counted(&mut player), (expected, vec![16]));
+}
+
+/// A lone row's experts are chosen where they are computed.
+#[test]
+fn choices_of_a_lone_row_are_counted() {
+    let config = crate::experts(Dtype::Bfloat16);
+    let mut player = recording(on_emulator(32, config, false), 1);
+    let mut job = Job::new(1, 9, Sampling::greedy());
+    let mut totals = Totals::new();
+    add(&mut totals, &player.step(&mut [(&mut job, 9)]).experts);
+    for _ in 0..16 {
+        add(&mut totals, &player.step(&mut [(&mut job, 1)]).experts);
+    }
+    let of = |layer| totals.range((layer, 0)..(layer + 1, 0)).map(|(_, tokens)| tokens).sum();
+    // The last layer computes of a prompt what is asked about; each token goes to two experts.
+    let found: [u32; 2] = [0, 1].map(of);
+    assert_eq!(found, [2 * (9 + 16), 2 * (1 + 16)]);
+}
