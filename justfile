@@ -11,7 +11,7 @@ check:
 sim SEED:
     HADRON_SIM_SEED={{SEED}} cargo test -q --test sim -- --ignored --exact suite::replay --nocapture
 
-# Explore seeds that no test has seen.
+# Explore seeds that no test has seen, and a fifth as many of groups of ranks.
 explore FROM COUNT:
     HADRON_SIM_FROM={{FROM}} HADRON_SIM_COUNT={{COUNT}} cargo test --release --test sim -- --ignored explore --nocapture
 
@@ -24,6 +24,14 @@ fuzz TARGET SECONDS="60":
     cp Cargo.lock fuzz/Cargo.lock
     mkdir -p target/fuzz/{{TARGET}}
     RUSTC_BOOTSTRAP=1 cargo fuzz run {{TARGET}} target/fuzz/{{TARGET}} fuzz/corpus/{{TARGET}} -- -max_total_time={{SECONDS}} -max_len=16384 -timeout=30 -rss_limit_mb=4096
+
+# Mutations of a decoder's corpus, as many as asked for, without libFuzzer (fuzz/corpus and what libFuzzer left in target/fuzz).
+decoders TARGET COUNT SEED="8":
+    HADRON_DECODERS_TARGET={{TARGET}} HADRON_DECODERS_COUNT={{COUNT}} HADRON_DECODERS_SEED={{SEED}} cargo test --test decoders -- --ignored --exact --nocapture replay::mutations_without_number
+
+# Malformed HTTP requests, a million unless told otherwise: no 5xx, flat memory.
+malformed COUNT="1000000":
+    HADRON_MALFORMED_REQUESTS={{COUNT}} cargo test --test e2e -- --ignored --exact --nocapture http::malformed::the_requests
 
 # Mutants of the scheduler and the cache, one part of many (`0/50`): each must fail the unit tests, the walks or some seeds of the
 # simulator. Needs `cargo install cargo-mutants`; what is missed stands in target/mutants.out/missed.txt.
@@ -99,13 +107,21 @@ kv-overflow:
 metrics-page:
     cargo test --test bench -- --ignored --exact --nocapture metrics_page::a_page
 
-# Ten thousand streams at once over a device that is a hash.
-streams:
-    cargo test --test bench -- --ignored --exact --nocapture http::many::ten_thousand_streams
+# Ten thousand streams at once over a device that is a hash, for seconds or for so many minutes.
+streams MINUTES="0":
+    HADRON_STREAMS_MINUTES={{MINUTES}} cargo test --test bench -- --ignored --exact --nocapture http::many::ten_thousand_streams
 
 # A hundred thousand clients that leave at any moment, over a device that is a hash.
 vanish:
     cargo test --test bench -- --ignored --exact --nocapture http::vanish::a_hundred_thousand_clients_leave
+
+# How soon the blocks of a client that leaves are free: a thousand times, one after another.
+freed:
+    cargo test --test bench -- --ignored --exact --nocapture http::vanish::how_soon_blocks_are_free
+
+# A hundred thousand requests that want ten times the cache; each must end as it does alone.
+storm:
+    cargo test --test bench -- --ignored --exact --nocapture http::storm::a_hundred_thousand_requests_over_a_tenth_of_the_cache
 
 # What two ranks take to gather words on this CPU, and a row of a real vocabulary to be sampled. Printed, not judged.
 rows:

@@ -7,14 +7,14 @@
 
 use std::fmt::Write as _;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::SystemTime;
 
-use minijinja::value::{Kwargs, Value as Jinja};
+use minijinja::value::{Kwargs, Value as Jinja, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State};
 use serde_json::{Map, Value};
 
+use super::contained::contained;
 use super::error::{LoadError, TextError};
 use super::guard::{Guard, unmark, unused_characters};
 use super::json_python::tojson;
@@ -23,6 +23,10 @@ use super::tokenizer::{Tokenizer, read, read_json};
 
 /// Instructions one rendering may take.
 const FUEL: u64 = 500_000;
+
+/// It panics where some templates reverse an empty text, and where it shows some errors (minijinja 2.24); such a template
+/// fails like any other.
+const ENGINE: &str = "template engine";
 
 /// Template files beyond this are refused.
 pub const TEMPLATE_BYTES_MAX: usize = 1 << 20;
@@ -91,8 +95,9 @@ impl ChatTemplate {
                 return Err(invalid(format!("chat template beyond {TEMPLATE_BYTES_MAX} bytes")));
             }
             let text = without_generation_tags(&source.text);
-            contained(|| environment.add_template_owned(source.name, text))
-                .and_then(|added| added.map_err(|e| e.to_string()))
+            let add = || environment.add_template_owned(source.name, text);
+            contained(ENGINE, || add().map_err(|e| e.to_string()))
+                .and_then(|added| added)
                 .map_err(|reason| invalid(format!("chat template: {reason}")))?;
         }
         let guard = Guard::new(tokenizer.special_spellings())
@@ -110,8 +115,9 @@ impl ChatTemplate {
         output_bytes_max: usize,
     ) -> Result<Self, TextError> {
         let mut environment = environment();
-        contained(|| environment.add_template_owned("default", without_generation_tags(text)))
-            .and_then(|added| added.map_err(|e| format!("{e:#}")))
+        let mut add = || environment.add_template_owned("default", without_generation_tags(text));
+        contained(ENGINE, || add().map_err(|e| format!("{e:#}")))
+            .and_then(|added| added)
             .map_err(TextError::NoTemplate)?;
         let guard = Guard::new(tokenizer.special_spellings()).map_err(TextError::Template)?;
         let special = tokenizer.special_tokens().to_vec();
@@ -172,22 +178,16 @@ impl ChatTemplate {
         let template = named.map_or_else(|| self.environment.get_template("default"), Ok);
         let template = template.map_err(|e| TextError::Template(e.to_string()))?;
         let mut out = Capped { bytes: Vec::new(), max: self.output_bytes_max, full: false };
-        let rendered = contained(|| template.render_captured_to(context, &mut out));
-        if let Err(error) = rendered.map_err(TextError::Template)? {
-            return Err(if out.full {
-                TextError::TooLong(self.output_bytes_max)
-            } else {
-                explain(&error)
-            });
+        let render = || {
+            let rendered = template.render_captured_to(context, &mut out);
+            rendered.map(drop).map_err(|e| explain(&e))
+        };
+        if let Err(error) = contained(ENGINE, render).map_err(TextError::Template)? {
+            let max = self.output_bytes_max;
+            return Err(if out.full { TextError::TooLong(max) } else { error });
         }
         String::from_utf8(out.bytes).map_err(|e| TextError::Template(e.to_string()))
     }
-}
-
-/// What the library makes of a template. It panics where some of them reverse an empty text (2.24); such a template
-/// fails like any other.
-fn contained<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|_| "the template engine panicked".to_owned())
 }
 
 /// A template and where it was found.
@@ -274,6 +274,8 @@ fn environment() -> Environment<'static> {
     environment.set_trim_blocks(true);
     environment.set_lstrip_blocks(true);
     environment.set_fuel(Some(FUEL));
+    // Errors would show all variables, whose words end the process where a namespace holds itself.
+    environment.set_debug(false);
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.set_formatter(python_words);
@@ -286,12 +288,35 @@ fn environment() -> Environment<'static> {
     environment
 }
 
+/// Containers nested deeper are not written: the library takes stack for each level, and a namespace may hold itself.
+const DEPTH_MAX: usize = 256;
+
+/// So many values are looked at before a container counts as too deep.
+const LOOKS_MAX: usize = 1 << 20;
+
+/// Whether no value inside is deeper than `levels`.
+fn is_shallow(value: &Jinja, levels: usize, looks: &mut usize) -> bool {
+    let is_map = value.kind() == ValueKind::Map;
+    if !is_map && value.kind() != ValueKind::Seq {
+        return true;
+    }
+    let Ok(items) = value.try_iter() else { return true };
+    let mut items = items.map(|item| if is_map { value.get_item(&item) } else { Ok(item) });
+    items.all(|item| {
+        *looks = looks.saturating_sub(1);
+        *looks > 0 && levels > 0 && item.is_ok_and(|item| is_shallow(&item, levels - 1, looks))
+    })
+}
+
 /// Writes constants as Python does: `None`, `True`, `False`.
 fn python_words(out: &mut Output<'_>, state: &State<'_, '_>, value: &Jinja) -> Result<(), Error> {
+    if !is_shallow(value, DEPTH_MAX, &mut { LOOKS_MAX }) {
+        return Err(Error::new(ErrorKind::InvalidOperation, "nested too deeply to be written"));
+    }
     let word = match value.kind() {
-        minijinja::value::ValueKind::None => "None",
-        minijinja::value::ValueKind::Bool if value.is_true() => "True",
-        minijinja::value::ValueKind::Bool => "False",
+        ValueKind::None => "None",
+        ValueKind::Bool if value.is_true() => "True",
+        ValueKind::Bool => "False",
         _ => return minijinja::escape_formatter(out, state, value),
     };
     out.write_str(word).map_err(Error::from)

@@ -3,6 +3,7 @@
 
 mod added;
 mod chat_template;
+mod contained;
 mod detokenizer;
 mod error;
 mod grammar_vocabulary;

@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use super::added::Added;
 use super::chat_template::Rendered;
+use super::contained::contained;
 use super::detokenizer::{DetokenizeOptions, Machine};
 use super::error::{LoadError, TextError};
 use super::length_bound::LengthBound;
@@ -21,6 +22,9 @@ use super::vocabulary::{Kind, Vocabulary};
 
 /// Ids beyond this are refused at load: the tables are flat.
 const VOCABULARY_MAX: usize = 1 << 22;
+
+/// It panics where a post-processor names what it does not define (tokenizers 0.22), among others.
+const LIBRARY: &str = "tokenizer library";
 
 /// At most so many ids end a text.
 const EOS_MAX: usize = 64;
@@ -53,13 +57,8 @@ impl Tokenizer {
         let bytes = read(&path)?.ok_or_else(|| LoadError::Missing(path.clone()))?;
         let invalid = |reason: String| LoadError::Invalid { path: path.clone(), reason };
         let json: Value = serde_json::from_slice(&bytes).map_err(|e| invalid(e.to_string()))?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes)
-            .map_err(|e| invalid(format!("not a tokenizer: {e}")))?;
-        // A training set's limits, not the model's: HF clears both before encoding a prompt.
-        inner.with_truncation(None).map_err(|e| invalid(e.to_string()))?;
-        inner.with_padding(None);
-
-        check_added(&inner).map_err(invalid)?;
+        let inner = contained(LIBRARY, || read_by_library(&bytes));
+        let inner = inner.and_then(|inner| inner).map_err(invalid)?;
         let tokens = tokens_by_id(&inner).map_err(invalid)?;
         let vocabulary = Vocabulary::new(&tokens, &json["decoder"]).map_err(invalid)?;
         let listed: Vec<_> = inner.get_added_tokens_decoder().into_iter().collect();
@@ -79,7 +78,9 @@ impl Tokenizer {
     /// The ids of `text`, special tokens in it recognised; with `add_special_tokens` also what
     /// the model puts around a text (usually a first token).
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<Token>, TextError> {
-        let encoding = self.inner.encode_fast(text, add_special_tokens).map_err(|e| failed(&e))?;
+        let encode = || self.inner.encode_fast(text, add_special_tokens);
+        let encoding = contained(LIBRARY, encode).map_err(TextError::Tokenizer)?;
+        let encoding = encoding.map_err(|e| failed(&e))?;
         let mut ids = encoding.get_ids().to_vec();
         if add_special_tokens {
             self.place_bos(&mut ids);
@@ -95,7 +96,9 @@ impl Tokenizer {
         if rendered.marks.is_empty() {
             return self.encode(&rendered.text, false);
         }
-        self.added.encode(&self.inner, &rendered.text, &rendered.marks).map_err(|e| failed(&e))
+        let encode = || self.added.encode(&self.inner, &rendered.text, &rendered.marks);
+        let ids = contained(LIBRARY, encode).map_err(TextError::Tokenizer)?;
+        ids.map_err(|e| failed(&e))
     }
 
     /// A number of tokens that `text` has at least, found without tokenising it; 0 where nothing is
@@ -210,6 +213,17 @@ pub(super) fn read_json(path: &Path) -> Result<Option<Value>, LoadError> {
     let Some(bytes) = read(path)? else { return Ok(None) };
     let json = serde_json::from_slice(&bytes);
     json.map(Some).map_err(|e| LoadError::Invalid { path: path.to_owned(), reason: e.to_string() })
+}
+
+/// What the library makes of the file, once it has shown that it can encode a text.
+fn read_by_library(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
+    let mut inner =
+        tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| format!("not a tokenizer: {e}"))?;
+    // A training set's limits, not the model's: HF clears both before encoding a prompt.
+    inner.with_truncation(None).map_err(|e| e.to_string())?;
+    inner.with_padding(None);
+    check_added(&inner)?;
+    Ok(inner)
 }
 
 /// Whether what is added to every text are tokens: a post-processor names ids of its own.

@@ -8,6 +8,8 @@
 
 #[path = "../support/hash_model.rs"]
 mod hash_model;
+#[path = "../support/http_client.rs"]
+mod http_client;
 #[path = "../support/http_host.rs"]
 mod http_host;
 #[path = "../support/kv_feed.rs"]

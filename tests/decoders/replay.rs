@@ -1,4 +1,5 @@
-//! The committed corpora of `fuzz/corpus`, and a bounded number of mutations of them, the same ones every time.
+//! The committed corpora of `fuzz/corpus`, and a bounded number of mutations of them, the same ones every time, or as many
+//! and from such a seed as asked for (`just decoders TARGET COUNT SEED`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -96,77 +97,126 @@ fn mutated(chance: &mut Chance, corpus: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// Files of a corpus by name.
-fn corpus(target: &str) -> BTreeMap<String, Vec<u8>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
+/// A decoder, by the name of its corpus.
+type Target = (&'static str, fn(&[u8]));
+
+const TARGETS: [Target; 9] = [
+    ("frames", crate::frames::run),
+    ("kv_replays", crate::kv_replays::run),
+    ("requests", crate::requests::run),
+    ("headers", crate::headers::run),
+    ("configs", crate::configs::run),
+    ("tokenizers", crate::tokenizers::run),
+    ("templates", crate::templates::run),
+    ("grammars", crate::grammars::run),
+    ("outputs", crate::outputs::run),
+];
+
+/// Files of a folder by name, none if there is no such folder.
+fn files(folder: &str, target: &str) -> BTreeMap<String, Vec<u8>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder).join(target);
     let read = |entry: fs::DirEntry| {
         (entry.file_name().to_string_lossy().into_owned(), fs::read(entry.path()).unwrap())
     };
-    fs::read_dir(folder).unwrap().map(|entry| read(entry.unwrap())).collect()
+    fs::read_dir(folder).into_iter().flatten().map(|entry| read(entry.unwrap())).collect()
+}
+
+/// Runs one input, and shows it if it breaks its decoder.
+fn strict((target, run): Target, name: &str, bytes: &[u8]) {
+    let done = catch_unwind(AssertUnwindSafe(|| run(bytes)));
+    assert!(done.is_ok(), "{target}, {name}: {:?}", String::from_utf8_lossy(bytes));
 }
 
 /// Runs the corpus, then mutations: so many, or as many as there is time for.
-fn drill(target: &str, run: fn(&[u8]), mutations: usize) {
-    let strict = |name: &str, bytes: &[u8]| {
-        let done = catch_unwind(AssertUnwindSafe(|| run(bytes)));
-        assert!(done.is_ok(), "{target}, {name}: {:?}", String::from_utf8_lossy(bytes));
-    };
-    let files = corpus(target);
-    assert!(files.len() >= 3, "{target}: {} files", files.len());
-    for (name, bytes) in &files {
-        strict(name, bytes);
+fn drill(name: &str, mutations: usize) {
+    let target = TARGETS.into_iter().find(|(target, _)| *target == name).unwrap();
+    let files = files("fuzz/corpus", name);
+    assert!(files.len() >= 3, "{name}: {} files", files.len());
+    for (file, bytes) in &files {
+        strict(target, file, bytes);
     }
     let corpus: Vec<Vec<u8>> = files.into_values().collect();
     let (mut chance, start, mut done) = (Chance(7), Instant::now(), 0);
     while done < mutations && start.elapsed() < TIME_MAX {
-        strict("a mutation", &mutated(&mut chance, &corpus));
+        strict(target, "a mutation", &mutated(&mut chance, &corpus));
         done += 1;
     }
-    println!("{target}: {} files, {done} mutations in {:?}", corpus.len(), start.elapsed());
-    assert!(done >= 20, "{target} takes too long: {done} mutations");
+    println!("{name}: {} files, {done} mutations in {:?}", corpus.len(), start.elapsed());
+    assert!(done >= 20, "{name} takes too long: {done} mutations");
+}
+
+/// Mutations of one corpus and of what libFuzzer has added to it: HADRON_DECODERS_TARGET, HADRON_DECODERS_COUNT,
+/// HADRON_DECODERS_SEED.
+#[test]
+#[ignore = "as long as asked for: `just decoders TARGET COUNT`"]
+#[allow(clippy::disallowed_methods, reason = "what to do comes from `just`")]
+fn mutations_without_number() {
+    let said = |name: &str| std::env::var(name).ok();
+    let number = |name: &str| said(name).map(|text| text.parse::<u64>().unwrap());
+    let name = said("HADRON_DECODERS_TARGET").unwrap();
+    let target = TARGETS.into_iter().find(|(target, _)| *target == name).unwrap();
+    let count = number("HADRON_DECODERS_COUNT").unwrap_or(1_000_000);
+    let seed = number("HADRON_DECODERS_SEED").unwrap_or(8);
+    let corpus: Vec<Vec<u8>> = ["fuzz/corpus", "target/fuzz"]
+        .iter()
+        .flat_map(|folder| files(folder, &name).into_values())
+        .collect();
+    let (mut chance, start) = (Chance(seed), Instant::now());
+    let mut slowest = Duration::ZERO;
+    for _ in 0..count {
+        let bytes = mutated(&mut chance, &corpus);
+        let since = Instant::now();
+        strict(target, "a mutation", &bytes);
+        slowest = slowest.max(since.elapsed());
+    }
+    println!(
+        "{name}: {count} mutations of {} files, seed {seed}, in {:.1} s; the slowest took {slowest:?}",
+        corpus.len(),
+        start.elapsed().as_secs_f64()
+    );
 }
 
 #[test]
 fn frames_are_refused_or_sound() {
-    drill("frames", crate::frames::run, 200_000);
+    drill("frames", 200_000);
 }
 
 #[test]
 fn kv_replays_are_refused_or_sound() {
-    drill("kv_replays", crate::kv_replays::run, 200_000);
+    drill("kv_replays", 200_000);
 }
 
 #[test]
 fn requests_are_refused_or_sound() {
-    drill("requests", crate::requests::run, 100_000);
+    drill("requests", 100_000);
 }
 
 #[test]
 fn headers_are_refused_or_sound() {
-    drill("headers", crate::headers::run, 200_000);
+    drill("headers", 200_000);
 }
 
 #[test]
 fn configs_are_refused_or_sound() {
-    drill("configs", crate::configs::run, 100_000);
+    drill("configs", 100_000);
 }
 
 #[test]
 fn tokenizers_are_refused_or_sound() {
-    drill("tokenizers", crate::tokenizers::run, 5_000);
+    drill("tokenizers", 5_000);
 }
 
 #[test]
 fn templates_are_refused_or_sound() {
-    drill("templates", crate::templates::run, 20_000);
+    drill("templates", 20_000);
 }
 
 #[test]
 fn grammars_are_refused_or_sound() {
-    drill("grammars", crate::grammars::run, 2_000);
+    drill("grammars", 2_000);
 }
 
 #[test]
 fn outputs_are_told_alike_however_they_are_cut() {
-    drill("outputs", crate::outputs::run, 100_000);
+    drill("outputs", 100_000);
 }

@@ -17,8 +17,33 @@ fn tokenizer() -> &'static Tokenizer {
     })
 }
 
+/// Whether a namespace is put into itself. What a template does with one ends the process, whatever is caught:
+/// `docs/lessons/library_calls_that_look_harmless.md`.
+fn holds_itself(text: &str) -> bool {
+    let tags = text.split("{%").skip(1);
+    let mut sets =
+        tags.filter_map(|tag| tag.trim_start_matches(['-', '+', ' ', '\n']).strip_prefix("set"));
+    sets.any(|set| {
+        let (tag, _) = set.split_once("%}").unwrap_or((set, ""));
+        let Some((target, value)) = tag.split_once('=') else { return false };
+        let Some((name, _)) = target.split_once('.') else { return false };
+        let is_word = |c: char| c.is_alphanumeric() || c == '_';
+        let name = name.trim();
+        let mut places = value.match_indices(name);
+        places.any(|(at, _)| {
+            let behind = value[at + name.len()..].trim_start();
+            !value[..at].ends_with(is_word)
+                && !behind.starts_with(is_word)
+                && !behind.starts_with('.')
+        })
+    })
+}
+
 pub(crate) fn run(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
+    if holds_itself(text) {
+        return;
+    }
     let Ok(template) = ChatTemplate::of_request(text, tokenizer(), OUTPUT_BYTES_MAX) else {
         return;
     };

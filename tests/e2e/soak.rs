@@ -41,7 +41,10 @@ fn ask(at: SocketAddr, number: u64, failures: &AtomicU64) -> Option<Duration> {
     let since = Instant::now();
     let send = |path: &str, body: Value| {
         let reply = post(at, path, &body);
-        failures.fetch_add(u64::from(reply.status >= 500), Ordering::Relaxed);
+        if reply.status >= 500 {
+            failures.fetch_add(1, Ordering::Relaxed);
+            println!("{body}: {} {}", reply.status, String::from_utf8_lossy(&reply.body));
+        }
         Some(since.elapsed())
     };
     let chat = json!([{"role": "user", "content": prompt}]);

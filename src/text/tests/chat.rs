@@ -168,6 +168,11 @@ fn refusals_and_bounds_are_typed() {
     assert!(matches!(no_tag, Err(TextError::NoTemplate(_))));
     let reversed = render("{{ messages[0].content[0:0][::-1] }}");
     assert!(matches!(reversed, Err(TextError::Template(_))), "{reversed:?}");
+    // Neither words nor an error are made of what has no end.
+    for shown in ["ns", "[ns]", "ns.n.n + 1"] {
+        let cycle = format!("{{% set ns = namespace() %}}{{% set ns.n = ns %}}{{{{ {shown} }}}}");
+        assert!(matches!(render(&cycle), Err(TextError::Template(_))), "{cycle}");
+    }
 }
 
 #[test]

@@ -123,6 +123,20 @@ fn a_bad_folder_is_refused_by_file() {
     }
 }
 
+#[test]
+fn what_makes_the_library_panic_is_refused_by_file() {
+    let undefined = ("/post_processor/single/0/SpecialToken/id", "<x>");
+    let second_text = ("/post_processor/single/1/Sequence/id", "B");
+    for (place, value) in [undefined, second_text] {
+        let (mut tokenizer, _) = sentence_piece(false);
+        *tokenizer.pointer_mut(place).unwrap() = json!(value);
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), "tokenizer.json", &tokenizer);
+        let error = Tokenizer::load(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("tokenizer.json: the tokenizer library panicked"), "{error}");
+    }
+}
+
 /// Text that exercises merges, spaces, special tokens and bytes without a token.
 fn text() -> impl Strategy<Value = String> {
     let word = prop_oneof![

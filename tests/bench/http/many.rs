@@ -1,10 +1,11 @@
-//! Ten thousand streams at once: no event is lost, and what each of them costs the server in memory.
+//! Ten thousand streams at once, for seconds or for as many minutes as asked for (`just streams MINUTES`): no event is
+//! lost, and what each of them costs the server in memory.
 //!
 //! The client is a process of its own: no process may have descriptors for both ends everywhere, and
 //! the memory measured is the server's alone.
 
 use crate::hash_model::Reading;
-use crate::http_host::{Server, Setup};
+use crate::http_host::{BLOCK_TOKENS, Server, Setup};
 use crate::small_tokenizer::Alphabet;
 use hadron::engine_client::AdmissionLimits;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -19,18 +20,35 @@ use tokio::net::TcpStream;
 use tokio::sync::Barrier;
 
 const STREAMS: usize = 10_000;
-const TOKENS: usize = 40;
 /// Resident memory of one stream at most.
 const BYTES_MAX: usize = 50_000;
 
-fn setup() -> Setup {
+/// Tokens of each stream, and the time between two of them.
+struct Length {
+    tokens: usize,
+    step_time: Duration,
+}
+
+/// A token a second for HADRON_STREAMS_MINUTES; without them forty, two a second.
+#[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]
+fn length() -> Length {
+    let said = std::env::var("HADRON_STREAMS_MINUTES").ok();
+    match said.map_or(0, |text| text.parse::<u64>().unwrap()) {
+        0 => Length { tokens: 40, step_time: Duration::from_millis(500) },
+        minutes => Length { tokens: 60 * minutes as usize, step_time: Duration::from_secs(1) },
+    }
+}
+
+fn setup(length: &Length) -> Setup {
+    // Prompt and tokens, and one block more that is not full.
+    let blocks = (64 + length.tokens) as u32 / BLOCK_TOKENS + 1;
     Setup {
         reading: Reading::Nothing,
         alphabet: Alphabet::Ascii,
-        blocks: 65_536,
+        blocks: STREAMS as u32 * blocks,
         seats: STREAMS as u32,
         step_tokens: 2 * STREAMS as u32,
-        step_time: Duration::from_millis(500),
+        step_time: length.step_time,
         admission: AdmissionLimits {
             requests: 2 * STREAMS as u64,
             prefill_tokens: u64::MAX,
@@ -52,7 +70,8 @@ fn allow_descriptors() {
 #[ignore = "a measurement; run it alone"]
 fn ten_thousand_streams() {
     allow_descriptors();
-    let server = Server::start(&setup());
+    let length = length();
+    let (server, tokens) = (Server::start(&setup(&length)), length.tokens);
     let before = resident_bytes();
     let start = Instant::now();
     let mut client = Command::new(std::env::current_exe().unwrap())
@@ -77,11 +96,11 @@ fn ten_thousand_streams() {
     let &[events, together] = counts.as_slice() else { panic!("{said}") };
     let each = (most - before) / STREAMS;
     println!(
-        "{STREAMS} streams of {TOKENS} tokens, {together} open at once; {events} events in \
+        "{STREAMS} streams of {tokens} tokens, {together} open at once; {events} events in \
          {seconds:.1} s; {each} bytes of resident memory for each"
     );
     server.wait_idle(Duration::from_secs(10));
-    assert_eq!(events, STREAMS * (TOKENS + 2), "one event per token, usage, and the end");
+    assert_eq!(events, STREAMS * (tokens + 2), "one event per token, usage, and the end");
     assert_eq!(together, STREAMS);
     assert!(each <= BYTES_MAX, "{each} bytes");
 }
@@ -98,8 +117,9 @@ fn the_client() {
 
 /// Events read, and how many streams had begun when the first one ended.
 fn run(address: SocketAddr) -> (usize, usize) {
+    let tokens = length().tokens;
     let body = format!(
-        r#"{{"prompt":"once upon a time","max_tokens":{TOKENS},"ignore_eos":true,"stream":true,"stream_options":{{"include_usage":true}}}}"#
+        r#"{{"prompt":"once upon a time","max_tokens":{tokens},"ignore_eos":true,"stream":true,"stream_options":{{"include_usage":true}}}}"#
     );
     let length = body.len();
     let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length:";

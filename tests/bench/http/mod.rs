@@ -9,6 +9,7 @@ mod constrained;
 mod disturbed;
 mod many;
 mod paced;
+mod storm;
 mod stuck;
 mod trials;
 mod vanish;

@@ -163,3 +163,39 @@ fn a_hundred_thousand_clients_leave() {
     assert!(grown <= GROWTH_MAX, "{grown} bytes for each client");
     assert_eq!(stay(address), expected);
 }
+
+/// Streams whose blocks are watched while their client leaves, one after another.
+const WATCHED: usize = 1_000;
+/// Of the device.
+const STEP: Duration = Duration::from_millis(10);
+
+/// From the close of a stream's socket until none of its blocks is in use.
+fn time_to_freedom(server: &Server, number: usize) -> Duration {
+    let (head, body) = request(&format!("{number} words"), r#""max_tokens":4000,"stream":true"#);
+    let mut socket = connect(server.address);
+    socket.write_all((head + &body).as_bytes()).unwrap();
+    for _ in 0..=number % 5 {
+        assert!(socket.read(&mut [0_u8; 512]).unwrap() > 0);
+    }
+    assert!(server.client().stats().blocks.in_use > 0);
+    let left = Instant::now();
+    drop(socket);
+    while server.client().stats().blocks.in_use > 0 {
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    left.elapsed()
+}
+
+#[test]
+#[ignore = "a measurement; run it alone"]
+fn how_soon_blocks_are_free() {
+    let server = Server::start(&Setup { step_time: STEP, ..Setup::default() });
+    let mut times: Vec<Duration> =
+        (0..WATCHED).map(|number| time_to_freedom(&server, number)).collect();
+    times.sort_unstable();
+    let [p50, p99, max] = [WATCHED / 2, WATCHED * 99 / 100, WATCHED - 1].map(|at| times[at]);
+    println!(
+        "{WATCHED} clients left streams of steps of {STEP:?}: no block in use after {p50:?} (p50), {p99:?} (p99), {max:?} \
+         (max)"
+    );
+}
