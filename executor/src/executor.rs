@@ -224,11 +224,12 @@ impl Executor {
             let ranks = self.config.settings.host_ranks.into();
             return Ok(kv_pool::blocks(kv, memory.free_bytes, block_bytes, ranks));
         }
+        let kinds = self.engine.whole_rows().len() << u32::from(self.tracer.is_some());
         let gpu = kv_pool::GpuMemory {
             total: memory.total_bytes,
             free: memory.free_bytes + state.kv_bytes(),
             utilization: self.config.settings.memory_utilization,
-            graphs: (self.graph_shapes().len() << u32::from(self.tracer.is_some())) as u64,
+            graphs: (self.graph_shapes().len() * kinds) as u64,
         };
         gpu.blocks(kv, block_bytes)
     }

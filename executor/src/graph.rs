@@ -1,5 +1,6 @@
 //! Captured steps: one recording per number of rows, replayed by every pure decode step, and a second one
-//! with marks between its launches where traces may be taken. One row has two, for short contexts and for any.
+//! with marks between its launches where traces may be taken. One row has two, for short contexts and for any. Where ranks
+//! share a head, each has a twin for steps that want whole rows of logits: what ranks tell each other has a fixed size in it.
 //! Rows with drafts are laid out as rows of one token each, so a recording of their sum serves them.
 //!
 //! A recording has fixed addresses and a fixed number of rows; rows beyond those of its batch are
@@ -40,6 +41,8 @@ pub(crate) struct Wanted {
 /// Steps that a recording serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Size {
+    /// Whether whole rows of logits are brought together.
+    whole_rows: bool,
     /// Rows, padding included.
     pub(crate) rows: u32,
     /// Keys of the longest row at most.
@@ -74,8 +77,13 @@ pub(crate) fn rows_to_capture(capture: &Capture, most: usize) -> Vec<u32> {
 
 impl Graphs {
     /// The size of the recording for one of these numbers of rows, each of up to `context` keys: the tightest.
-    pub(crate) fn size(&self, rows: RangeInclusive<u32>, context: usize) -> Option<Size> {
-        tightest(&self.by_size, rows, context)
+    pub(crate) fn size(
+        &self,
+        whole_rows: bool,
+        rows: RangeInclusive<u32>,
+        context: usize,
+    ) -> Option<Size> {
+        tightest(&self.by_size, whole_rows, rows, context)
     }
 
     /// The recording of a size that `size` gave.
@@ -101,9 +109,15 @@ impl Graphs {
         for (i, &shape) in (1..).zip(shapes.iter().rev()) {
             let (rows, context) = (shape.rows as u32, shape.bounds.longest_context);
             let drafting = device.drafts.is_some().then(|| shape.rows / wanted.width as usize);
-            match record(engine, device, (shape, drafting), tracer) {
-                Ok(recording) => drop(by_size.insert(Size { rows, context }, recording)),
-                Err(error) => tracing::warn!(rows, %error, "no graph for steps of so many rows"),
+            for &whole_rows in engine.whole_rows() {
+                let launch = Launch::of_all((shape, whole_rows), drafting, engine);
+                let size = Size { whole_rows, rows, context };
+                match record(engine, device, launch, tracer) {
+                    Ok(recording) => drop(by_size.insert(size, recording)),
+                    Err(error) => {
+                        tracing::warn!(rows, %error, "no graph for steps of so many rows");
+                    }
+                }
             }
             done(i);
         }
@@ -115,11 +129,12 @@ impl Graphs {
 
 fn tightest<R>(
     by_size: &BTreeMap<Size, R>,
+    whole_rows: bool,
     rows: RangeInclusive<u32>,
     context: usize,
 ) -> Option<Size> {
-    let from = Size { rows: *rows.start(), context: 0 };
-    let to = Size { rows: *rows.end(), context: usize::MAX };
+    let from = Size { whole_rows, rows: *rows.start(), context: 0 };
+    let to = Size { whole_rows, rows: *rows.end(), context: usize::MAX };
     by_size.range(from..=to).map(|(size, _)| *size).find(|size| size.context >= context)
 }
 
@@ -149,23 +164,22 @@ impl Wanted {
 fn record(
     engine: &Engine,
     device: &mut DeviceState,
-    (shape, drafting): (StepShape, Option<usize>),
+    launch: Launch,
     tracer: Option<&Tracer>,
 ) -> Result<Recording, ExecutorError> {
     for _ in 0..2 {
-        let launch = Launch::of_all(shape, drafting, engine);
         device.launch(engine, launch, &mut StepTiming::default(), &mut None)?;
         engine.ops.device().synchronize(engine.ops.stream())?;
     }
-    let (graph, calls) = record_launches(engine, device, (shape, drafting), &mut None)?;
+    let (graph, calls) = record_launches(engine, device, launch, &mut None)?;
     let mut laps = tracer.map(|tracer| tracer.laps(&engine.ops));
     if laps.is_none() {
         return Ok(Recording { graph, calls, marked: None });
     }
-    let marked = match record_launches(engine, device, (shape, drafting), &mut laps) {
+    let marked = match record_launches(engine, device, launch, &mut laps) {
         Ok((marked, _)) => laps.map(|laps| (marked, laps.finish())),
         Err(error) => {
-            tracing::warn!(rows = shape.rows, %error, "traces show such steps only as a whole");
+            tracing::warn!(rows = launch.shape.rows, %error, "traces show such steps only as a whole");
             None
         }
     };
@@ -175,7 +189,7 @@ fn record(
 fn record_launches(
     engine: &Engine,
     device: &mut DeviceState,
-    (shape, drafting): (StepShape, Option<usize>),
+    launch: Launch,
     laps: &mut Option<Laps>,
 ) -> Result<(Graph, RecordedCalls), ExecutorError> {
     let (driver, stream) = (engine.ops.device(), engine.ops.stream());
@@ -184,7 +198,6 @@ fn record_launches(
     for group in groups {
         group.begin_recording();
     }
-    let launch = Launch::of_all(shape, drafting, engine);
     let launched = device.launch(engine, launch, &mut StepTiming::default(), laps);
     let graph = driver.end_capture(stream);
     let calls = groups.map(Group::end_recording);
@@ -214,9 +227,17 @@ mod tests {
     #[test]
     fn a_recording_serves_no_longer_context_than_its_own() {
         let sizes = [(1, 2048), (1, 4096), (2, 4096), (6, 4096)];
-        let by_size = sizes.map(|(rows, context)| (Size { rows, context }, ())).into();
-        let found =
-            |rows, context| tightest(&by_size, rows, context).map(|size| (size.rows, size.context));
+        let of_both = sizes.iter().flat_map(|&(rows, context)| {
+            // Of those that bring whole rows together the smallest is missing.
+            let size = |whole_rows| (Size { whole_rows, rows, context }, ());
+            [false, true].map(size).into_iter().take(1 + usize::from(context > 2048))
+        });
+        let by_size = of_both.collect();
+        let size = |whole_rows, rows, context| {
+            tightest(&by_size, whole_rows, rows, context).map(|size| (size.rows, size.context))
+        };
+        let found = |rows, context| size(false, rows, context);
+        assert_eq!(size(true, 1..=1, 1), Some((1, 4096)), "not the one of parts");
         let one = [1, 2048, 2049, 4096].map(|c| found(1..=1, c));
         assert_eq!(one, [(1, 2048), (1, 2048), (1, 4096), (1, 4096)].map(Some));
         assert_eq!((found(1..=1, 4097), found(2..=2, 5)), (None, Some((2, 4096))));

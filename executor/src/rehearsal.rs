@@ -19,8 +19,10 @@ pub(crate) fn rehearse(
     let rows_max = device.drafts.as_ref().map(DraftBuffers::rows);
     let mut launch = |shape: StepShape| {
         let drafting = rows_max.map(|most| most.min(shape.bounds.decode_rows));
-        let launch = Launch::of_all(shape, drafting, engine);
-        device.launch(engine, launch, &mut StepTiming::default(), &mut None).map(drop)
+        engine.whole_rows().iter().try_for_each(|&whole_rows| {
+            let launch = Launch::of_all((shape, whole_rows), drafting, engine);
+            device.launch(engine, launch, &mut StepTiming::default(), &mut None).map(drop)
+        })
     };
     let launched = shapes.into_iter().try_for_each(&mut launch);
     driver.end_rehearsal(progress)?;

@@ -8,8 +8,9 @@
 use crate::inputs::StepLimits;
 use crate::masks::StepMasks;
 use crate::seats::{self, SeatState, Seats};
-use ops::{Answer, Answers, Stage, StageQuestion};
-use protocol::{Batch, Input, Row, RowError, RowOutput, Token, TokenLogprobs};
+use kernels::cpu::GREEDY_BELOW;
+use ops::{Answer, Answers, InParts, Stage, StageQuestion};
+use protocol::{Batch, Input, Row, RowError, RowOutput, Sampling, Token, TokenLogprobs};
 
 /// Bytes of logits made at a time on the CPU, where they compete for its caches.
 const CPU_SLICE_BYTES: usize = 64 << 20;
@@ -127,6 +128,38 @@ pub(crate) fn stage_questions(
     }
 }
 
+/// Whether any of the questions is one that the device does not answer out of parts of its row.
+pub(crate) fn want_whole_rows(
+    questions: &[Question],
+    (batch, seats): (&Batch, &Seats),
+    vocab: usize,
+    answered: InParts,
+) -> bool {
+    let most = match answered {
+        InParts::Everything => return false,
+        InParts::Nothing => return true,
+        InParts::TopK(most) => most,
+    };
+    questions.iter().any(|question| {
+        let sampling = &seats.get(batch.rows[question.row].seat).sampling;
+        question.known.is_some()
+            || question.top.is_some()
+            || !is_found_in_parts(sampling, vocab, most)
+    })
+}
+
+/// Whether a token is the likeliest, the noisiest of all, or one of so many likeliest at `most`.
+fn is_found_in_parts(sampling: &Sampling, vocab: usize, most: usize) -> bool {
+    let top_k = sampling.top_k as usize;
+    if sampling.temperature < GREEDY_BELOW {
+        true
+    } else if (1..vocab).contains(&top_k) {
+        top_k <= most
+    } else {
+        sampling.top_p >= 1.0 && sampling.min_p <= 0.0
+    }
+}
+
 /// Leaves out the samples of rows whose mask is late.
 pub(crate) fn drop_late(questions: &mut Vec<Question>, masks: &StepMasks) {
     questions.retain(|question| question.known.is_some() || !masks.is_late(question.row));
@@ -198,4 +231,26 @@ pub(crate) fn stage_bytes(limits: &StepLimits, questions: usize, words: usize) -
 /// Edits of one stage: one request may bias its whole vocabulary.
 pub(crate) fn edits_max(limits: &StepLimits) -> usize {
     limits.vocab.max(1 << 15)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_found_in_parts_where_a_few_ids_decide() {
+        let drawn = Sampling { temperature: 0.7, ..Sampling::greedy() };
+        let top_k = |top_k| Sampling { top_k, ..drawn.clone() };
+        let found = |sampling: &Sampling| is_found_in_parts(sampling, 1000, 64);
+        let cut = |sampling: Sampling| Sampling { top_p: 0.9, min_p: 0.1, ..sampling };
+        for sampling in [drawn.clone(), top_k(1), top_k(64), cut(top_k(64)), top_k(1000)] {
+            assert!(found(&sampling), "{sampling:?}");
+        }
+        let top_p = Sampling { top_p: 0.9, ..drawn.clone() };
+        let min_p = Sampling { min_p: 0.1, ..drawn.clone() };
+        for sampling in [top_p, min_p, top_k(65), cut(top_k(1000))] {
+            assert!(!found(&sampling), "{sampling:?}");
+            assert!(found(&Sampling { temperature: 0.0, ..sampling }), "the likeliest");
+        }
+    }
 }

@@ -16,9 +16,9 @@ use crate::trace::{Laps, Scope, StepFacts, StepTrace, Tracer};
 use collectives::{Group, Launched, Operation, Spent};
 use models::{Exchange, ExpertLoad, Forward, Model};
 use ops::{
-    AnswerMemory, AnswersInFlight, DType, DraftBuffers, InFlight, Judge, KvPool, Mat, MatMut, Ops,
-    Pinned, PoolLayout, RowBounds, Stage, StageRow, StepBuffers, StepShape, StepSize, Tensor,
-    VocabPart,
+    AnswerMemory, AnswersInFlight, DType, DraftBuffers, InFlight, InParts, Judge, KvPool, Mat,
+    MatMut, Ops, Pinned, PoolLayout, RowBounds, Stage, StageRow, StepBuffers, StepShape, StepSize,
+    Tensor, VocabPart,
 };
 use protocol::{
     Acceptance, Batch, Bucket, CollectiveTiming, Epoch, Row, RowError, RowOutput, Speculation,
@@ -47,6 +47,23 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
+    /// Which questions are answered without whole rows of logits. Who has them whole has nobody to ask.
+    fn in_parts(&self) -> InParts {
+        match self.tp.size() {
+            1 => InParts::Everything,
+            _ => self.ops.device().samples_in_parts(&self.part),
+        }
+    }
+
+    /// Whether steps may want whole rows of logits, by what they ask: recorded ones exist for each answer.
+    pub(crate) fn whole_rows(&self) -> &'static [bool] {
+        match self.in_parts() {
+            InParts::Everything => &[false],
+            InParts::Nothing => &[true],
+            InParts::TopK(_) => &[false, true],
+        }
+    }
+
     /// Where routers count, if they do.
     fn load(&self) -> Option<&ExpertLoad> {
         self.reports.as_ref().map(|reports| &reports.load)
@@ -80,6 +97,8 @@ pub(crate) struct State {
     stage_words_max: usize,
     changes: Vec<TableChange>,
     questions: Vec<Question>,
+    /// They want whole rows of logits, where ranks share a head.
+    whole_rows: bool,
     uploads: VecDeque<InFlight>,
     free: Vec<Pinned>,
     answers: (Sender<AnswerMemory>, Receiver<AnswerMemory>),
@@ -106,13 +125,19 @@ pub(crate) struct Launch {
     pub(crate) exchange: Exchange,
     /// Nobody asks for the hidden states of other tokens than the questions are about.
     pub(crate) asked_only: bool,
+    /// Ranks that share a head bring whole rows of logits together: some question wants them.
+    pub(crate) whole_rows: bool,
     /// Where there is a draft layer.
     pub(crate) drafts: Option<DraftRows>,
 }
 
 impl Launch {
     /// A step that looks alike on all ranks. Where there is a draft layer, so many rows have drafts.
-    pub(crate) fn of_all(shape: StepShape, drafting: Option<usize>, engine: &Engine) -> Self {
+    pub(crate) fn of_all(
+        (shape, whole_rows): (StepShape, bool),
+        drafting: Option<usize>,
+        engine: &Engine,
+    ) -> Self {
         let of_all = |rows| if engine.dp.size() > 1 { rows } else { 0 };
         let of_rows = |rows| DraftRows { rows, drafting: rows, dp_rows: of_all(rows) };
         Self {
@@ -120,6 +145,7 @@ impl Launch {
             dp_rows: of_all(shape.tokens),
             exchange: Exchange::Gather,
             asked_only: asks_few(&shape) && drafting.is_none(),
+            whole_rows,
             drafts: drafting.map(of_rows),
         }
     }
@@ -193,6 +219,7 @@ impl State {
             stage_words_max: words,
             changes: Vec::new(),
             questions: Vec::new(),
+            whole_rows: false,
             uploads: VecDeque::new(),
             free,
             answers,
@@ -250,6 +277,8 @@ impl State {
         }
         let mut questions = std::mem::take(&mut self.questions);
         sampler::questions(batch, &self.seats, self.size.top, &mut questions);
+        let (asked, vocab) = ((batch, &self.seats), self.size.limits.vocab);
+        self.whole_rows = sampler::want_whole_rows(&questions, asked, vocab, engine.in_parts());
         let masked = batch.rows.iter().any(|row| row.masked);
         let none = StepMasks::default();
         let first = if masked { 0 } else { self.stage_slice(batch, &none, &questions) };
@@ -378,7 +407,8 @@ impl State {
         // rows fit into.
         let exact = engine.dp.size() > 1 || self.layer_drafts.is_some();
         let least = if exact { most } else { tokens };
-        self.graphs.size(least..=most, bounds(&self.stage).longest_context)
+        let longest = bounds(&self.stage).longest_context;
+        self.graphs.size(self.whole_rows, least..=most, longest)
     }
 
     /// Forward pass and the first slice of answers, `questions` of all, by replay or launch by launch. Returns the
@@ -417,7 +447,8 @@ impl State {
         let drafts = self.layer_drafts.is_some().then(|| self.draft_rows(engine, batch));
         let asked_only = questions == of_all && asks_few(&shape) && drafts.is_none();
         let (dp_rows, exchange) = (batch.moe_tokens as usize, exchange(batch.bucket));
-        let launch = Launch { shape, dp_rows, exchange, asked_only, drafts };
+        let whole_rows = self.whole_rows;
+        let launch = Launch { shape, dp_rows, exchange, asked_only, whole_rows, drafts };
         let hidden = self.device.launch(engine, launch, &mut pending.timing, &mut laps)?;
         if let (Some(trace), Some(laps)) = (marked, laps) {
             trace.set_laps(laps.finish());
@@ -469,7 +500,8 @@ impl State {
             self.stage.clear();
             let n = self.stage_slice(batch, masks, &questions[done..]);
             self.upload(ops)?;
-            self.device.answer(engine, hidden, n, &mut pending.timing)?;
+            let asked = (n, self.whole_rows);
+            self.device.answer(engine, hidden, asked, &mut pending.timing)?;
             slice = &questions[done..done + n];
             done += n;
             slices += 1;
@@ -488,7 +520,7 @@ impl DeviceState {
     ) -> Result<Tensor, ExecutorError> {
         let started = Instant::now();
         let Engine { ops, model, tp, dp, .. } = engine;
-        let Launch { shape, dp_rows, exchange, asked_only, drafts } = launch;
+        let Launch { shape, dp_rows, exchange, asked_only, whole_rows, drafts } = launch;
         Laps::within(laps, Scope::Prepare, || {
             Ok(self.buffers.prepare(ops, &mut self.seats, shape)?)
         })?;
@@ -511,7 +543,8 @@ impl DeviceState {
             let logits = Laps::within(laps, Scope::Head, head)?; // [n, V of this rank]
             drop((batch, ids, tokens));
             timing.forward_ns += ns_since(started);
-            Laps::within(laps, Scope::Sampling, || self.sample(engine, &logits, timing))?;
+            let sample = || self.sample(engine, (&logits, whole_rows), timing);
+            Laps::within(laps, Scope::Sampling, sample)?;
         } else {
             drop((batch, ids, tokens));
             timing.forward_ns += ns_since(started);
@@ -528,7 +561,7 @@ impl DeviceState {
         &mut self,
         engine: &Engine,
         hidden: &Tensor,
-        n: usize,
+        (n, whole_rows): (usize, bool),
         timing: &mut StepTiming,
     ) -> Result<(), ExecutorError> {
         let started = Instant::now();
@@ -546,14 +579,14 @@ impl DeviceState {
         let logits = model.own_logits(&f, &wanted)?; // [n, V of this rank]
         drop((batch, asked));
         timing.forward_ns += ns_since(started);
-        self.sample(engine, &logits, timing)
+        self.sample(engine, (&logits, whole_rows), timing)
     }
 
-    /// Chooses tokens out of this rank's logits, together with those who have the others.
+    /// Chooses tokens out of this rank's logits, together with those who have the others: in parts, unless `whole_rows`.
     fn sample(
         &mut self,
         engine: &Engine,
-        logits: &Tensor,
+        (logits, whole_rows): (&Tensor, bool),
         timing: &mut StepTiming,
     ) -> Result<(), ExecutorError> {
         let started = Instant::now();
@@ -561,7 +594,7 @@ impl DeviceState {
         let Self { buffers, seats, .. } = self;
         if tp.size() == 1 {
             buffers.sample(ops, seats, logits)?;
-        } else if !ops.device().samples_parts() {
+        } else if whole_rows {
             let mut whole = ops.scratch(DType::F32, &[logits.rows(), part.vocab])?;
             tp.all_gather(ops.stream(), logits.mat()?, whole.mat_mut()?)?;
             buffers.sample(ops, seats, &whole)?;

@@ -91,6 +91,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("sample/cut.h", include_str!("sample/cut.h")),
     ("sample/edit.h", include_str!("sample/edit.h")),
     ("sample/order.h", include_str!("sample/order.h")),
+    ("sample/question.h", include_str!("sample/question.h")),
     ("sample/philox.h", include_str!("sample/philox.h")),
     ("sample/scan.h", include_str!("sample/scan.h")),
     ("sample/select.h", include_str!("sample/select.h")),

@@ -6,8 +6,9 @@ use crate::step::{
 };
 use crate::{
     Around, Attention, BatchRows, Before, Buffer, DType, DeviceError, ExpertCount, Experts, Gather,
-    HostMat, InFlight, KvLayout, KvOrder, LatentAttention, LatentLayout, LatentWrite, Marks, Mat,
-    MatMut, Packed, PackedGroup, Pinned, QkRope, RouteRule, Routes, Scores, Spread, VocabPart,
+    HostMat, InFlight, InParts, KvLayout, KvOrder, LatentAttention, LatentLayout, LatentWrite,
+    Marks, Mat, MatMut, Packed, PackedGroup, Pinned, QkRope, RouteRule, Routes, Scores, Spread,
+    VocabPart,
 };
 use std::sync::Arc;
 
@@ -529,14 +530,15 @@ pub trait Kernels: Driver {
         answers: &mut AnswerArrays<'_>,
     ) -> Result<(), DeviceError>;
 
-    /// Whether `sample_parts` exists here.
-    fn samples_parts(&self) -> bool {
-        false
+    /// Which questions `sample_parts` answers here; the same on all ranks.
+    fn samples_in_parts(&self, _: &VocabPart) -> InParts {
+        InParts::Nothing
     }
 
     /// The same where every rank of a group has the logits of a part of the vocabulary, f32 `[n, part.cols]`. All ranks
     /// ask the same of the same rows and get the same answers, in ids those of [`Kernels::sample_rows`] for the whole
-    /// rows; `gather` is called as often on each, with matrices of the same shape.
+    /// rows; `gather` is called as often on each, with matrices of the same shape. Questions are such as [`Kernels::samples_in_parts`] says:
+    /// which rules they follow the device alone sees.
     ///
     /// Errors: [`DeviceError::Peers`] where `gather` fails; [`DeviceError::NoParts`] on devices that cannot.
     fn sample_parts(

@@ -57,4 +57,4 @@ pub use packed_group::PackedGroup;
 pub use pinned::{Fence, InFlight, Pinned};
 pub use route_rule::{ExpertGroups, GroupScore, RouteRule, RouterScore};
 pub use shared_memory::SharedMemory;
-pub use vocab_part::{Gather, VocabPart};
+pub use vocab_part::{Gather, InParts, VocabPart};

@@ -17,6 +17,24 @@ pub struct VocabPart {
     pub ranks: usize,
 }
 
+impl VocabPart {
+    /// The part that is all of it.
+    pub(crate) fn whole(vocab: usize) -> Self {
+        Self { first: 0, ids: vocab, cols: vocab, vocab, ranks: 1 }
+    }
+}
+
+/// Which questions a device answers out of parts of the rows that they are about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InParts {
+    /// None: rows are brought together before.
+    Nothing,
+    /// Those that choose a token without log-probabilities, and cut first by a top-k of at most so many ids, or not at all.
+    TopK(usize),
+    /// All.
+    Everything,
+}
+
 /// Lays what the ranks bring, `own [n, c]`, side by side: `all [n, C]`, where columns from `r · c` on are those of rank `r`,
 /// and those beyond `C` are left out. `false` = the others are gone.
 pub type Gather<'a> = dyn FnMut(Mat<'_>, MatMut<'_>) -> bool + 'a;

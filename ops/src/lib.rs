@@ -35,8 +35,8 @@ pub use kernels::step::{
     StageRow,
 };
 pub use kernels::{
-    DType, E4m3, ExpertGroups, Gather, Graph, GroupScore, HostMat, InFlight, KvLayout, KvOrder,
-    LatentLayout, MappedFile, Mat, MatMut, Pinned, RouterScore, RowBounds, Spread, Stream,
+    DType, E4m3, ExpertGroups, Gather, Graph, GroupScore, HostMat, InFlight, InParts, KvLayout,
+    KvOrder, LatentLayout, MappedFile, Mat, MatMut, Pinned, RouterScore, RowBounds, Spread, Stream,
     VocabPart, bf16, f16,
 };
 pub use kv_pool::{KvPool, PoolLayout};

@@ -143,7 +143,7 @@ impl StepBuffers {
     }
 
     /// The same where each of several ranks has the logits of a part of the vocabulary, f32 `[n, part.cols]`; `gather`
-    /// tells all of them what they need of each other.
+    /// tells all of them what they need of each other. Questions are such as `samples_in_parts` of the device says.
     pub fn sample_parts(
         &mut self,
         ops: &Ops,

@@ -1,10 +1,13 @@
 //! Ranks on GPUs: the tokens of one of them, launched and replayed, and an end for all when one is gone.
 
 use crate::player::{Job, Pact, Player, config, experts, placed, shared};
-use crate::{HALF_NEAR, Output, assert_close, assert_within, emulated, on_emulator, play, small};
+use crate::{
+    HALF_NEAR, Output, assert_close, assert_within, emulated, on_emulator, play, rules, small,
+};
 use collectives::{CallState, Operation};
 use executor::{Dtype, ExecutorConfig};
-use protocol::{Parallel, Sampling};
+use ops::DType;
+use protocol::{Capture, Parallel, Sampling};
 use std::sync::Arc;
 use std::thread;
 
@@ -52,6 +55,77 @@ fn ranks_of_a_replica_find_the_tokens_of_one_launched_and_replayed() {
         let mut replaying = Player::with(on_gpus("replica", wave, world, false));
         assert_eq!(replaying.graphs, [1, 2, 4, 8], "{what}");
         assert_eq!(play(&mut replaying), launched, "{what}");
+    }
+}
+
+/// Requests whose tokens are found in parts of rows, and at last one that wants whole rows.
+fn samplings() -> [Sampling; 6] {
+    let drawn = |temperature| Sampling { temperature, ..Sampling::greedy() };
+    let strict = Sampling { logprobs: None, ..rules()[1].clone() };
+    [
+        Sampling::greedy(),
+        drawn(0.8),
+        Sampling { top_k: 5, top_p: 0.9, ..drawn(1.0) },
+        Sampling { temperature: 1.3, top_k: 24, min_p: 0.05, ..strict.clone() },
+        strict,
+        Sampling { top_p: 0.8, ..drawn(1.0) },
+    ]
+}
+
+/// Elements, rows and columns that the first rank brought to a gather.
+type Brought = Option<(DType, u32, u32)>;
+
+/// The same of the newest one.
+fn brought(player: &Player) -> Brought {
+    let calls = player.pact.meeting.calls();
+    let of_first = &calls.first()?.calls;
+    let gather = of_first.iter().rfind(|call| call.operation == Operation::AllGather)?;
+    Some((gather.dtype, gather.rows, gather.cols))
+}
+
+/// Tokens of each, and what was brought to a decode step of the first five, of all six, and of five again, one of which is masked.
+fn sample(player: &mut Player) -> (Vec<Output>, [Brought; 3]) {
+    let job = |(id, sampling): (u64, Sampling)| Job::new(id, 4 + 3 * id as usize, sampling);
+    let mut jobs: Vec<Job> = (0..).zip(samplings()).map(job).collect();
+    let decode = |player: &mut Player, jobs: &mut [Job], steps: usize| {
+        for step in 0..steps {
+            player.from_device = step > 0;
+            player.step(&mut jobs.iter_mut().map(|job| (job, 1)).collect::<Vec<_>>());
+        }
+        player.from_device = false;
+        brought(player)
+    };
+    let mut found = [None; 3];
+    for job in &mut jobs[..5] {
+        let len = job.prompt_len;
+        player.step(&mut [(job, len)]);
+    }
+    found[0] = decode(player, &mut jobs[..5], 4);
+    let len = jobs[5].prompt_len;
+    player.step(&mut [(&mut jobs[5], len)]);
+    found[1] = decode(player, &mut jobs, 3);
+    jobs[0].masked = true;
+    found[2] = decode(player, &mut jobs[..5], 2);
+    (jobs.iter().map(Job::output).collect(), found)
+}
+
+#[test]
+fn ranks_find_the_tokens_of_one_by_a_few_words_of_each_row() {
+    let (expected, _) = sample(&mut Player::with(small(config(Dtype::Float32, 2))));
+    for (wave, enforce_eager) in [(64, true), (32, false)] {
+        let world = shared(config(Dtype::Float32, 2), 2, false);
+        let mut world = on_gpus("parts", wave, world, enforce_eager);
+        if !enforce_eager {
+            world.settings.capture = Capture::Rows(vec![8]);
+        }
+        let mut player = Player::with(world);
+        let (found, brought) = sample(&mut player);
+        assert_eq!(found, expected, "wave {wave}");
+        // Of 192 ids 24 are listed: 52 words a row, or all 192. Five or six rows are replayed as eight; with masks they are not.
+        let rows = if enforce_eager { [5, 6] } else { [8, 8] };
+        let in_parts = |rows: u32| Some((DType::I32, 1, 52 * rows));
+        let whole = Some((DType::F32, rows[1], 192));
+        assert_eq!(brought, [in_parts(rows[0]), whole, in_parts(5)], "wave {wave}");
     }
 }
 

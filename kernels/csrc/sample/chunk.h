@@ -52,25 +52,27 @@ DEV Choice choice_of(const StageQuestion& question, const SeatRules& rules, u32 
     return c;
 }
 
-DEV u32 chunks_of(u32 vocab) { return (vocab + CHUNK - 1) / CHUNK; }
+DEV u32 chunks_of(u32 ids) { return (ids + CHUNK - 1) / CHUNK; }
 DEV float minus_infinity() { return as_f32(0xff800000u); }
 
-// A row to read.
+// A row to read: the values of ids [first, end), of which `first` is a multiple of 4. Chunks are counted from there.
 struct Row {
-    const float* values;
+    const float* values;  // of id 0, wherever it would lie
     float factor;
-    u32 vocab;
+    u32 first, end;
     bool aligned;  // fours may be read at once
 };
-DEV Row row_of(const float* values, float factor, u32 vocab) {
-    return Row{values, factor, vocab, ((u64)values & 15) == 0};
+// The row whose value of id `first` lies at `values`.
+DEV Row row_of(const float* values, float factor, u32 first, u32 end) {
+    return Row{values - first, factor, first, end, ((u64)values & 15) == 0};
 }
+DEV u32 chunks_of(const Row& row) { return chunks_of(row.end - row.first); }
 
 // Values of ids [id, id + 4), id a multiple of 4, as they are stored; minus infinity beyond the row.
 DEV f32x4 stored4(const Row& row, u32 id) {
-    if (row.aligned && id + 4 <= row.vocab) return *(const f32x4*)(row.values + id);
+    if (row.aligned && id + 4 <= row.end) return *(const f32x4*)(row.values + id);
     f32x4 r;
-    for (u32 i = 0; i < 4; ++i) r.v[i] = id + i < row.vocab ? row.values[id + i] : minus_infinity();
+    for (u32 i = 0; i < 4; ++i) r.v[i] = id + i < row.end ? row.values[id + i] : minus_infinity();
     return r;
 }
 // The same, times the row's factor.

@@ -24,8 +24,8 @@ DEV void find_winner(Winners& winners, const Row& row, const Draw& draw, u32 c, 
     u64 own = 0;
     float own_value = 0.f;
     for (u32 at = lane() * 4; at < CHUNK; at += WAVE * 4) {
-        const u32 id = c * CHUNK + at;
-        if (id >= row.vocab) break;
+        const u32 id = row.first + c * CHUNK + at;
+        if (id >= row.end) break;
         const f32x4 four = values4(row, id);
         bool any = false;
         for (u32 i = 0; i < 4; ++i) any = any || place_of(four.v[i], id + i) >= edge;
@@ -51,7 +51,7 @@ DEV void find_winner(Winners& winners, const Row& row, const Draw& draw, u32 c, 
 
 // Place of the winner's value among the ids up to the edge; 0 if there is none.
 DEV u64 winner_from(Winners& winners, const Search& search, const Row& row, const Draw& draw, u64 edge) {
-    const u32 chunks = chunks_of(row.vocab);
+    const u32 chunks = chunks_of(row);
     for (u32 c = wave(); c < chunks; c += bdim() / WAVE) {
         const u64 noisy = winners.noisy[c];
         const bool stays = noisy != 0 && place_of(winners.value[c], id_of(noisy)) >= edge;
@@ -62,7 +62,14 @@ DEV u64 winner_from(Winners& winners, const Search& search, const Row& row, cons
     }
     sync();
     const u64 first = block_first(tid() < chunks ? winners.noisy[tid()] : 0);
-    return first == 0 ? 0 : place_of(winners.value[id_of(first) / CHUNK], id_of(first));
+    return first == 0 ? 0 : place_of(winners.value[(id_of(first) - row.first) / CHUNK], id_of(first));
+}
+
+// The first place that min-p cuts off is behind this one, beside a largest value of `most`.
+DEV u64 floor_of(const SeatRules& rules, float most) {
+    if (rules.min_p <= 0.f) return LAST_UNMASKED;
+    const u64 floor = (u64)order_of(most + ln(fmin_(rules.min_p, 1.f))) << 32;
+    return floor > LAST_UNMASKED ? floor : LAST_UNMASKED;
 }
 
 // The token drawn by the rules. `best` is the first place of the row, `total` the mass of the whole row relative to it.
@@ -70,13 +77,9 @@ DEV u64 winner_from(Winners& winners, const Search& search, const Row& row, cons
 DEV u32 draw_with_cuts(Search& search, Winners& winners, const Row& row, const SeatRules& rules, const Draw& draw,
                        u64 best, float total) {
     const float most = value_of(best);
-    u64 edge = LAST_UNMASKED;
-    if (rules.min_p > 0.f) {
-        const u64 floor = (u64)order_of(most + ln(fmin_(rules.min_p, 1.f))) << 32;
-        edge = floor > edge ? floor : edge;
-    }
-    if (rules.top_k > 0 && (u32)rules.top_k < row.vocab) {
-        const u64 kth = kth_place(search, row, (u32)rules.top_k);
+    u64 edge = floor_of(rules, most);
+    if (rules.top_k > 0 && (u32)rules.top_k < row.end) {
+        const u64 kth = kth_place(search, row, (u32)rules.top_k, bound_for(search, chunks_of(row), (u32)rules.top_k));
         edge = kth > edge ? kth : edge;
     }
     const bool weighs = rules.top_p < 1.f;

@@ -3,7 +3,8 @@
 // value, or the largest below temperature 1e-5; log-probabilities, rank and the likeliest ids of the raw logits.
 //
 // sample_scan  reads logits f32 [questions, vocab] once, chunk by chunk of 2048 ids, into records [questions, chunks];
-//              where cuts follow edits, the edited logits go to edited f32 [questions, edited_stride].
+//              where cuts follow edits, the edited logits go to edited f32 [questions, edited_stride]. It may have the logits
+//              of ids [first, end) alone, first a multiple of 64: see sample_parts, which goes on from there.
 //              Grid: blocks per question x questions; the answer does not depend on how many. Block: 256.
 // sample_pick  answers [questions, 4 words]; top_ids i32, top_logprobs f32 [questions, most]; the seat's newest token, where no
 //              drafts have to do with it, and history. Grid: questions. Block: 512. Reads logits again only where cuts, ranks
@@ -19,27 +20,19 @@
 // id; top-p adds on average about one more reading.
 #include "dev.h"
 #include "sample/cut.h"
+#include "sample/question.h"
 #include "sample/scan.h"
-
-// The rules of a question's seat. Where nothing is chosen, no seat is named, and nobody looks at the rules.
-DEV const SeatRules& rules_of(const StageQuestion& question, const u8* rules) {
-    return ((const SeatRules*)rules)[question.known < 0 ? question.seat : 0];
-}
-DEV i32 position_of(const StageQuestion& question, const i32* positions) { return positions[question.token] + 1; }
-// Whether the token may be the newest one only if drafts stand, or has one behind it.
-DEV bool is_judged(const StageQuestion& question) { return question.known < 0 && (question.place > 0 || question.draft != 0); }
-DEV bool is_padding(const u8* stage, u32 q) {
-    return q >= header_of(stage)->questions || questions_of(stage)[q].token < 0;
-}
 
 KERNEL(SCAN_THREADS)
 sample_scan(u8* records, float* edited, const float* logits, const u8* stage, const i32* positions, const i32* history,
-            const u32* masks, const u8* rules, u32 vocab, u32 stride, u32 edited_stride, u32 history_len, u32 mask_words) {
+            const u32* masks, const u8* rules, u32 vocab, u32 first, u32 end, u32 stride, u32 edited_stride, u32 history_len,
+            u32 mask_words) {
     grid_wait();
     grid_release();
-    const u32 q = bid_y(), chunks = chunks_of(vocab);
-    const Row raw = row_of(logits + (u64)q * stride, 1.f, vocab);
-    Held next = load_chunk(raw, bid_x() * CHUNK);  // On its way while the question is read.
+    const u32 q = bid_y();
+    const Row raw = row_of(logits + (u64)q * stride, 1.f, first, end);
+    const u32 chunks = chunks_of(raw);
+    Held next = load_chunk(raw, first + bid_x() * CHUNK);  // On its way while the question is read.
     if (is_padding(stage, q)) return;
     Scanned s;
     s.question = questions_of(stage) + q;
@@ -55,8 +48,8 @@ sample_scan(u8* records, float* edited, const float* logits, const u8* stage, co
     ChunkRecord* own = (ChunkRecord*)records + (u64)q * chunks;
     for (u32 c = bid_x(); c < chunks; c += gdim_x()) {
         const Held x = next;
-        if (c + gdim_x() < chunks) next = load_chunk(raw, (c + gdim_x()) * CHUNK);
-        scan_chunk(own + c, edited + (u64)q * edited_stride, x, c * CHUNK, vocab, s);
+        if (c + gdim_x() < chunks) next = load_chunk(raw, first + (c + gdim_x()) * CHUNK);
+        scan_chunk(own + c, edited + (u64)q * edited_stride - first, x, first + c * CHUNK, end, s);
     }
 }
 EXPORT(sample_scan)
@@ -64,7 +57,7 @@ EXPORT(sample_scan)
 // Log-probabilities of the raw row: of the token, its rank, and the `top` likeliest ids.
 DEV void score(Search& search, Answer& answer, i32* top_ids, float* top_logprobs, const ChunkRecord* records,
                const Row& raw, u32 top) {
-    const u32 chunks = chunks_of(raw.vocab);
+    const u32 chunks = chunks_of(raw);
     const bool holds = tid() < chunks;
     const float chunk_best = holds ? records[tid()].raw_best : -3.0e38f;
     const float best = block_max(chunk_best);
@@ -76,7 +69,7 @@ DEV void score(Search& search, Answer& answer, i32* top_ids, float* top_logprobs
     answer.logprob = logit - log_sum;
     answer.rank = count_from(search, raw, place_of(logit, (u32)answer.token) + 1) + 1;
     if (top == 0) return;
-    const u64 last = kth_place(search, raw, top);
+    const u64 last = kth_place(search, raw, top, bound_for(search, chunks, top));
     const u32 n = gather(search, raw, last > LAST_UNMASKED ? last : LAST_UNMASKED, STRANGE);
     sort_list(search, n);
     for (u32 i = tid(); i < n; i += bdim()) {
@@ -88,7 +81,7 @@ DEV void score(Search& search, Answer& answer, i32* top_ids, float* top_logprobs
 // The token chosen by the rules, or the status that says why there is none.
 DEV u32 choose(Search& search, Winners& winners, i32& token, const ChunkRecord* records, const Row& row,
                const Choice& choice, const SeatRules& rules, const Draw& draw) {
-    const bool holds = tid() < chunks_of(row.vocab);
+    const bool holds = tid() < chunks_of(row);
     const u64 chunk_best = holds ? records[tid()].best : 0;
     const u64 best = block_first(chunk_best);
     if (best < LAST_UNMASKED) return ANSWER_ALL_MASKED;
@@ -142,7 +135,7 @@ sample_pick(u8* answers, i32* top_ids, float* top_logprobs, u8* newest, i32* his
     }
     if (answer.status == ANSWER_OK && choice.chooses) {
         const bool stored = choice.edited && choice.cuts;
-        const Row row = row_of(stored ? edited + q * edited_stride : logits + q * stride, choice.factor, vocab);
+        const Row row = row_of(stored ? edited + q * edited_stride : logits + q * stride, choice.factor, 0, vocab);
         answer.status = choose(*search, *winners, token, own, row, choice, seat_rules,
                                Draw{seat_rules.key, (u32)position_of(question, positions)});
     }
@@ -151,17 +144,13 @@ sample_pick(u8* answers, i32* top_ids, float* top_logprobs, u8* newest, i32* his
         if (choice.scores) {
             const u32 top = (u32)question.top < most ? (u32)question.top : most;
             score(*search, answer, top_ids + q * most, top_logprobs + q * most, own,
-                  row_of(logits + q * stride, 1.f, vocab), top);
+                  row_of(logits + q * stride, 1.f, 0, vocab), top);
         }
     }
     if (tid() != 0) return;
     ((Answer*)answers)[q] = answer;
-    if (!choice.chooses) return;
-    const bool found = answer.status == ANSWER_OK;
-    const i32 position = position_of(question, positions);
-    if (!is_judged(question)) ((Newest*)newest)[question.seat] = Newest{found ? answer.token : 0, position, 0};
-    if (found && (seat_rules.flags & RULE_HISTORY) != 0 && (u32)position < history_len)
-        history[(u64)question.seat * history_len + position] = answer.token;
+    if (choice.chooses)
+        remember(Remembered{newest, history, history_len}, question, seat_rules, answer, position_of(question, positions));
 }
 EXPORT(sample_pick)
 

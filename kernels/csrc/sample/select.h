@@ -21,15 +21,15 @@ struct Search {
 // Calls f(place, value, id) for every id of the row whose chunk may hold places from `limit` on, one id per lane and
 // call; the chunk's lanes come together, so f may not meet others.
 template <class F> DEV void each_from(const Search& search, const Row& row, u64 limit, F f) {
-    for (u32 c = wave(); c < chunks_of(row.vocab); c += bdim() / WAVE) {
+    for (u32 c = wave(); c < chunks_of(row); c += bdim() / WAVE) {
         if (search.order[c] < (u32)(limit >> 32)) continue;
         for (u32 at = lane() * 4; at < CHUNK; at += WAVE * 4) {
-            const u32 id = c * CHUNK + at;
-            if (id >= row.vocab) break;
+            const u32 id = row.first + c * CHUNK + at;
+            if (id >= row.end) break;
             const f32x4 four = values4(row, id);
             for (u32 i = 0; i < 4; ++i) {
                 const u64 place = place_of(four.v[i], id + i);
-                if (place >= limit && id + i < row.vocab) f(place, four.v[i]);
+                if (place >= limit && id + i < row.end) f(place, four.v[i]);
             }
         }
     }
@@ -108,9 +108,9 @@ DEV void find_bin(Search& search, u32 k) {
     sync();
 }
 
-// Place of the k-th id, 0 if fewer are unmasked. Few candidates are sorted; many are narrowed down digit by digit.
-DEV u64 kth_place(Search& search, const Row& row, u32 k) {
-    const u64 bound = bound_for(search, chunks_of(row.vocab), k);
+// Place of the k-th id, 0 if fewer are unmasked; behind `bound` lie at least k. Few candidates are sorted; many are narrowed
+// down digit by digit.
+DEV u64 kth_place(Search& search, const Row& row, u32 k, u64 bound) {
     u32 n = gather(search, row, bound, STRANGE);
     u64 low = bound;
     if (n > LIST) {

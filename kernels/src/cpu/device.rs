@@ -15,8 +15,8 @@ use crate::step::{
 };
 use crate::{
     Attention, Buffer, DType, DeviceError, Driver, ExpertCount, Experts, Gather, HostMat, InFlight,
-    Kernels, KvLayout, KvOrder, LatentAttention, LatentLayout, LatentWrite, Mat, MatMut, MemInfo,
-    Packed, Pinned, QkRope, RouteRule, Routes, Spread, Stream, VocabPart,
+    InParts, Kernels, KvLayout, KvOrder, LatentAttention, LatentLayout, LatentWrite, Mat, MatMut,
+    MemInfo, Packed, Pinned, QkRope, RouteRule, Routes, Spread, Stream, VocabPart,
 };
 
 /// How a CPU device computes.
@@ -441,8 +441,8 @@ impl Kernels for CpuDevice {
         self.answer_questions(logits, asked, seats, answers)
     }
 
-    fn samples_parts(&self) -> bool {
-        true
+    fn samples_in_parts(&self, _: &VocabPart) -> InParts {
+        InParts::Everything
     }
 
     fn sample_parts(

@@ -30,4 +30,5 @@ mod topology;
 pub use device::{CpuConfig, CpuDevice};
 pub use isa::Isa;
 pub use pool::ThreadPool;
+pub use step::GREEDY_BELOW;
 pub use topology::physical_cores;

@@ -16,7 +16,7 @@ use crate::step::{
 use crate::{DType, DeviceError, Gather, Mat, VocabPart};
 
 /// Temperatures below this one mean argmax.
-const GREEDY_BELOW: f32 = 1e-5;
+pub const GREEDY_BELOW: f32 = 1e-5;
 /// Words of a `SeatRules` record.
 const RULE_WORDS: usize = size_of::<SeatRules>() / 4;
 /// Words of an `Answer` record.

@@ -215,12 +215,21 @@ impl Communicator {
         dense(NAME, own)?;
         let (rows, cols, dtype) = (own.rows(), own.cols(), own.dtype());
         let (count, kind) = (rows * cols, data_type(NAME, dtype)?);
-        let stacked = self.device.scratch(self.size * count * dtype.bytes())?;
+        // Single rows lie side by side as they come; others are stacked before they do.
+        let beside = rows == 1 && all.cols() == self.size * cols;
+        let stacked = if beside {
+            all.as_mut_ptr()
+        } else {
+            self.device.scratch(self.size * count * dtype.bytes())?
+        };
         self.go(NAME, s, |comm, stream| {
             let from = own.as_ptr().cast_mut().cast();
             // SAFETY: so many elements to read, and as many of each rank to write.
             unsafe { (self.rccl.all_gather)(from, stacked.cast(), count, kind, comm, stream) }
         })?;
+        if beside {
+            return Ok(());
+        }
         let indices = self.index(rows)?;
         for rank in 0..self.size {
             let first = (rank * cols).min(all.cols());

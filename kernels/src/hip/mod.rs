@@ -67,6 +67,7 @@ mod route_rule;
 mod routes;
 mod runtime;
 mod sample;
+mod sample_parts;
 mod skinny;
 mod source;
 mod step;

@@ -6,9 +6,9 @@ use crate::step::{
     AnswerArrays, DraftPass, DraftStates, Laid, PassArrays, SeatArrays, StageView, StepArrays,
 };
 use crate::{
-    Around, Attention, BatchRows, Before, Buffer, DType, DeviceError, ExpertCount, Experts,
-    HostMat, Kernels, KvLayout, LatentAttention, LatentLayout, LatentWrite, Mat, MatMut, Packed,
-    PackedGroup, QkRope, RouteRule, Routes, Scores, Spread, Stream,
+    Around, Attention, BatchRows, Before, Buffer, DType, DeviceError, ExpertCount, Experts, Gather,
+    HostMat, InParts, Kernels, KvLayout, LatentAttention, LatentLayout, LatentWrite, Mat, MatMut,
+    Packed, PackedGroup, QkRope, RouteRule, Routes, Scores, Spread, Stream, VocabPart,
 };
 
 impl Kernels for HipDevice {
@@ -369,5 +369,21 @@ impl Kernels for HipDevice {
         answers: &mut AnswerArrays<'_>,
     ) -> Result<(), DeviceError> {
         self.answer_questions(s, logits, asked, seats, answers)
+    }
+
+    fn samples_in_parts(&self, part: &VocabPart) -> InParts {
+        Self::parts_answered(part)
+    }
+
+    fn sample_parts(
+        &self,
+        s: &Stream,
+        logits: (Mat<'_>, &VocabPart),
+        asked: (&StageView<'_>, &Laid<'_>),
+        seats: &mut SeatArrays<'_>,
+        answers: &mut AnswerArrays<'_>,
+        gather: &mut Gather<'_>,
+    ) -> Result<(), DeviceError> {
+        self.answer_in_parts(s, logits, asked, seats, answers, gather)
     }
 }

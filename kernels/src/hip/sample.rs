@@ -6,7 +6,7 @@ use super::launch::Launch;
 use super::source::Source;
 use super::step::check_seats;
 use crate::step::{Answer, AnswerArrays, Judge, Laid, SeatArrays, StageView};
-use crate::{DType, DeviceError, Mat, Stream};
+use crate::{DType, DeviceError, Mat, Stream, VocabPart};
 
 static SAMPLE: Source =
     Source { name: "sample/sample.hip", text: include_str!("../../csrc/sample/sample.hip") };
@@ -15,10 +15,10 @@ const KERNEL: &str = "sample_rows";
 /// `CHUNK`, `SCAN_THREADS`, `PICK_THREADS`, `MAX_CHUNKS`, `LIST` of `csrc/sample`.
 const CHUNK: usize = 2048;
 const SCAN_THREADS: u32 = 256;
-const PICK_THREADS: u32 = 512;
+pub(super) const PICK_THREADS: u32 = 512;
 const JUDGE_THREADS: u32 = 256;
 const MAX_VOCABULARY: usize = 128 * CHUNK;
-const MAX_TOP: usize = 1024;
+pub(super) const MAX_TOP: usize = 1024;
 /// Bytes of a `ChunkRecord`.
 const RECORD_BYTES: usize = 32;
 /// Scanning blocks for each multiprocessor; more questions than that let a block scan several chunks.
@@ -33,24 +33,24 @@ impl HipDevice {
         seats: &mut SeatArrays<'_>,
         answers: &mut AnswerArrays<'_>,
     ) -> Result<(), DeviceError> {
-        check(logits, seats, answers)?;
-        check_dtype(KERNEL, "ids", laid.ids.dtype(), DType::I32)?;
-        check_dtype(KERNEL, "positions", laid.positions.dtype(), DType::I32)?;
-        let scratch = Scratch::new(self, logits)?;
-        self.scan(s, logits, (stage, laid), seats, &scratch)?;
+        let whole = VocabPart::whole(logits.cols());
+        check((logits, &whole), laid, seats, answers)?;
+        let scratch = Scratch::new(self, logits, 0)?;
+        self.scan(s, (logits, &whole), (stage, laid), seats, &scratch)?;
         self.pick(s, logits, (stage, laid), seats, answers, &scratch)?;
         self.judge(s, logits.rows(), (stage, laid), seats, answers)
     }
 
-    fn scan(
+    /// Reads a part of the rows once: what is known of it is left in the scratch.
+    pub(super) fn scan(
         &self,
         s: &Stream,
-        logits: Mat<'_>,
+        (logits, part): (Mat<'_>, &VocabPart),
         (stage, laid): (&StageView<'_>, &Laid<'_>),
         seats: &SeatArrays<'_>,
         scratch: &Scratch,
     ) -> Result<(), DeviceError> {
-        let (questions, chunks) = (logits.rows(), logits.cols().div_ceil(CHUNK));
+        let (questions, chunks) = (logits.rows(), part.ids.div_ceil(CHUNK));
         let wanted = self.multiprocessors() as usize * BLOCKS_PER_MULTIPROCESSOR;
         let parts = wanted.div_ceil(questions.max(1)).min(chunks);
         let kernel = self.kernel(&SAMPLE, "sample_scan", &[])?;
@@ -64,7 +64,9 @@ impl HipDevice {
             .arg(seats.history.as_ref())
             .arg(seats.masks.as_ref())
             .arg(seats.rules.as_ref())
-            .u32(logits.cols() as u32)
+            .u32(part.vocab as u32)
+            .u32(part.first as u32)
+            .u32((part.first + part.ids) as u32)
             .u32(logits.stride() as u32)
             .u32(scratch.edited_stride as u32)
             .u32(seats.history.cols() as u32)
@@ -106,7 +108,8 @@ impl HipDevice {
         unsafe { launch.go(self, s) }
     }
 
-    fn judge(
+    /// Which drafts stand, where there are any, by answers that have been given.
+    pub(super) fn judge(
         &self,
         s: &Stream,
         questions: usize,
@@ -138,36 +141,49 @@ impl HipDevice {
     }
 }
 
-/// What the scan leaves for the pick.
-struct Scratch {
-    records: *mut u8,
-    edited: *mut u8,
-    edited_stride: usize,
+/// What the scan leaves for those that read no more than they must, and memory behind it for these.
+pub(super) struct Scratch {
+    pub(super) records: *mut u8,
+    pub(super) edited: *mut u8,
+    pub(super) edited_stride: usize,
+    pub(super) rest: *mut u8,
 }
 
 impl Scratch {
-    fn new(device: &HipDevice, logits: Mat<'_>) -> Result<Self, DeviceError> {
+    /// For rows of `logits`, and `rest` bytes.
+    pub(super) fn new(
+        device: &HipDevice,
+        logits: Mat<'_>,
+        rest: usize,
+    ) -> Result<Self, DeviceError> {
         let (questions, vocabulary) = (logits.rows(), logits.cols());
         let record_bytes = questions * vocabulary.div_ceil(CHUNK) * RECORD_BYTES;
         let edited_stride = vocabulary.next_multiple_of(4);
-        let records = device.scratch(record_bytes + questions * edited_stride * 4)?;
+        let edited_bytes = questions * edited_stride * 4;
+        let records = device.scratch(record_bytes + edited_bytes + rest)?;
         // SAFETY: inside the scratch.
-        let edited = unsafe { records.add(record_bytes) };
-        Ok(Self { records, edited, edited_stride })
+        let (edited, rest) =
+            unsafe { (records.add(record_bytes), records.add(record_bytes + edited_bytes)) };
+        Ok(Self { records, edited, edited_stride, rest })
     }
 }
 
-fn check(
-    logits: Mat<'_>,
+pub(super) fn check(
+    (logits, part): (Mat<'_>, &VocabPart),
+    laid: &Laid<'_>,
     seats: &SeatArrays<'_>,
     answers: &AnswerArrays<'_>,
 ) -> Result<(), DeviceError> {
     let questions = logits.rows();
     check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;
+    check_dtype(KERNEL, "ids", laid.ids.dtype(), DType::I32)?;
+    check_dtype(KERNEL, "positions", laid.positions.dtype(), DType::I32)?;
+    check_size(KERNEL, "columns of logits", logits.cols(), part.cols)?;
+    check_most(KERNEL, "ids", part.ids, part.cols)?;
     check_most(KERNEL, "vocabulary", logits.cols(), MAX_VOCABULARY)?;
-    check_least(KERNEL, "vocabulary", logits.cols(), 1)?;
+    check_least(KERNEL, "vocabulary", part.vocab, 1)?;
     check_seats(seats)?;
-    check_least(KERNEL, "words of masks", seats.masks.cols(), logits.cols().div_ceil(32))?;
+    check_least(KERNEL, "words of masks", seats.masks.cols(), part.vocab.div_ceil(32))?;
     check_size(KERNEL, "width of an answer", answers.answers.cols(), size_of::<Answer>() / 4)?;
     check_least(KERNEL, "answers", answers.answers.rows(), questions)?;
     check_least(KERNEL, "rows of likeliest ids", answers.top_ids.rows(), questions)?;

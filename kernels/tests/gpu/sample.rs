@@ -9,6 +9,8 @@ use kernels::{Buffer, DType, Driver, Kernels, Mat, MatMut};
 
 use crate::support::{Array, Numbers, Plain, S, devices, oracle};
 
+mod parts;
+
 const LONGEST: usize = 64;
 const RULE_WORDS: usize = 12;
 
@@ -165,6 +167,25 @@ impl Asked {
         self.masks[seat * mask_words(self.vocabulary) + id / 32] |= 1 << (id % 32);
     }
 
+    /// Stages changes of logits, some of them only behind the last of `known`.
+    fn edit_by_chance(&mut self, numbers: &mut Numbers, edits: usize, known: &[i32]) {
+        for _ in 0..edits {
+            let id = numbers.below(self.vocabulary + 3) as u32;
+            let banned = numbers.below(5) == 0;
+            let value = if banned { f32::NEG_INFINITY } else { 3.0 * numbers.float() };
+            if numbers.below(8) == 0 {
+                let when_at = (known.len() + numbers.below(3)) as i32 - 1;
+                self.edits.push(StageEdit { id, value, when_at, when_len: -1 });
+                continue;
+            }
+            let tail = if numbers.below(3) == 0 { known.len().min(2) } else { 0 };
+            let wrong = i32::from(numbers.below(2) == 0);
+            let when_at = self.words.len() as i32;
+            self.words.extend(known[known.len() - tail..].iter().map(|id| id + wrong));
+            self.edits.push(StageEdit { id, value, when_at, when_len: tail as i32 });
+        }
+    }
+
     /// The question `q` alone, on its seat.
     fn alone(&self, q: usize) -> Self {
         self.part(q..q + 1, None)
@@ -236,6 +257,24 @@ impl Asked {
 
     /// Launched, or replayed out of a recording after the outputs were poisoned again.
     fn launched(&self, device: &HipDevice, recorded: bool) -> Answered {
+        self.sampled(device, &self.logits, recorded, |logits, asked, seats, answers| {
+            device.sample_rows(&S, logits, asked, seats, answers).unwrap();
+        })
+    }
+
+    /// What `sample` makes of rows of `logits`, launched or replayed.
+    fn sampled(
+        &self,
+        device: &HipDevice,
+        logits: &[f32],
+        recorded: bool,
+        mut sample: impl FnMut(
+            Mat<'_>,
+            (&StageView<'_>, &Laid<'_>),
+            &mut SeatArrays<'_>,
+            &mut AnswerArrays<'_>,
+        ),
+    ) -> Answered {
         let (n, seats, most) = (self.questions.len(), self.rules.len(), self.most);
         let words = Array::row(device, &self.stage());
         let view = StageView { bytes: words.mat(), rows: 0, tokens: 0, questions: n };
@@ -255,7 +294,7 @@ impl Asked {
         let mut answers = Array::<i32>::poisoned(device, n, 4);
         let mut top_ids = Array::<i32>::poisoned(device, n, most);
         let mut top_logprobs = Array::<f32>::poisoned(device, n, most);
-        let logits = Array::of(device, &self.logits, n, self.vocabulary);
+        let logits = Array::of(device, logits, n, logits.len() / n);
         let mut out = AnswerArrays {
             answers: answers.mat_mut(),
             top_ids: top_ids.mat_mut(),
@@ -263,10 +302,10 @@ impl Asked {
         };
         let laid = Laid { ids: ids.mat(), positions: positions.mat(), judge: self.judge };
         let asked = (&view, &laid);
-        device.sample_rows(&S, logits.mat(), asked, &mut seat_arrays, &mut out).unwrap();
+        sample(logits.mat(), asked, &mut seat_arrays, &mut out);
         if recorded {
             device.begin_capture(&S).unwrap();
-            device.sample_rows(&S, logits.mat(), asked, &mut seat_arrays, &mut out).unwrap();
+            sample(logits.mat(), asked, &mut seat_arrays, &mut out);
             let graph = device.end_capture(&S).unwrap();
             device.upload(&mut answers.buffer, 0, &vec![0xff; n * 16]).unwrap();
             device.replay(&S, &graph).unwrap();
@@ -303,39 +342,41 @@ impl Asked {
     fn check(&self) -> Answered {
         let expected = self.on_cpu();
         for device in devices() {
-            let got = self.on(&device);
-            let mut seats_alike = vec![true; self.rules.len()];
-            for q in 0..self.questions.len() {
-                if !seats_alike[self.questions[q].seat as usize] {
-                    continue; // Drafts behind one that only this device took.
-                }
-                if got.token(q) != expected.token(q) && self.within_rounding(q, got.token(q)) {
-                    println!("{}: question {q} was decided by rounding", device.arch());
-                    seats_alike[self.questions[q].seat as usize] = false;
-                    continue;
-                }
-                let rules = &self.rules[self.questions[q].seat as usize];
-                let name = format!("{}: {q} {:?} {rules:?}", device.arch(), self.questions[q]);
-                assert_eq!(got.token(q), expected.token(q), "{name}");
-                assert_eq!(got.status(q), expected.status(q), "{name}");
-                assert_eq!(got.rank(q), expected.rank(q), "{name}");
-                assert!((got.logprob(q) - expected.logprob(q)).abs() < 1e-5, "{name}");
-                let list = q * self.most..(q + 1) * self.most;
-                assert_eq!(got.top_ids[list.clone()], expected.top_ids[list.clone()], "{name}");
-                for (a, b) in
-                    got.top_logprobs[list.clone()].iter().zip(&expected.top_logprobs[list])
-                {
-                    assert!((a - b).abs() < 1e-5 || (a.is_nan() && b.is_nan()), "{a} {b} {name}");
-                }
-            }
-            for seat in (0..self.rules.len()).filter(|seat| seats_alike[*seat]) {
-                let newest = seat * 3..(seat + 1) * 3;
-                assert_eq!(got.newest[newest.clone()], expected.newest[newest], "seat {seat}");
-                let ids = seat * LONGEST..(seat + 1) * LONGEST;
-                assert_eq!(got.history[ids.clone()], expected.history[ids]);
-            }
+            self.compare(&self.on(&device), &expected, device.arch());
         }
         expected
+    }
+
+    /// Fails where anything but rounding makes answers differ from the CPU's.
+    fn compare(&self, got: &Answered, expected: &Answered, device: &str) {
+        let mut seats_alike = vec![true; self.rules.len()];
+        for q in 0..self.questions.len() {
+            if !seats_alike[self.questions[q].seat as usize] {
+                continue; // Drafts behind one that only this device took.
+            }
+            if got.token(q) != expected.token(q) && self.within_rounding(q, got.token(q)) {
+                println!("{device}: question {q} was decided by rounding");
+                seats_alike[self.questions[q].seat as usize] = false;
+                continue;
+            }
+            let rules = &self.rules[self.questions[q].seat as usize];
+            let name = format!("{device}: {q} {:?} {rules:?}", self.questions[q]);
+            assert_eq!(got.token(q), expected.token(q), "{name}");
+            assert_eq!(got.status(q), expected.status(q), "{name}");
+            assert_eq!(got.rank(q), expected.rank(q), "{name}");
+            assert!((got.logprob(q) - expected.logprob(q)).abs() < 1e-5, "{name}");
+            let list = q * self.most..(q + 1) * self.most;
+            assert_eq!(got.top_ids[list.clone()], expected.top_ids[list.clone()], "{name}");
+            for (a, b) in got.top_logprobs[list.clone()].iter().zip(&expected.top_logprobs[list]) {
+                assert!((a - b).abs() < 1e-5 || (a.is_nan() && b.is_nan()), "{a} {b} {name}");
+            }
+        }
+        for seat in (0..self.rules.len()).filter(|seat| seats_alike[*seat]) {
+            let newest = seat * 3..(seat + 1) * 3;
+            assert_eq!(got.newest[newest.clone()], expected.newest[newest], "seat {seat}");
+            let ids = seat * LONGEST..(seat + 1) * LONGEST;
+            assert_eq!(got.history[ids.clone()], expected.history[ids]);
+        }
     }
 }
 
@@ -383,24 +424,7 @@ fn every_rule_by_chance() {
             if numbers.below(2) == 0 {
                 question.edits_at = asked.edits.len() as i32;
                 question.edits = numbers.below(600) as i32;
-                for _ in 0..question.edits {
-                    let id = numbers.below(vocabulary + 3) as u32;
-                    let value = if numbers.below(5) == 0 {
-                        f32::NEG_INFINITY
-                    } else {
-                        3.0 * numbers.float()
-                    };
-                    if numbers.below(8) == 0 {
-                        let when_at = (known.len() + numbers.below(3)) as i32 - 1;
-                        asked.edits.push(StageEdit { id, value, when_at, when_len: -1 });
-                        continue;
-                    }
-                    let tail = if numbers.below(3) == 0 { known.len().min(2) } else { 0 };
-                    let wrong = i32::from(numbers.below(2) == 0);
-                    let when_at = asked.words.len() as i32;
-                    asked.words.extend(known[known.len() - tail..].iter().map(|id| id + wrong));
-                    asked.edits.push(StageEdit { id, value, when_at, when_len: tail as i32 });
-                }
+                asked.edit_by_chance(&mut numbers, question.edits as usize, &known);
             }
             asked.ask(&logits, rules, &known, question);
             if masked {
