@@ -1,5 +1,5 @@
 // attention_decode/fold.h - the records of a query's splits as one. Whoever includes it says what D, RECORD, CHANNELS, SPREAD and
-// AHEAD are: merge.h, or latent_decode/merge.h.
+// AHEAD are: merge.h, or latent_decode/records.h.
 #pragma once
 
 // Of a lane: in pieces that lie side by side in the wave, so that a load takes whole lines.
