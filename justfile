@@ -11,7 +11,7 @@ check:
 sim SEED:
     HADRON_SIM_SEED={{SEED}} cargo test -q --test sim -- --ignored --exact suite::replay --nocapture
 
-# Explore seeds that no test has seen, and a fifth as many of groups of ranks.
+# Explore seeds that no test has seen, and a fifth as many of groups of ranks and of links that break.
 explore FROM COUNT:
     HADRON_SIM_FROM={{FROM}} HADRON_SIM_COUNT={{COUNT}} cargo test --release --test sim -- --ignored explore --nocapture
 

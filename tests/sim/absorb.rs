@@ -35,6 +35,9 @@ impl World {
                         self.trace.line(|| show::change(replica.0, event));
                         self.sites[usize::from(replica.0)].mirror.apply(event, size)?;
                     }
+                    if let Some(subscriber) = &mut self.sites[usize::from(replica.0)].subscriber {
+                        subscriber.publish(&events);
+                    }
                     let numbers = [u64::from(replica.0), events.len() as u64];
                     self.trace.note(self.now_ms, "kv", &numbers);
                 }
@@ -122,8 +125,10 @@ impl World {
         let masks = self.masks(&batch)?;
         self.tally.masked_rows += masks.len() as u64;
         let at_ms = self.now_ms + self.link_delay_ms();
-        if let Some(executor) = &mut self.sites[index].executor {
-            executor.send(batch, masks, at_ms);
+        match &mut self.sites[index].executor {
+            Some(executor) if executor.deaf => self.lose_frame(index),
+            Some(executor) => executor.send(batch, masks, at_ms),
+            None => {}
         }
         Ok(())
     }

@@ -25,20 +25,22 @@ impl World {
         let delay_ms = self.link_delay_ms();
         let Some(executor) = &mut self.sites[replica].executor else { return Ok(()) };
         executor.last_reply_ms = executor.last_reply_ms.max(self.now_ms + delay_ms);
-        let at_ms = executor.last_reply_ms;
+        let (at_ms, link) = (executor.last_reply_ms, self.sites[replica].incarnation);
         if self.chance.hits(faults.duplicate) {
             let output = ran.output.clone();
             let later_ms = at_ms + self.chance.below(200);
-            let reply = Reply { output, filled: Vec::new(), repeated: true };
+            let reply = Reply { output, filled: Vec::new(), repeated: true, link };
             self.agenda.add(later_ms + 1, Happening::Reply { replica, reply });
         }
-        let reply = Reply { output: ran.output, filled: ran.filled, repeated: false };
+        let reply = Reply { output: ran.output, filled: ran.filled, repeated: false, link };
         self.agenda.add(at_ms, Happening::Reply { replica, reply });
         if self.crashes_left > 0 && self.chance.hits(faults.crash) {
-            self.crash(replica)?;
-        } else {
-            self.kick(replica);
+            return self.crash(replica);
         }
+        if self.crashes_left > 0 && self.chance.hits(faults.cut) {
+            return self.cut(replica);
+        }
+        self.kick(replica);
         Ok(())
     }
 
@@ -102,7 +104,7 @@ impl World {
 
     /// A replica's executors die, in lockstep those of all ranks.
     pub(crate) fn crash(&mut self, replica: usize) -> Checked {
-        self.crashes_left -= 1;
+        self.crashes_left = self.crashes_left.saturating_sub(1);
         self.tally.crashes += 1;
         let group =
             if self.setup.engine.lockstep { 0..self.sites.len() } else { replica..replica + 1 };
@@ -116,10 +118,11 @@ impl World {
         }
         for replica in group {
             let late_ms = self.chance.below(30);
-            self.sites[replica].incarnation += 1;
-            let incarnation = self.sites[replica].incarnation;
+            let link = self.sites[replica].incarnation;
+            let incarnation = link + 1;
+            self.sites[replica].incarnation = incarnation;
             self.agenda.add(back_ms + late_ms, Happening::Ready { replica, incarnation });
-            self.leave_replies_behind(replica)?;
+            self.leave_replies_behind(replica, link)?;
             self.sites[replica].executor = None;
         }
         if self.setup.engine.limits.loss_timeout_ms < 1000 {
@@ -157,14 +160,14 @@ impl World {
     }
 
     /// Replies to what a dying executor had in its queue may still arrive, whenever they like.
-    pub(crate) fn leave_replies_behind(&mut self, replica: usize) -> Checked {
+    pub(crate) fn leave_replies_behind(&mut self, replica: usize, link: u32) -> Checked {
         let rate = self.setup.faults.stale;
         while self.sites[replica].executor.as_ref().is_some_and(Executor::has_work) {
             let ran = self.execute(replica, 0)?;
             let Some(Ran { output, .. }) = ran.filter(|_| self.chance.hits(rate)) else { continue };
             // Behind the news of the death: before it, it would be an ordinary reply.
             let at_ms = self.now_ms + 51 + self.chance.below(1500);
-            let reply = Reply { output, filled: Vec::new(), repeated: false };
+            let reply = Reply { output, filled: Vec::new(), repeated: false, link };
             self.agenda.add(at_ms, Happening::Reply { replica, reply });
         }
         Ok(())
@@ -172,6 +175,10 @@ impl World {
 
     /// An output reaches the engine.
     pub(crate) fn reply(&mut self, replica: usize, reply: Reply) {
+        if self.is_severed(replica, reply.link) {
+            self.lose_frame(replica);
+            return;
+        }
         let lost_now = self.group_of(&comings_and_goings(&self.inbox).0).contains(&replica);
         let site = &mut self.sites[replica];
         let epoch = self.engine.epoch(Replica(replica as u16));

@@ -38,6 +38,8 @@ pub(crate) struct Executor {
     pub(crate) busy: bool,
     /// When it begins.
     pub(crate) begins_ms: u64,
+    /// Whether the way to it is broken: what is sent is lost.
+    pub(crate) deaf: bool,
     /// The last step that ran.
     done: StepId,
     model: HashModel,
@@ -61,6 +63,7 @@ impl Executor {
             last_reply_ms: 0,
             busy: false,
             begins_ms: 0,
+            deaf: false,
             done: StepId(0),
             model: HashModel::new(shape),
             queue: VecDeque::new(),

@@ -17,6 +17,7 @@ impl World {
         }
         ensure!("I6", self.engine.is_idle(), "all requests are done, the engine is not idle");
         self.engine.check();
+        self.gather_subscribers()?;
         for (index, site) in self.sites.iter().enumerate() {
             let stats = &site.stats;
             let held = (stats.running, stats.waiting, stats.waiting_tokens, stats.steps_in_flight);

@@ -20,6 +20,8 @@ pub(crate) enum Happening {
     Lost { replica: usize },
     /// New executors of a replica are ready.
     Ready { replica: usize, incarnation: u32 },
+    /// Both ends notice that nothing reaches the executors any more.
+    Deaf { replica: usize, incarnation: u32 },
     /// An executor dies soon after it came back.
     Relapse { replica: usize, incarnation: u32 },
     /// A mask that was late, or is made ahead, is there.
@@ -43,6 +45,8 @@ pub(crate) struct Reply {
     pub(crate) filled: Vec<(usize, u64)>,
     /// Whether an equal output has arrived before.
     pub(crate) repeated: bool,
+    /// The life of the executors that sent it, and so the link on which it comes.
+    pub(crate) link: u32,
 }
 
 /// A happening and its place in time.

@@ -2,9 +2,9 @@
 //! executors and clients, one seeded source of chance, invariants after every tick.
 //!
 //! A failure is a seed: `just sim SEED` replays it with a readable trace. Files: `setup` and
-//! `requests` draw a world, `world` moves its clock, `people` and `devices` live in it, `absorb` takes
+//! `requests` draw a world, `world` moves its clock, `people` and `devices` live in it, `links` break, `absorb` takes
 //! in what the engine decides and `finish` the end. Checks, named by invariant: `batch_checks`,
-//! `service_checks`, `client`, `mirror`.
+//! `service_checks`, `client`, `mirror`, `subscriber`.
 
 #[path = "../support/hash_model.rs"]
 mod hash_model;
@@ -22,6 +22,7 @@ mod executor;
 mod finish;
 mod happening;
 mod inside;
+mod links;
 mod mask_maker;
 mod mirror;
 mod people;
@@ -30,6 +31,7 @@ mod requests;
 mod service_checks;
 mod setup;
 mod show;
+mod subscriber;
 mod suite;
 mod swarm;
 mod trace;

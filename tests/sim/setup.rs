@@ -5,6 +5,8 @@ use scheduler::{EngineConfig, KvConfig, Limits, Planted, Routing, Share};
 
 /// Seeds from here on draw worlds whose replicas are a group of 2 to 8 ranks that step together.
 pub(crate) const GROUPS: u64 = 1_000_000_000;
+/// Seeds from here on draw worlds whose links break and whose KV-event subscribers come and go.
+pub(crate) const LINKS: u64 = 2_000_000_000;
 
 /// The drawn configuration of a world.
 #[derive(Debug, Clone)]
@@ -77,6 +79,12 @@ pub(crate) struct Faults {
     pub(crate) shrink: u32,
     /// Ticks at which the prefix cache is cleared.
     pub(crate) clear: u32,
+    /// Steps behind which a link breaks.
+    pub(crate) cut: u32,
+    /// Of the links that break, those that lose what is sent to the executors, and nothing else until that is noticed.
+    pub(crate) half: u32,
+    /// Ticks at which a subscriber of KV events goes, or one that has gone comes back; it is there from the start.
+    pub(crate) vanish: u32,
 }
 
 impl Setup {
@@ -141,6 +149,18 @@ impl Setup {
         setup.load.requests *= 2;
         setup.faults.crash = chance.pick(&[2, 10, 40]);
         setup.faults.relapse = chance.pick(&[0, 300, 1000]);
+        setup
+    }
+
+    /// The same, of either kind, whose links are slow and break, and whose subscribers vanish.
+    pub(crate) fn draw_links(chance: &mut Chance, planted: Planted) -> Self {
+        let grouped = chance.hits(400);
+        let draw = if grouped { Self::draw_group } else { Self::draw };
+        let mut setup = draw(chance, planted);
+        setup.load.link_ms = chance.pick(&[0, 5, 40, 200]);
+        setup.faults.cut = chance.pick(&[10, 40, 100]);
+        setup.faults.half = chance.pick(&[0, 500, 1000]);
+        setup.faults.vanish = chance.pick(&[2, 20, 200]);
         setup
     }
 
@@ -218,6 +238,9 @@ impl Faults {
             shrink: rate(&[300, 1000]),
             clear: rate(&[1, 10]),
             late: rate(&[10, 100, 400]),
+            cut: 0,
+            half: 0,
+            vanish: 0,
         }
     }
 

@@ -1,6 +1,6 @@
 //! What every `cargo test` proves, and how a seed is replayed.
 
-use crate::setup::GROUPS;
+use crate::setup::{GROUPS, LINKS};
 use crate::swarm::{Harvest, run, sweep};
 use scheduler::Planted;
 use std::time::Instant;
@@ -9,6 +9,8 @@ use std::time::Instant;
 const SEEDS: u64 = 2400;
 /// Of worlds that are one group of ranks.
 const GROUP_SEEDS: u64 = 300;
+/// Of worlds whose links break and whose subscribers vanish.
+const LINK_SEEDS: u64 = 300;
 /// For each mutant of the scheduler and the cache.
 const MUTANT_SEEDS: u64 = 800;
 
@@ -62,12 +64,34 @@ fn groups_of_ranks_break_nothing() {
     assert!(happened.iter().all(|&count| count > 100), "too few faults: {tally:?}");
 }
 
-/// Of both kinds, in seconds: what mutation testing runs for each mutant.
+/// Links that lose what is on them, one way or both, before anybody notices, and subscribers of KV events that vanish, come
+/// back, and are told what they missed or everything.
 #[test]
-#[ignore = "a part of the two above, for `just mutants`"]
+fn links_that_lose_frames_and_subscribers_that_vanish_break_nothing() {
+    let start = Instant::now();
+    let harvest = sweep(LINKS..LINKS + LINK_SEEDS, Planted::default(), true);
+    judge(&harvest);
+    let tally = harvest.tally;
+    println!("{} seeds in {:.1} s: {tally:?}", harvest.seeds, start.elapsed().as_secs_f64());
+    let happened = [
+        tally.cuts - tally.halves,
+        tally.halves,
+        tally.lost_frames,
+        tally.replays,
+        tally.listings,
+        tally.stale,
+        tally.preemptions,
+    ];
+    assert!(happened.iter().all(|&count| count > 100), "too few faults: {tally:?}");
+}
+
+/// Of all kinds, in seconds: what mutation testing runs for each mutant.
+#[test]
+#[ignore = "a part of the three above, for `just mutants`"]
 fn seeds_for_mutants() {
     judge(&sweep(0..MUTANT_SEEDS, Planted::default(), true));
     judge(&sweep(GROUPS..GROUPS + MUTANT_SEEDS / 8, Planted::default(), true));
+    judge(&sweep(LINKS..LINKS + MUTANT_SEEDS / 8, Planted::default(), true));
 }
 
 /// Fails with the first failure.
@@ -91,7 +115,7 @@ fn replay() {
     }
 }
 
-/// Looks for failures among other seeds, and among a fifth as many groups of ranks: `HADRON_SIM_FROM`, `HADRON_SIM_COUNT`.
+/// Looks for failures among other seeds, and among a fifth as many groups of ranks and of worlds whose links break: `HADRON_SIM_FROM`, `HADRON_SIM_COUNT`.
 #[test]
 #[ignore = "as long as asked for"]
 fn explore() {
@@ -99,7 +123,8 @@ fn explore() {
     let from = number("HADRON_SIM_FROM").unwrap_or(SEEDS);
     let count = number("HADRON_SIM_COUNT").unwrap_or(20_000);
     let mut failing = 0;
-    for seeds in [from..from + count, GROUPS + from..GROUPS + from + count / 5] {
+    for (first, count) in [(0, count), (GROUPS, count / 5), (LINKS, count / 5)] {
+        let seeds = first + from..first + from + count;
         let harvest = sweep(seeds.clone(), Planted::default(), false);
         let (steps, tally) = (harvest.tally.steps, harvest.tally);
         println!("seeds {seeds:?}: {} in {steps} steps: {tally:?}", harvest.seeds);

@@ -139,5 +139,10 @@ impl AddAssign for Tally {
         self.batches_of_eight += other.batches_of_eight;
         self.idle_of_eight += other.idle_of_eight;
         self.relapses += other.relapses;
+        self.cuts += other.cuts;
+        self.halves += other.halves;
+        self.lost_frames += other.lost_frames;
+        self.replays += other.replays;
+        self.listings += other.listings;
     }
 }

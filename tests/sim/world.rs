@@ -11,7 +11,8 @@ use crate::executor::Executor;
 use crate::happening::{Agenda, Happening};
 use crate::inside::is_vacant;
 use crate::mirror::Mirror;
-use crate::setup::{Faults, GROUPS, Setup};
+use crate::setup::{Faults, GROUPS, LINKS, Setup};
+use crate::subscriber::Subscriber;
 use crate::trace::Trace;
 use protocol::{BlockId, Replica};
 use scheduler::{Control, Effect, Engine, Event, Loss, Planted, StepStats};
@@ -31,6 +32,10 @@ pub(crate) struct Site {
     pub(crate) stays: u64,
     /// What a subscriber of its KV events believes.
     pub(crate) mirror: Mirror,
+    /// Another one, who comes and goes.
+    pub(crate) subscriber: Option<Subscriber>,
+    /// Lives of its executors whose link has broken: what was on the way is lost.
+    pub(crate) severed: Vec<u32>,
     /// Its counters.
     pub(crate) stats: StepStats,
     /// Outputs that the engine must have dropped.
@@ -78,6 +83,14 @@ pub(crate) struct Tally {
     pub(crate) idle_of_eight: u64,
     /// Deaths of a rank before all of its group were back.
     pub(crate) relapses: u64,
+    /// Links that broke, and of these the ones that first lost batches only.
+    pub(crate) cuts: u64,
+    pub(crate) halves: u64,
+    /// Batches and replies that were lost on them.
+    pub(crate) lost_frames: u64,
+    /// Subscribers that came back and were told what they had missed, or everything.
+    pub(crate) replays: u64,
+    pub(crate) listings: u64,
 }
 
 /// The world of one seed.
@@ -106,7 +119,11 @@ impl World {
     /// The world of a seed, before its first event.
     pub(crate) fn new(seed: u64, planted: Planted, readable: bool) -> Self {
         let mut chance = Chance::new(seed);
-        let draw = if seed >= GROUPS { Setup::draw_group } else { Setup::draw };
+        let draw = match seed {
+            LINKS.. => Setup::draw_links,
+            GROUPS.. => Setup::draw_group,
+            _ => Setup::draw,
+        };
         let setup = draw(&mut chance, planted);
         let engine = Engine::new(setup.engine.clone()).expect("drawn configurations are valid");
         let mut trace = Trace::new(readable);
@@ -128,6 +145,7 @@ impl World {
             inbox: Vec::new(),
             control: 0,
         };
+        world.subscribe();
         world.people();
         for replica in 0..world.sites.len() {
             world.start_executor(replica);
@@ -186,6 +204,11 @@ impl World {
                 }
             }
             Happening::Relapse { replica, incarnation } => self.relapse(replica, incarnation)?,
+            Happening::Deaf { replica, incarnation } => {
+                if self.sites[replica].incarnation == incarnation {
+                    self.crash(replica)?;
+                }
+            }
             Happening::Clear => {
                 self.cleared = true;
                 self.control += 1;
@@ -250,6 +273,7 @@ impl World {
             let hopeless = client.is_hopeless(&self.setup);
             ensure!("I9", refused || !hopeless, "request {id} can never be served, but lives");
         }
+        self.come_and_go()?;
         self.check_queue()?;
         self.check_patience()?;
         self.engine.check();
