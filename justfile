@@ -39,7 +39,7 @@ mutants SHARD="0/50":
     cargo mutants -p kvcache -p scheduler --shard {{SHARD}} --sharding round-robin --timeout 400 --output target -- \
         -p kvcache -p scheduler --lib --test sim --test walk --test setbacks -- --include-ignored --skip explore --skip replay --skip a_million_steps --skip groups_of_ranks
 
-# Goldens whose names contain MODEL; all without it.
+# Goldens whose names contain MODEL; all without it. On GPUs: HADRON_GPU=cuda, and HADRON_GPU_RANKS=2 for ranks, one test at a time.
 golden MODEL="":
     cargo test --test golden {{MODEL}} -- --nocapture
 
@@ -87,7 +87,8 @@ hostile-outputs:
 bystanders:
     cargo test --test bench -- --ignored --exact --nocapture http::disturbed::bystanders
 
-# Two hundred SIGKILLs and fifty SIGSTOPs of executors under load, one seed: tests/bench/results/cpu/kills.md.
+# Two hundred SIGKILLs and fifty SIGSTOPs of executors under load, one seed: tests/bench/results/cpu/kills.md. On two GPUs:
+# `HADRON_GPU=cuda HADRON_KILLS=16 just kills`: tests/bench/results/h200/ranks.md.
 kills SEED="":
     {{ if SEED == "" { "" } else { "HADRON_KILLS_SEED=" + SEED } }} cargo test --test e2e -- --ignored --exact --nocapture kills::two_hundred_kills_and_fifty_stops
 

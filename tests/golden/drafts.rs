@@ -3,6 +3,7 @@
 use crate::check_half;
 use crate::fixture::Fixture;
 use crate::replay::{self, Place, Replay, Row, Sharing, closeness, difference, in_a_world, top};
+use kernels::hip::Half;
 use ops::DType;
 
 const NAME: &str = "deepseek_v3-mtp";
@@ -50,7 +51,7 @@ fn drafts_match_the_paper() {
     let fixture = Fixture::read(NAME);
     matches_the_paper(&Place::alone(), &fixture);
     for (size, sharing) in [(2, Sharing::Parts), (4, Sharing::Parts), (2, Sharing::Experts)] {
-        in_a_world(size, sharing, |place| matches_the_paper(place, &fixture));
+        in_a_world(size, sharing, Half::BF16, |place| matches_the_paper(place, &fixture));
     }
 }
 

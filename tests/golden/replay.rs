@@ -2,7 +2,7 @@
 //! decode, batch and share blocks.
 
 use crate::fixture::Fixture;
-use collectives::{Group, Meeting};
+use collectives::{DeviceGroup, Group, Meeting};
 use kernels::Kernels;
 use kernels::cpu::{CpuConfig, CpuDevice};
 use kernels::hip::{Half, HipConfig, HipDevice, Libraries};
@@ -15,15 +15,21 @@ use std::fs;
 use std::hash::{DefaultHasher, Hasher};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread;
+use std::time::{Duration, Instant};
 
 const BLOCK_TOKENS: usize = 16;
 const BLOCKS: usize = 256;
 const POSITIONS: usize = 512;
+/// Longer than ranks that are through may wait for others.
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// One of the ranks that share a model, and what it has seen so far.
 pub(crate) struct Place {
     ranks: Ranks,
+    /// Its GPU, if ranks are GPUs.
+    gpu: Option<Arc<HipDevice>>,
     tp: Group,
     dp: Group,
     exchange: Exchange,
@@ -76,11 +82,28 @@ pub(crate) struct Seen {
 impl Place {
     /// A model on one device.
     pub(crate) fn alone() -> Self {
-        Self::new(Ranks::ALONE, [Group::single(), Group::single()], Exchange::Gather)
+        Self::new(Ranks::ALONE, None, [Group::single(), Group::single()], Exchange::Gather)
     }
 
-    fn new(ranks: Ranks, [tp, dp]: [Group; 2], exchange: Exchange) -> Self {
-        Self { ranks, tp, dp, exchange, others: Cell::default(), seen: Cell::default() }
+    fn new(
+        ranks: Ranks,
+        gpu: Option<Arc<HipDevice>>,
+        [tp, dp]: [Group; 2],
+        exchange: Exchange,
+    ) -> Self {
+        Self { ranks, gpu, tp, dp, exchange, others: Cell::default(), seen: Cell::default() }
+    }
+
+    /// What this rank computes on, in `dtype`.
+    fn device(&self, dtype: DType) -> Arc<dyn Kernels> {
+        if let Some(gpu) = &self.gpu {
+            return gpu.clone();
+        }
+        if let Some(gpu) = gpu(0, half_of(dtype)) {
+            return gpu;
+        }
+        let threads = if self.is_shared() { 1 } else { 2 };
+        Arc::new(CpuDevice::new(CpuConfig { threads, ..CpuConfig::default() }).unwrap())
     }
 
     /// Where rank `rank` of `size` stands.
@@ -118,8 +141,13 @@ impl Place {
 }
 
 /// Runs `work` as each of `size` ranks, side by side, and checks that all saw the same bits. Returns what stands for these.
-pub(crate) fn in_a_world(size: usize, sharing: Sharing, work: impl Fn(&Place) + Sync) -> u64 {
-    let seen = each_in_a_world(size, sharing, |place| {
+pub(crate) fn in_a_world(
+    size: usize,
+    sharing: Sharing,
+    half: Half,
+    work: impl Fn(&Place) + Sync,
+) -> u64 {
+    let seen = each_in_a_world(size, sharing, half, |place| {
         work(place);
         place.seen.get()
     });
@@ -127,27 +155,57 @@ pub(crate) fn in_a_world(size: usize, sharing: Sharing, work: impl Fn(&Place) + 
     seen[0]
 }
 
-/// Runs `work` as each of `size` ranks, side by side, and returns what each found.
+/// Runs `work` as each of `size` ranks, side by side, and returns what each found. GPUs know one type of 16 bits at a time.
 pub(crate) fn each_in_a_world<T: Send>(
     size: usize,
     sharing: Sharing,
+    half: Half,
     work: impl Fn(&Place) -> T + Sync,
 ) -> Vec<T> {
     let meeting = Meeting::create(&[size]).unwrap();
+    let staying = AtomicUsize::new(size);
     let run = |rank| {
-        let group = Group::new(Box::new(meeting.join(0, rank).unwrap()));
-        let (groups, exchange) = match sharing {
-            Sharing::Parts | Sharing::Experts => ([group, Group::single()], Exchange::Gather),
-            Sharing::Replicas => ([Group::single(), group], Exchange::Gather),
-            Sharing::Sending => ([Group::single(), group], Exchange::Send),
-        };
-        work(&Place::new(Place::ranks(rank, size, sharing), groups, exchange))
+        let place = join(&meeting, Place::ranks(rank, size, sharing), sharing, half);
+        let _last = Staying(&staying);
+        work(&place)
     };
     let run = &run;
     thread::scope(|scope| {
         let ranks: Vec<_> = (0..size).map(|rank| scope.spawn(move || run(rank))).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
+}
+
+/// Meets the others.
+fn join(meeting: &Meeting, ranks: Ranks, sharing: Sharing, half: Half) -> Place {
+    let rank = ranks.tp.rank.max(ranks.ep.rank);
+    let gpu = gpu(rank, half);
+    let shared = meeting.join(0, rank).unwrap();
+    let sums = matches!(sharing, Sharing::Parts | Sharing::Experts);
+    let group = Group::new(match &gpu {
+        None => Box::new(shared),
+        Some(gpu) if sums => Box::new(DeviceGroup::join(shared, gpu).unwrap()),
+        Some(gpu) => Box::new(DeviceGroup::join_summing(shared, gpu, 0).unwrap()),
+    });
+    let groups = if sums { [group, Group::single()] } else { [Group::single(), group] };
+    let exchange = match sharing {
+        Sharing::Sending => Exchange::Send,
+        Sharing::Parts | Sharing::Experts | Sharing::Replicas => Exchange::Gather,
+    };
+    Place::new(ranks, gpu, groups, exchange)
+}
+
+/// A rank that is through waits for the others, who would otherwise find it gone.
+struct Staying<'a>(&'a AtomicUsize);
+
+impl Drop for Staying<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+        let since = Instant::now();
+        while self.0.load(SeqCst) > 0 && !thread::panicking() && since.elapsed() < PATIENCE {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 impl<'a> Replay<'a> {
@@ -206,7 +264,7 @@ impl<'a> Replay<'a> {
         [dtype, kv_dtype]: [DType; 2],
         format: LoadFormat,
     ) -> Self {
-        let ops = Ops::new(device(place.ranks.tp.size, dtype), dtype).unwrap();
+        let ops = Ops::new(place.device(dtype), dtype).unwrap();
         let progress = RefCell::new((0, 0));
         let mut tell = |done, total| *progress.borrow_mut() = (done, total);
         let options = LoadOptions {
@@ -322,21 +380,28 @@ pub(crate) fn on_a_gpu() -> bool {
     std::env::var_os("HADRON_GPU").is_some()
 }
 
-/// The CPU, shared by `ranks`, or the GPU that `HADRON_GPU` names (`cuda` or `rocm`), for a model in `dtype`: the fixtures are
-/// the same.
-fn device(ranks: usize, dtype: DType) -> Arc<dyn Kernels> {
+/// Whether so many ranks can be had: as processes' threads any number, as GPUs what `HADRON_GPU_RANKS` says there are.
+pub(crate) fn can_be(ranks: usize) -> bool {
+    let gpus = || std::env::var("HADRON_GPU_RANKS").map_or(1, |gpus| gpus.parse().unwrap());
+    !on_a_gpu() || ranks <= gpus()
+}
+
+/// What 16 bits are in a model of this type.
+fn half_of(dtype: DType) -> Half {
+    if dtype == DType::F16 { Half::F16 } else { Half::BF16 }
+}
+
+/// The GPU of a rank, of those that `HADRON_GPU` names (`cuda` or `rocm`), if it does: the fixtures are the CPU's.
+fn gpu(rank: usize, half: Half) -> Option<Arc<HipDevice>> {
     let libraries = match std::env::var("HADRON_GPU").as_deref() {
         Ok("cuda") => Libraries::Cuda,
         Ok("rocm") => Libraries::Rocm,
         Ok(other) => panic!("HADRON_GPU={other} is neither cuda nor rocm"),
-        Err(_) => {
-            let threads = if ranks == 1 { 2 } else { 1 };
-            let config = CpuConfig { threads, ..CpuConfig::default() };
-            return Arc::new(CpuDevice::new(config).unwrap());
-        }
+        Err(_) => return None,
     };
-    let half = if dtype == DType::F16 { Half::F16 } else { Half::BF16 };
-    Arc::new(HipDevice::open(&HipConfig { libraries, half, ..HipConfig::default() }).unwrap())
+    let cache_dir = Some(Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels"));
+    let config = HipConfig { libraries, half, device: rank, cache_dir, ..HipConfig::default() };
+    Some(Arc::new(HipDevice::open(&config).unwrap()))
 }
 
 impl Row {

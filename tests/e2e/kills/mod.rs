@@ -15,7 +15,7 @@ use report::Report;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
-use worlds::{World, Worlds};
+use worlds::{Device, World, Worlds};
 
 /// The lives of servers that are still to come.
 struct Drill {
@@ -30,12 +30,12 @@ struct Drill {
 
 impl Drill {
     /// Lives in all worlds in turn until so many signals are sent; as many servers at a time as there are lanes.
-    fn run(seed: u64, wanted: Wanted, lives: usize, lanes: usize) -> Report {
+    fn run(device: Device, seed: u64, wanted: Wanted, lives: usize, lanes: usize) -> Report {
         println!("seed {seed}");
         let began = Instant::now();
         let drill = Self {
             seed,
-            worlds: Worlds::prepare(),
+            worlds: Worlds::prepare(device),
             next: AtomicUsize::new(0),
             lives,
             wanted,
@@ -77,24 +77,31 @@ impl Drill {
 fn executors_that_die_or_hang_cost_no_client_a_token() {
     let all = usize::MAX;
     let wanted = Wanted { kills: all, stops: all, stops_of_a_hundred: 20, losses: 2 };
-    let report = Drill::run(16, wanted, World::ALL.len(), World::ALL.len());
+    let report = Drill::run(Device::Cpu, 16, wanted, World::ALL.len(), World::ALL.len());
     println!("{report}");
     report.check();
     let (kills, stops) = report.signals();
     assert!(kills >= 6 && stops >= 2, "{kills} kills, {stops} stops");
 }
 
-/// Two hundred kills and fifty stops, or as many as HADRON_KILLS asks for.
+/// Two hundred kills and fifty stops, or as many as HADRON_KILLS asks for, on CPUs or the two GPUs that HADRON_GPU names.
 #[test]
 #[ignore = "minutes: `just kills`"]
-#[allow(clippy::disallowed_methods, reason = "the seed of a replay comes from `just`")]
+#[allow(clippy::disallowed_methods, reason = "the seed of a replay and the GPUs come from `just`")]
 fn two_hundred_kills_and_fifty_stops() {
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let said = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     let seed = said("HADRON_KILLS_SEED").unwrap_or_else(clock);
     let kills = said("HADRON_KILLS").unwrap_or(200) as usize;
     let wanted = Wanted { kills, stops: kills / 4, stops_of_a_hundred: 22, losses: 3 };
-    let report = Drill::run(seed, wanted, usize::MAX, 2);
+    // On GPUs servers would share the memory of the same two.
+    let (device, lanes) = match std::env::var("HADRON_GPU").as_deref() {
+        Err(_) => (Device::Cpu, 2),
+        Ok("cuda") => (Device::Cuda, 1),
+        Ok("rocm") => (Device::Rocm, 1),
+        Ok(other) => panic!("HADRON_GPU={other} is neither cuda nor rocm"),
+    };
+    let report = Drill::run(device, seed, wanted, usize::MAX, lanes);
     println!("{report}");
     report.check();
 }

@@ -10,7 +10,28 @@ use serde_json::{Value, json};
 const TOKENS: u32 = 500;
 /// Questions to a model.
 const QUESTIONS: u32 = 6;
-const EXACT: &[&str] = &["--threads", "1", "--dtype", "float32"];
+const EXACT: &[&str] = &["--dtype", "float32"];
+
+/// What executors compute on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Device {
+    /// One thread of the CPU each.
+    Cpu,
+    /// A GPU each.
+    Cuda,
+    /// The same of the other make.
+    Rocm,
+}
+
+impl Device {
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Self::Cpu => &["--threads", "1"],
+            Self::Cuda => &["--device", "cuda", "--num-gpu-blocks-override", "1024"],
+            Self::Rocm => &["--device", "rocm", "--num-gpu-blocks-override", "1024"],
+        }
+    }
+}
 
 /// How executors share a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,6 +88,7 @@ pub(super) struct Question {
 
 /// The models, and what they say.
 pub(super) struct Worlds {
+    device: Device,
     experts: tempfile::TempDir,
     demo: Vec<Question>,
     of_experts: Vec<Question>,
@@ -74,8 +96,9 @@ pub(super) struct Worlds {
 
 impl Worlds {
     /// Asks undisturbed servers.
-    pub(super) fn prepare() -> Self {
-        let mut worlds = Self { experts: with_experts(), demo: Vec::new(), of_experts: Vec::new() };
+    pub(super) fn prepare(device: Device) -> Self {
+        let experts = with_experts();
+        let mut worlds = Self { device, experts, demo: Vec::new(), of_experts: Vec::new() };
         worlds.demo = ask_all(&worlds.model_flags(World::One));
         worlds.of_experts = ask_all(&worlds.model_flags(World::DpAttention2Experts2));
         worlds
@@ -87,10 +110,14 @@ impl Worlds {
 
     fn model_flags(&self, world: World) -> Vec<String> {
         let folder = self.experts.path().join("model").to_str().unwrap().to_owned();
-        let sizes = ["--max-model-len", "4096", "--num-gpu-blocks-override", "1024"];
+        let mut sizes = vec!["--max-model-len", "4096"];
+        if self.device == Device::Cpu {
+            sizes.extend(["--num-gpu-blocks-override", "1024"]);
+        }
         let model = world.has_experts().then_some(folder).into_iter();
-        let sizes = sizes.map(str::to_owned).into_iter().filter(|_| world.has_experts());
-        model.chain(sizes).chain(EXACT.iter().map(|&flag| flag.to_owned())).collect()
+        let sizes = sizes.into_iter().filter(|_| world.has_experts());
+        let exact = EXACT.iter().chain(self.device.flags()).copied();
+        model.chain(sizes.chain(exact).map(str::to_owned)).collect()
     }
 
     /// Arguments of `hadron serve`.
