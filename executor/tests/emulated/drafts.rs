@@ -205,34 +205,45 @@ fn play_replica(player: &mut Player, replica: u16, drafts: u8) -> (Vec<Output>, 
     (jobs.iter().map(said).collect(), [count(|job| job.drafted), count(|job| job.accepted)])
 }
 
+/// What two replicas that share experts say and guess, on GPUs that record steps of so many rows.
+fn in_replicas(
+    (wave, capture): (u32, Capture),
+    alone: &ExecutorConfig,
+) -> Vec<(Vec<Output>, [usize; 2])> {
+    let mut world = alone.clone();
+    world.settings.parallel = Parallel { tp_size: 1, dp_size: 2, experts: true };
+    let mut config = on_gpus("draft-replicas", wave, world, false);
+    config.settings.capture = capture;
+    let pact = Arc::new(Pact::new(&config));
+    let start = |replica| {
+        let (config, pact) = (config.clone(), Arc::clone(&pact));
+        thread::spawn(move || {
+            let mut player = Player::of_replica(config, replica, Arc::clone(&pact));
+            let found = play_replica(&mut player, replica, 2);
+            pact.agree(0); // Who leaves ends the group for those who have not finished their last step.
+            found
+        })
+    };
+    [start(0), start(1)].into_iter().map(|replica| replica.join().unwrap()).collect()
+}
+
 /// Replicas that share experts make as many passes of the draft layer each, those that have nothing to do too.
 #[test]
 fn replicas_that_share_experts_draft_together() {
     let alone = layer_drafting(Dtype::Float32, 2);
-    let mut world = alone.clone();
-    world.settings.parallel = Parallel { tp_size: 1, dp_size: 2, experts: true };
-    for (wave, capture) in [(64, Capture::Nothing), (32, Capture::Rows(vec![2]))] {
-        let mut config = on_gpus("draft-replicas", wave, world.clone(), false);
-        config.settings.capture = capture;
-        let pact = Arc::new(Pact::new(&config));
-        let start = |replica| {
-            let (config, pact) = (config.clone(), Arc::clone(&pact));
-            thread::spawn(move || {
-                let mut player = Player::of_replica(config, replica, Arc::clone(&pact));
-                let found = play_replica(&mut player, replica, 2);
-                pact.agree(0); // Who leaves ends the group for those who have not finished their last step.
-                found
-            })
-        };
-        let replicas = [start(0), start(1)];
-        for (replica, found) in (0..).zip(replicas) {
-            let (found, counted) = found.join().unwrap();
+    for world in [(64, Capture::Nothing), (32, Capture::Rows(vec![2]))] {
+        let found = in_replicas(world.clone(), &alone);
+        for (replica, (found, counted)) in (0..).zip(found) {
             let plain = play_replica(&mut Player::with(small(alone.clone())), replica, 0).0;
-            assert_close(&found, &plain, &format!("replica {replica}, wave {wave}"));
+            assert_close(&found, &plain, &format!("replica {replica}, {world:?}"));
             let guessed = play_replica(&mut Player::with(small(alone.clone())), replica, 2).1;
-            assert_eq!(counted, guessed, "replica {replica}, wave {wave}");
+            assert_eq!(counted, guessed, "replica {replica}, {world:?}");
         }
     }
+    // In 16 bits latents are attended in another way, by nobody where a replica is idle.
+    let alone = layer_drafting(Dtype::Bfloat16, 2);
+    let launched = in_replicas((64, Capture::Nothing), &alone);
+    assert_eq!(launched, in_replicas((64, Capture::Rows(vec![2])), &alone), "in bf16");
 }
 
 /// Each rank has logits of its part of the vocabulary, and all choose the same drafts of the whole.

@@ -167,6 +167,9 @@ impl HipDevice {
         call: &Absorbed<'_>,
     ) -> Result<(), DeviceError> {
         let (args, latent, tokens) = (call.args, call.layout.latent, o.rows());
+        if tokens == 0 {
+            return Ok(()); // A replica that keeps others company.
+        }
         let heads = args.heads.key.len();
         let tiles = heads.div_ceil(call.tile());
         let rows = args.rows.bounds.decode_rows.min(args.rows.len());
