@@ -261,8 +261,8 @@ impl Executor {
     /// Shapes to rehearse: the first passes, the steps to record, and the one that no pass has. A rehearsal
     /// takes the memory that its steps need.
     fn shapes_to_come(&self, passes: &[Vec<u32>]) -> Vec<StepShape> {
-        let questions = self.questions();
-        let pass = |lens: &Vec<u32>| rehearsal::shape(lens, questions);
+        let (questions, width) = (self.questions(), self.width() as usize);
+        let pass = |lens: &Vec<u32>| rehearsal::shape(lens, questions, width);
         let graphs = self.graph_shapes();
         let few = (1..=FEW_ROWS.min(self.rows_max())).map(|rows| pass(&vec![1; rows as usize]));
         few.chain(passes.iter().map(pass)).chain(graphs).chain([self.deepest()]).collect()
@@ -272,7 +272,7 @@ impl Executor {
     /// for.
     fn deepest(&self) -> StepShape {
         let (rows, longest) = (self.rows_max() as usize, self.config.settings.max_model_len);
-        let shape = graph::shape(rows, longest as usize);
+        let shape = graph::shape(rows, self.width() as usize, longest as usize);
         StepShape { questions: rows.min(self.questions()), ..shape }
     }
 

@@ -138,9 +138,10 @@ fn tightest<R>(
     by_size.range(from..=to).map(|(size, _)| *size).find(|size| size.context >= context)
 }
 
-/// A step of `rows` rows of one token each, with up to `longest` keys.
-pub(crate) fn shape(rows: usize, longest: usize) -> StepShape {
-    let bounds = RowBounds { decode_rows: rows, longest_q: 0, longest_context: longest };
+/// A step of `rows` rows of one token each, of which up to `successive` may be a request's, with up to `longest` keys.
+pub(crate) fn shape(rows: usize, successive: usize, longest: usize) -> StepShape {
+    let bounds =
+        RowBounds { decode_rows: rows, successive, longest_q: 0, longest_context: longest };
     StepShape { tokens: rows, rows, questions: rows, bounds }
 }
 
@@ -150,7 +151,10 @@ impl Wanted {
         let short = longest > RowBounds::SHORT;
         let of_rows = |rows: usize| {
             let short = (rows == 1 && short).then_some(RowBounds::SHORT);
-            short.into_iter().chain([longest]).map(move |longest| shape(rows, longest))
+            short
+                .into_iter()
+                .chain([longest])
+                .map(move |longest| shape(rows, self.width as usize, longest))
         };
         let fewer = self.rows.iter().filter(|_| self.fewer).copied();
         let all = self.rows.iter().map(|rows| rows * self.width);

@@ -29,13 +29,15 @@ pub(crate) fn rehearse(
     launched
 }
 
-/// The shape of a step with rows of these lengths, which asks at most `questions`.
-pub(crate) fn shape(lens: &[u32], questions: usize) -> StepShape {
+/// The shape of a step with rows of these lengths, which asks at most `questions`; those of one token may be up to `successive` of a
+/// request.
+pub(crate) fn shape(lens: &[u32], questions: usize, successive: usize) -> StepShape {
     let rows = lens.len();
     let decode_rows = lens.iter().take_while(|&&len| len == 1).count();
     let longest = |lens: &[u32]| lens.iter().max().map_or(0, |&len| len as usize);
     let bounds = RowBounds {
         decode_rows,
+        successive,
         longest_q: longest(&lens[decode_rows..]),
         longest_context: longest(lens),
     };

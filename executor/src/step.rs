@@ -407,7 +407,7 @@ impl State {
         // rows fit into.
         let exact = engine.dp.size() > 1 || self.layer_drafts.is_some();
         let least = if exact { most } else { tokens };
-        let longest = bounds(&self.stage).longest_context;
+        let longest = bounds(&self.stage, &self.size.limits).longest_context;
         self.graphs.size(self.whole_rows, least..=most, longest)
     }
 
@@ -441,7 +441,7 @@ impl State {
             return Ok(None);
         }
         let (tokens, rows) = (self.stage.tokens, self.stage.rows.len());
-        let bounds = bounds(&self.stage);
+        let bounds = bounds(&self.stage, &self.size.limits);
         let shape = StepShape { tokens, rows, questions, bounds };
         let mut laps = marked.as_ref().map(|trace| trace.laps(ops));
         let drafts = self.layer_drafts.is_some().then(|| self.draft_rows(engine, batch));
@@ -690,13 +690,14 @@ fn collective_timing(engine: &Engine) -> CollectiveTiming {
 }
 
 /// Bounds of the rows of a stage, which has those of one token first.
-fn bounds(stage: &Stage) -> RowBounds {
+fn bounds(stage: &Stage, limits: &StepLimits) -> RowBounds {
     let decode_rows = stage.rows.iter().take_while(|row| row.len == 1).count();
     let most = |of: &dyn Fn(&StageRow) -> i32, from: usize| {
         stage.rows[from..].iter().map(of).max().unwrap_or(0) as usize
     };
     RowBounds {
         decode_rows,
+        successive: if limits.apart { limits.width() } else { 1 },
         longest_q: most(&|row| row.len, decode_rows),
         longest_context: most(&|row| row.start + row.len, 0),
     }

@@ -25,6 +25,9 @@ pub struct BatchRows<'a> {
 pub struct RowBounds {
     /// The first so many rows have one token each, padded rows included.
     pub decode_rows: usize,
+    /// Of those, rows that are successive tokens of a request, one behind the other, at most: they share a table, and each sees one key
+    /// more than the one before. Less than 2: no two do.
+    pub successive: usize,
     /// Tokens of the longest row behind those.
     pub longest_q: usize,
     /// Keys of the longest row of all.
@@ -42,6 +45,7 @@ impl RowBounds {
         let decode_rows = if tokens == rows { rows } else { 0 };
         Self {
             decode_rows,
+            successive: 1,
             longest_q: tokens + 1 - rows.clamp(1, tokens + 1),
             longest_context: positions,
         }

@@ -29,6 +29,7 @@ impl BatchInputs {
         let longest_context = self.context_lens.iter().max().map_or(0, |&n| n as usize);
         RowBounds {
             decode_rows,
+            successive: 1,
             longest_q: longest(tokens[decode_rows..].iter().max()),
             longest_context,
         }

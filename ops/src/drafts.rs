@@ -116,7 +116,12 @@ impl DraftBuffers {
             context_lens: self.context_lens.narrow(&[rows])?,
             block_tables: tables.narrow(tables.shape())?,
             table_rows: Some(self.row_seats.narrow(&[rows])?),
-            bounds: RowBounds { decode_rows: rows, longest_q: 0, longest_context: longest },
+            bounds: RowBounds {
+                decode_rows: rows,
+                successive: 1,
+                longest_q: 0,
+                longest_context: longest,
+            },
         };
         Ok((batch, self.ids.narrow(&[rows])?))
     }

@@ -1,13 +1,14 @@
 // attention_decode: o [T, N D] = softmax(scale q Kᵀ) V for rows of one query, over the paged pool.
 // CPU twin: `paged_attention`. Rows with context 0 write zeros.
 //
-// The queries of a KV head share every key they load. A context is cut into splits of at most split_keys(context)
+// The queries of a KV head share every key they load, and so do those of up to TOGETHER successive tokens of a request that are cut
+// alike (walk.h), each of which has the scores of the keys it sees. A context is cut into splits of at most split_keys(context)
 // keys, and a block takes an equal run of the list of all splits (walk.h, run.h). Its waves take tiles of 16 keys in turn, fetched ahead
 // across splits, heads and rows (ring.h), and merge in shared memory, waves ascending; splits merge in the last block to
 // arrive, in an order that their number fixes (merge.h). The cuts depend on the row's own context and on nothing else,
 // and the grid decides only who computes what: a row gives the same bits in any batch of the same variant, in any grid, captured or not.
 //
-// Contexts, tables and all keys but the row's last tile are fetched before grid_wait(), while earlier kernels still run:
+// Contexts, tables and all keys but the newest tiles are fetched before grid_wait(), while earlier kernels still run:
 // what wrote them must be followed, before this kernel, by one that releases its successor after its own grid_wait().
 // A step's embedding or first norm does, behind `prepare`; the keys are those of steps before.
 //
@@ -19,7 +20,8 @@
 //
 //   -DHEAD_DIM=64|128  -DBLOCK_TOKENS=n (a multiple of 16)  -DHEAD_GROUP=1..16 query heads per KV head  -DKV_FP8=0|1
 //   -DSTAGES=n tiles in a wave's ring; waves of 64 lanes have none
-//   -DFEW=1 finer splits, for few rows
+//   -DFEW=1 finer splits, for few requests
+//   -DTOGETHER=n tokens, at most 16 / HEAD_GROUP; `fresh`: tokens of a request in a step, at most
 //   -DFROM_QKV=1 queries come as the projections leave them, and so do keys and values of the rows' own tokens, which
 //   are stored as well (projected.h); narrow waves, groups of at most 8, half_t
 // Grid: any number of blocks, best as many as run at once. Block: WAVES waves.
@@ -37,8 +39,11 @@
 #ifndef FROM_QKV
 #  define FROM_QKV 0
 #endif
+#ifndef TOGETHER
+#  define TOGETHER 1
+#endif
 // Few queries on narrow waves: the keys make the rows of the products.
-#define KEYS_FIRST (WAVE == 32 && HEAD_GROUP <= 8)
+#define KEYS_FIRST (WAVE == 32 && HEAD_GROUP * TOGETHER <= 8)
 #if KEYS_FIRST
 #  include "attention_decode/keys_first.h"
 #else
@@ -49,10 +54,6 @@ DEV bool speaks_for_query() { return strip_k() == 0; }
 template <class Put> DEV void each_output(const Running& r, const Put& put) {
     UNROLL for (u32 p = 0; p < PARTS; ++p)
         UNROLL for (u32 j = 0; j < PART; ++j) put(query_of(part_slot(p)), part_channel(p) + j, PART_VALUE(r.out, p, j));
-}
-DEV void weigh(Running& r, Scores& s, u32 seen, float factor) {
-    const u32 all[2] = {seen, seen};
-    weigh(r, s, all, factor);
 }
 #endif
 
@@ -99,21 +100,22 @@ attention_decode(half_t* o, KV* pool, float* partial, u32* arrived, const half_t
                  const half_t* k_norm, const float* cos, const float* sin, const i32* positions, const i64* slots,
                  const i32* cu_q, const i32* context_lens, const i32* tables, const i32* table_rows, u32 row_count,
                  u32 kv_heads, u32 table_width, u32 max_splits, u32 qkv_stride, u32 o_stride, float factor, float eps) {
+    const u32 fresh = 1;
     const Source source{qkv, q_norm, k_norm, cos, sin, slots, pool, kv_heads, qkv_stride, eps};
 #else
 KERNEL(TEAM)
 attention_decode(half_t* o, float* partial, u32* arrived, const half_t* q, const KV* pool, const i32* cu_q,
                  const i32* context_lens, const i32* tables, const i32* table_rows, u32 row_count, u32 kv_heads,
-                 u32 table_width, u32 max_splits, u32 q_stride, u32 o_stride, float factor) {
+                 u32 table_width, u32 max_splits, u32 fresh, u32 q_stride, u32 o_stride, float factor) {
     const i32* positions = nullptr;
     const Source source{q, q_stride};
 #endif
     DYN_SHARED(u8, shared);
-    const Rows rows{context_lens, cu_q, tables, table_rows, row_count, kv_heads, table_width, positions};
+    const Rows rows{context_lens, cu_q, tables, table_rows, row_count, kv_heads, table_width, positions, TOGETHER, fresh};
     Run run = begin_run(start_of_block(rows), rows, (KV*)shared, pool);
     grid_wait();
     grid_release();
-    finish_run(run, source, rows, pool, (float*)(shared + RING_BYTES), Outputs{o, partial, arrived, max_splits, o_stride},
+    finish_run(run, source, rows, pool, (float*)(shared + RING_BYTES), Outputs{o, partial, arrived, max_splits, o_stride, kv_heads},
                factor);
 }
 EXPORT(attention_decode)

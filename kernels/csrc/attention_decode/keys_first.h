@@ -6,8 +6,9 @@
 //
 // as_half.h and as_fp8.h say what is multiplied.
 //
-// `max` follows the scores only once one of them is SLACK above it: probabilities may grow to 2^SLACK, which costs no
-// digit of a float, and the waves that would exchange a maximum at every tile hardly ever do.
+// `max` follows a query's scores only once one of them is SLACK above it: probabilities may grow to 2^SLACK, which costs no
+// digit of a float, and the waves that would exchange a maximum at every tile hardly ever do. Other queries' scores move it not: what
+// shares a block with a token changes none of its bits.
 #pragma once
 #include "dev/strip.h"
 
@@ -66,7 +67,7 @@ DEV void rescale(Running& r, const Scores& s) {
     UNROLL for (u32 i = 0; i < SLOTS; ++i) {
         float max = fmax_(s.v[i][0], s.v[i][1]);
         for (u32 mask = 4; mask < 32; mask *= 2) max = fmax_(max, shfl_xor(max, mask));
-        max = fmax_(max, r.max[i]);
+        max = max > r.max[i] + SLACK ? max : r.max[i];
         const float shrink = exp2_(r.max[i] - max);
         r.max[i] = max;
         r.sum[i] *= shrink;
@@ -75,12 +76,13 @@ DEV void rescale(Running& r, const Scores& s) {
     }
 }
 
-// Makes probabilities of scores: keys [0, seen) of the tile exist, `factor` = scale * log2(e).
-DEV void weigh(Running& r, Scores& s, u32 seen, float factor) {
+// Makes probabilities of scores: query slot i sees keys [0, seen[i]) of the tile, `factor` = scale * log2(e). Of a query that has not
+// seen any yet they are of no account: its record has the least maximum there is.
+DEV void weigh(Running& r, Scores& s, const u32 (&seen)[SLOTS], float factor) {
     bool grows = false;
     UNROLL for (u32 i = 0; i < SLOTS; ++i)
         UNROLL for (u32 j = 0; j < KEY_ROWS; ++j) {
-            s.v[i][j] = key_row(j) < seen ? s.v[i][j] * factor : NO_SCORE;
+            s.v[i][j] = key_row(j) < seen[i] ? s.v[i][j] * factor : NO_SCORE;
             grows |= s.v[i][j] > r.max[i] + SLACK;
         }
     if (wave_any(grows)) rescale(r, s);

@@ -2,26 +2,30 @@
 // probabilities. Waves put theirs in shared memory, splits theirs in global memory; here they become one.
 #pragma once
 
+#ifndef TOGETHER
+#  define TOGETHER 1
+#endif
 enum : u32 {
+    GROUP = HEAD_GROUP * TOGETHER,  // queries of a block: of the heads of one token, then of the next one
     RECORD = D + 4,        // outputs, maximum, sum; aligned to 16 bytes
     QUADS = D / 4,         // groups of 4 outputs of a record
-    SET = WAVES * HEAD_GROUP * RECORD,  // records of the block's waves
+    SET = WAVES * GROUP * RECORD,  // records of the block's waves
     // Two sets spare a barrier where they fit: the next split writes one while the last one is read in the other.
-    SETS = HEAD_GROUP <= 4 ? 2 : 1,
+    SETS = GROUP <= 4 ? 2 : 1,
     CHANNELS = D / WAVE,   // of a lane that reads a record
     // Waves that share the splits of a query, and how many splits a lane reads at once.
-    SPREAD = HEAD_GROUP >= WAVES ? 1 : WAVES / HEAD_GROUP,
+    SPREAD = GROUP >= WAVES ? 1 : WAVES / GROUP,
     AHEAD = 12
 };
 
 // The wave's queries as records.
 DEV void put(const Running& r, float* records) {
     each_output(r, [&](u32 query, u32 channel, float value) {
-        if (query < HEAD_GROUP) records[query * RECORD + channel] = value;
+        if (query < GROUP) records[query * RECORD + channel] = value;
     });
     if (!speaks_for_query()) return;
     UNROLL for (u32 i = 0; i < SLOTS; ++i)
-        if (query_of(i) < HEAD_GROUP) *(f32x2*)(records + query_of(i) * RECORD + D) = f32x2{{r.max[i], r.sum[i]}};
+        if (query_of(i) < GROUP) *(f32x2*)(records + query_of(i) * RECORD + D) = f32x2{{r.max[i], r.sum[i]}};
 }
 
 struct Merged {

@@ -32,7 +32,7 @@ struct Angles { f32x8 cos[HALF_PIECES], sin[HALF_PIECES]; };
 // In shared memory: the own key, then the own value.
 DEV KV* own_token() { SHARED(half_x8, own, OWN_PIECES); return (KV*)own; }
 
-DEV bool is_fresh(u32, u32) { return false; }
+DEV bool is_fresh(u32, const Place&, const Rows&) { return false; }
 
 DEV Angles load_angles(const Source& source, u32 position) {
     Angles angles;

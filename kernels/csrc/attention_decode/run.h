@@ -7,7 +7,7 @@ struct Outputs {
     half_t* o;
     float* partial;  // [rows, KV heads, max_splits, HEAD_GROUP, RECORD]
     u32* arrived;    // [rows, KV heads]
-    u32 max_splits, stride;
+    u32 max_splits, stride, kv_heads;
 };
 
 // The wave's next tile to fetch: it runs ahead of the one that is multiplied.
@@ -54,7 +54,7 @@ DEV Run begin_run(const Place& place, const Rows& rows, KV* rings, const KV* poo
         enter_split(a);
         settle(a, rows);
     }
-    for (; run.fetched < TILES_AHEAD && a.place.left != 0 && !is_fresh(a.at, a.place.context); ++run.fetched)
+    for (; run.fetched < TILES_AHEAD && a.place.left != 0 && !is_fresh(a.at, a.place, rows); ++run.fetched)
         fetch_next(run.ring, a, rows, pool);
     return run;
 }
@@ -65,58 +65,85 @@ DEV void store_output(half_t* o, const Merged& m) {
     *(half_x4*)o = y;
 }
 
+// Where the results of a KV head go: outputs, and records of its splits, each token's where they would be if it were alone.
+struct Target {
+    half_t* out;
+    float* parts;
+    u32 splits;  // of the head; 0: there is no such head
+    u32 tokens;
+};
+DEV u32 token_of(u32 query) { return TOGETHER == 1 ? 0 : query / HEAD_GROUP; }
+DEV u32 queries_of(const Target& t) { return TOGETHER == 1 ? (u32)HEAD_GROUP : t.tokens * HEAD_GROUP; }
+DEV half_t* output_of(const Target& t, const Outputs& to, u32 query) {
+    return t.out + (u64)token_of(query) * to.stride + (query - token_of(query) * HEAD_GROUP) * D;
+}
+DEV u64 unit_values(const Outputs& to) { return (u64)to.max_splits * HEAD_GROUP * RECORD; }
+DEV float* part_of(const Target& t, const Outputs& to, u32 query, u32 split) {
+    return t.parts + token_of(query) * to.kv_heads * unit_values(to) + (split * HEAD_GROUP + query - token_of(query) * HEAD_GROUP) * RECORD;
+}
+
 // The records of the team's waves as one per query: the output itself if the context has no other split.
-DEV void merge_waves(half_t* out, float* part, const float* records, bool only) {
-    for (u32 i = tid(); i < HEAD_GROUP * QUADS; i += (u32)TEAM) {
+DEV void merge_waves(const Target& t, const Outputs& to, u32 split, const float* records) {
+    for (u32 i = tid(); i < queries_of(t) * QUADS; i += (u32)TEAM) {
         const u32 query = i / QUADS, d = i % QUADS * 4;
-        const Merged m = merge<WAVES>(records + query * RECORD, d, HEAD_GROUP * RECORD);
-        if (only) {
-            store_output(out + i * 4, m);
+        const Merged m = merge<WAVES>(records + query * RECORD, d, GROUP * RECORD);
+        if (t.splits == 1) {
+            store_output(output_of(t, to, query) + d, m);
             continue;
         }
-        *(f32x4*)(part + query * RECORD + d) = m.value;
-        if (d == 0) *(f32x2*)(part + query * RECORD + D) = f32x2{{m.max, m.sum}};
+        float* part = part_of(t, to, query, split);
+        *(f32x4*)(part + d) = m.value;
+        if (d == 0) *(f32x2*)(part + D) = f32x2{{m.max, m.sum}};
     }
 }
 
 // All splits of a head. Nobody uses `records`.
-DEV void merge_splits(half_t* out, float* records, const float* parts, u32 splits) {
-    for (u32 query = wave() / SPREAD; query < HEAD_GROUP; query += WAVES / SPREAD) {
+DEV void merge_splits(const Target& t, const Outputs& to, float* records) {
+    for (u32 query = wave() / SPREAD; query < queries_of(t); query += WAVES / SPREAD) {
         const u32 share = wave() % SPREAD;
-        fold(records + (share * HEAD_GROUP + query) * RECORD, parts + query * RECORD, share, splits, HEAD_GROUP * RECORD);
+        fold(records + (share * GROUP + query) * RECORD, part_of(t, to, query, 0), share, t.splits, HEAD_GROUP * RECORD);
     }
     team_sync();
-    for (u32 i = tid(); i < HEAD_GROUP * QUADS; i += (u32)TEAM)
-        store_output(out + i * 4, merge<SPREAD>(records + i / QUADS * RECORD, i % QUADS * 4, HEAD_GROUP * RECORD));
+    for (u32 i = tid(); i < queries_of(t) * QUADS; i += (u32)TEAM) {
+        const u32 query = i / QUADS, d = i % QUADS * 4;
+        store_output(output_of(t, to, query) + d, merge<SPREAD>(records + query * RECORD, d, GROUP * RECORD));
+    }
     if (SETS == 1) team_sync();  // The next split writes the records again.
 }
 
-// A head of which this team has brought some splits and others bring the rest.
-struct Shared {
-    half_t* out;
-    const float* parts;
-    u32 splits;  // of the head; 0: there is no such head
-};
-
 // Merges the head if this team was the last to bring splits of it. A barrier has followed announce(); nobody uses `records`.
-DEV void conclude(Shared& head, float* records) {
+DEV void conclude(Target& head, const Outputs& to, float* records) {
     if (head.splits != 0 && was_last()) {
-        merge_splits(head.out, records, head.parts, head.splits);
+        merge_splits(head, to, records);
         if (SETS == 2) team_sync();  // The next split writes these records.
     }
     head.splits = 0;
 }
 
 // This team has brought `done` splits of a head and brings no more.
-DEV void leave(Shared& shared, const Shared& head, u32* arrived, u32 done, float* records) {
+DEV void leave(Target& shared, const Target& head, const Outputs& to, u32* arrived, u32 done, float* records) {
 #if FROM_QKV  // One split a block, mostly: nothing to wait behind.
-    if (is_last(arrived, done, head.splits)) merge_splits(head.out, records, head.parts, head.splits);
+    if (is_last(arrived, done, head.splits)) merge_splits(head, to, records);
 #else
     publish();
-    if (done == head.splits) return merge_splits(head.out, records, head.parts, head.splits);
+    if (done == head.splits) return merge_splits(head, to, records);
     announce(arrived, done, head.splits);
     shared = head;
 #endif
+}
+
+DEV u64 unit_of(const Place& p, const Rows& rows) { return (u64)p.row * rows.kv_heads + p.head; }
+DEV Target target_of(const Place& p, const Rows& rows, const Outputs& to) {
+    half_t* out = to.o + (u64)p.token * to.stride + p.head * HEAD_GROUP * D;
+    return Target{out, to.partial + unit_of(p, rows) * unit_values(to), p.splits, p.count};
+}
+
+// Makes probabilities of the scores of a tile at key `at` of a split that ends at `end`.
+DEV void weigh_tile(Running& r, Scores& s, const Place& p, u32 at, u32 end, float factor) {
+    u32 seen[SLOTS];
+    UNROLL for (u32 i = 0; i < SLOTS; ++i)
+        seen[i] = TOGETHER == 1 ? end - at : keys_seen_by(p, query_of(i) / HEAD_GROUP, at, end);
+    weigh(r, s, seen, factor);
 }
 
 // Once the kernel in front has ended. `records`: SETS * SET floats of shared memory.
@@ -126,12 +153,11 @@ DEV void finish_run(Run run, const Source& source, const Rows& rows, const KV* p
     float* const first_records = records;
     for (; run.fetched < TILES_AHEAD; ++run.fetched) fetch_next(run.ring, run.ahead, rows, pool);
     Queries mine{};
-    half_t* out = to.o;
-    Shared shared{};
+    Target target{}, shared{};  // of this head; of one that others bring the rest of
     u32 done = 0;  // splits of this head
     while (p.left != 0) {
         begin_split(source, mine, p, done == 0);
-        if (done == 0) out = to.o + (u64)p.token * to.stride + p.head * HEAD_GROUP * D;
+        if (done == 0) target = target_of(p, rows, to);
         Running r;
         start(r);
         for (u32 at = first_key(p) + wave() * TILE_KEYS, end = end_key(p); at < end; at += WAVES * TILE_KEYS) {
@@ -142,29 +168,27 @@ DEV void finish_run(Run run, const Source& source, const Rows& rows, const KV* p
             take(run.ring, end - at, k, v);
             fetch_next(run.ring, run.ahead, rows, pool);
             Scores s = score(mine, k);
-            weigh(r, s, end - at, factor);
+            weigh_tile(r, s, p, at, end, factor);
             add_values(r, s, v);
         }
         finish(r);
-        put(r, records + wave() * HEAD_GROUP * RECORD);
+        put(r, records + wave() * GROUP * RECORD);
         team_sync();
-        const u64 unit = (u64)p.row * rows.kv_heads + p.head;
-        float* parts = to.partial + unit * to.max_splits * HEAD_GROUP * RECORD;
         if (p.context == 0) {
-            for (u32 i = tid(); i < HEAD_GROUP * D; i += TEAM) out[i] = to_half(0.f);
+            for (u32 i = tid(); i < HEAD_GROUP * D; i += TEAM) target.out[i] = to_half(0.f);
         } else {
-            merge_waves(out, parts + p.split * HEAD_GROUP * RECORD, records, p.splits == 1);
+            merge_waves(target, to, p.split, records);
         }
         if (SETS == 1) team_sync();  // The next split writes the records again.
         float* const others = SETS == 1 || records != first_records ? first_records : records + SET;
-        conclude(shared, others);
+        conclude(shared, to, others);
         ++done;
         const bool leaving = p.left == 1 || p.split + 1 == p.splits;
-        if (leaving && p.splits > 1) leave(shared, Shared{out, parts, p.splits}, to.arrived + unit, done, records);
+        if (leaving && p.splits > 1) leave(shared, target, to, to.arrived + unit_of(p, rows), done, records);
         records = others;
         if (leaving) done = 0;
         next_split(p, rows);
     }
     if (shared.splits != 0) team_sync();
-    conclude(shared, first_records);
+    conclude(shared, to, first_records);
 }

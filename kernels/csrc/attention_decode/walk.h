@@ -1,6 +1,7 @@
 // attention_decode/walk.h - which splits a block takes. The splits of all rows and KV heads form one list: rows in
 // turn, heads within a row, splits within a head. Blocks take runs of it of equal length, so that every multiprocessor
-// has the same to read whatever the contexts are; a captured grid adapts to contexts that only the device knows.
+// has the same to read whatever the contexts are; a captured grid adapts to contexts that only the device knows. Rows of a request with
+// drafts, one token each, are taken together, and read their context once.
 #pragma once
 
 // A row without keys has one empty split: somebody must write its zeros.
@@ -13,21 +14,54 @@ struct Rows {
     const i32 *context_lens, *cu_q, *tables, *table_rows;
     u32 rows, kv_heads, table_width;
     const i32* positions;  // of tokens; null where nobody asks
+    u32 together;          // rows that are taken at once, if they are successive tokens of a request
+    u32 fresh;             // successive tokens of a request in a step, at most: so many keys may be new
 };
 
 // A place in the list.
 struct Place {
     u32 row, head, split, left;  // left: splits from here to the end of the block's run
-    u32 context, table, token, position;  // of the row
+    u32 context, table, token, position;  // context: of the last of the rows; else of the first
     u32 span, splits;
+    u32 count;    // rows from this one on, each of which sees one key more than the one before
+    u32 run_end;  // where tokens of rows of any length are taken (latent_decode/token.h)
 };
 
 DEV u32 position_of(const Rows& rows, u32 token) { return rows.positions ? (u32)rows.positions[token] : 0; }
 DEV u32 table_of(const Rows& rows, u32 row) { return rows.table_rows ? (u32)rows.table_rows[row] : row; }
+DEV u32 span_of(u32 context) { return even_split(context, splits_of(context)); }
 
 DEV void cut_row(Place& p) {
     p.splits = splits_of(p.context);
     p.span = even_split(p.context, p.splits);
+}
+
+// Whether a row is the token behind that of the row before, and cut as that one is: what others see of a context must not change how
+// it is cut.
+DEV bool follows(const Rows& rows, u32 row) {
+    if (row == 0 || table_of(rows, row) != table_of(rows, row - 1)) return false;
+    const u32 before = (u32)rows.context_lens[row - 1], context = (u32)rows.context_lens[row];
+    return before != 0 && context == before + 1 && splits_of(before) == splits_of(context) && span_of(before) == span_of(context);
+}
+// Whether a row is the first of those that are taken with it.
+DEV bool leads(const Rows& rows, u32 row) {
+    if (rows.together <= 1) return true;
+    u32 behind = 0;
+    while (follows(rows, row - behind)) ++behind;
+    return behind % rows.together == 0;
+}
+// What is taken with the row of `p`, which leads.
+DEV void take_along(Place& p, const Rows& rows) {
+    p.count = 1;
+    while (p.count < rows.together && p.row + p.count < rows.rows && follows(rows, p.row + p.count)) ++p.count;
+    p.context += p.count - 1;
+    cut_row(p);
+}
+
+// Of the keys [at, end), which a place has, how many row i of those there sees: all but some of the newest.
+DEV u32 keys_seen_by(const Place& p, u32 i, u32 at, u32 end) {
+    const u32 own = p.context + 1 + i - p.count, seen = own < end ? own : end;
+    return seen > at ? seen - at : 0;
 }
 
 DEV u32 first_key(const Place& p) { return p.split * p.span; }
@@ -41,12 +75,12 @@ DEV void next_split(Place& p, const Rows& rows) {
     p.split = 0;
     if (++p.head < rows.kv_heads) return;
     p.head = 0;
-    ++p.row;
+    p.row += p.count;
     p.context = (u32)rows.context_lens[p.row];
     p.table = table_of(rows, p.row);
     p.token = (u32)rows.cu_q[p.row];
     p.position = position_of(rows, p.token);
-    cut_row(p);
+    take_along(p, rows);
 }
 
 // The block's first split. Every thread of the team must come.
@@ -60,7 +94,8 @@ DEV Place start_of_block(const Rows& rows) {
     const u32 table = first < end ? table_of(rows, first) : 0, token = first < end ? (u32)rows.cu_q[first] : 0;
     const u32 position = first < end ? position_of(rows, token) : 0;
     u32 mine = 0;
-    for (u32 row = first; row < end; ++row) mine += splits_of((u32)rows.context_lens[row]);
+    for (u32 row = first; row < end; ++row)
+        if (leads(rows, row)) mine += splits_of((u32)rows.context_lens[row]);
     u32 before = mine;
     for (u32 reach = 1; reach < WAVE; reach *= 2) {
         const u32 below = shfl(before, lane() - reach);
@@ -78,6 +113,7 @@ DEV Place start_of_block(const Rows& rows) {
     const u32 even = all * rows.kv_heads / gdim_x(), odd = all * rows.kv_heads % gdim_x();
     const u32 begin = bid_x() * even + (bid_x() < odd ? bid_x() : odd);
     for (u32 row = first; row < end; ++row) {
+        if (!leads(rows, row)) continue;
         const u32 from = before * rows.kv_heads, context = (u32)rows.context_lens[row];
         before += splits_of(context);
         if (begin < from || begin >= before * rows.kv_heads) continue;
@@ -97,7 +133,7 @@ DEV Place start_of_block(const Rows& rows) {
     p.table = found[3];
     p.token = found[4];
     p.position = found[5];
-    cut_row(p);
+    take_along(p, rows);
     p.head = found[1] / p.splits;
     p.split = found[1] % p.splits;
     return p;

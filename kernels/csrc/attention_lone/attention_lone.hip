@@ -59,7 +59,8 @@ DEV void attend(const Source& source, const Place& p, Ring& ring, Tiles& tiles, 
         take(ring, p.end - at, k, v);
         fetch_next(ring, tiles);
         Scores s = score(mine, k);
-        weigh(r, s, p.end - at, factor);
+        const u32 seen[SLOTS] = {p.end - at, p.end - at};
+        weigh(r, s, seen, factor);
         add_values(r, s, v);
     }
     finish(r);

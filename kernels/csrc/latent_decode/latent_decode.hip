@@ -1,13 +1,15 @@
 // latent_decode: means of latents, weighted by softmax(scale q · row) over the paged pool, of all heads: latent attention
 // between its two products by matrices of heads (latent_heads). CPU twin: cpu/latent/absorbed.rs.
 //
-// A block has 16 heads of one token, which share every row of the pool that it fetches; its waves have the scores of 16
-// keys each, then a share of the channels of all keys of a step (step.h). A context is cut into splits of
+// A block has 16 heads of a token, or of each of TOGETHER successive tokens of a request, which share every row of the pool that it
+// fetches; a token's waves have the scores of 16 keys each, then a share of the channels of all keys of a step (step.h). A context is cut into splits of
 // split_keys(context) keys; blocks take equal runs of the list of all splits (attention_decode/walk.h), fetch steps ahead
 // across them, and merge the splits of a (row, 16 heads) in the last block to arrive, splits ascending. The cuts depend on
 // the row's own context and on nothing else. Blocks of other heads take the same runs at the same time, so that a row of the
 // pool comes from memory once.
-// With EACH_TOKEN rows have any number of tokens: a block takes one token and all keys that it sees.
+// Rows that are successive tokens of a request, by their tables and contexts, are taken together if they are cut alike, which changes
+// no bit of any.
+// With EACH_TOKEN rows have any number of tokens: a block takes a run of TOGETHER of them and all keys that they see (token.h).
 //
 // Contexts and tables are read before grid_wait(), as attention_decode says.
 //
@@ -21,7 +23,8 @@
 //
 //   -DLATENT=128|256|512  -DROTARY=n (a multiple of 32)  -DBLOCK_TOKENS=n (a multiple of 16)
 //   -DSTAGES=n steps in the ring  -DEACH_TOKEN=0|1  -DUNSEEN=n positions that nobody sees, and where nobody asks
-// Grid: (any number of runs, tiles of heads), best as many blocks as run at once; EACH_TOKEN: (tokens from `first` on, tiles
+//   -DTOGETHER=1|2 tokens
+// Grid: (any number of runs, tiles of heads), best as many blocks as run at once; EACH_TOKEN: (runs of tokens from `first` on, tiles
 // of heads). Block: TEAM.
 // Dynamic shared memory: STAGES * KEYS * LINE * 2 bytes.
 //
@@ -35,19 +38,25 @@
 #ifndef UNSEEN
 #  define UNSEEN 0
 #endif
+#ifndef TOGETHER
+#  define TOGETHER 1
+#endif
 enum : u32 {
     TILE = 16,  // keys of a wave in a step; heads of a block
     TILES = WAVE == 64 ? 2 : 4,
     KEYS = TILES * TILE,
     HALVES = WAVE == 64 ? 1 : 2,  // waves that share the scores of a tile
-    WAVES = TILES * HALVES,
+    TOKEN_WAVES = TILES * HALVES,
+    WAVES = TOGETHER * TOKEN_WAVES,
     TEAM = WAVES * WAVE,
     WIDTH = LATENT + ROTARY,
     LINE = WIDTH + 8  // elements from row to row in shared memory: no two of eight meet in a bank
 };
 DEV void team_sync() { sync(); }
-DEV u32 tile_of_wave() { return wave() % TILES; }
-DEV u32 half_of_wave() { return wave() / TILES; }
+DEV u32 own_token() { return wave() / TOKEN_WAVES; }
+DEV u32 wave_of_token() { return wave() % TOKEN_WAVES; }
+DEV u32 tile_of_wave() { return wave_of_token() % TILES; }
+DEV u32 half_of_wave() { return wave_of_token() / TILES; }
 DEV u32 first_head() { return bid_y() * TILE; }
 
 // Keys of a split: what ends one, and merges it, costs as much as some 60 keys. The twin of `SPLITS` in
@@ -59,10 +68,10 @@ DEV u32 even_split(u32 context, u32) { return split_keys(context); }
 
 #include "attention_decode/walk.h"
 #include "attention_decode/last.h"
+#include "latent_decode/token.h"
 #include "latent_decode/ring.h"
 #include "latent_decode/step.h"
 #include "latent_decode/merge.h"
-#include "latent_decode/token.h"
 
 // Strides are in elements.
 KERNEL(TEAM)
@@ -70,8 +79,8 @@ latent_decode(half_t* means, float* partial, u32* arrived, const half_t* taken, 
               const i32* cu_q, const i32* context_lens, const i32* tables, const i32* table_rows, u32 row_count,
               u32 heads, u32 query, u32 table_width, u32 max_splits, u32 first, u32 q_stride, float factor) {
     DYN_SHARED(half_t, shared);
-    const Rows rows{context_lens, cu_q, tables, table_rows, row_count, 1, table_width, nullptr};
-    Place p = EACH_TOKEN ? place_of(rows, first + bid_x(), 1) : start_of_block(rows);
+    const Rows rows{context_lens, cu_q, tables, table_rows, row_count, 1, table_width, nullptr, TOGETHER, 0};
+    Place p = EACH_TOKEN ? first_token(rows, first) : start_of_block(rows);
     grid_wait();
     grid_release();
     Ring ring = begin_ring(shared, p, rows, pool);
@@ -85,7 +94,7 @@ latent_decode(half_t* means, float* partial, u32* arrived, const half_t* taken, 
         start(r);
         for (u32 at = first_key(p), end = end_key(p); at < end; at += KEYS) {
             const half_t* step = next_step(ring, rows, pool);
-            weigh(r, score(mine, step), at, end - at, factor);
+            weigh(r, score(mine, step), at, keys_seen_by(p, own_token(), at, end), factor);
             add_latents(r, step);
         }
         finish(r);
@@ -94,7 +103,7 @@ latent_decode(half_t* means, float* partial, u32* arrived, const half_t* taken, 
         const bool leaving = p.left == 1 || p.split + 1 == p.splits;
         if (leaving && p.splits > 1 && is_last(to.arrived + unit_of(p), done, p.splits)) merge_splits(p, to);
         if (leaving) done = 0;
-        next_split(p, rows);
+        next_place(p, rows);
     }
 }
 EXPORT(latent_decode)

@@ -2,7 +2,12 @@
 // each wave fetches FETCHED rows of one block.
 #pragma once
 
-enum : u32 { PIECES = WIDTH / 8, FETCHED = KEYS / WAVES, STEP_VALUES = KEYS * LINE };
+enum : u32 {
+    PIECES = WIDTH / 8,  // of a row
+    FETCHED = KEYS / WAVES,
+    OWN_PIECES = FETCHED * PIECES,
+    STEP_VALUES = KEYS * LINE
+};
 
 struct Ring {
     half_t* steps;
@@ -16,7 +21,7 @@ struct Ring {
 // To the split's first step, or that of the next split that has one.
 DEV void settle(Ring& r, const Rows& rows) {
     while (r.place.left != 0 && r.at >= r.end) {
-        next_split(r.place, rows);
+        next_place(r.place, rows);
         if (r.place.left == 0) return;
         r.at = first_key(r.place);
         r.end = end_key(r.place);
@@ -32,8 +37,9 @@ DEV void fetch(Ring& r, const Rows& rows, const half_t* pool) {
         const u32 key = r.at + wave() * FETCHED;
         const half_t* from = pool + ((u64)r.block * BLOCK_TOKENS + key % BLOCK_TOKENS) * WIDTH;
         half_t* to = r.steps + r.next * STEP_VALUES + wave() * FETCHED * LINE;
-        UNROLL for (u32 i = 0; i < FETCHED * PIECES / WAVE; ++i) {
+        UNROLL for (u32 i = 0; i < (OWN_PIECES + WAVE - 1) / WAVE; ++i) {
             const u32 piece = i * WAVE + lane(), row = piece / PIECES;
+            if (OWN_PIECES % WAVE != 0 && piece >= OWN_PIECES) break;
             const bool present = key + row < r.end;
             copy16_or_zero(to + piece * 8 + row * (LINE - WIDTH), present ? from + piece * 8 : pool, present);
         }

@@ -1,11 +1,11 @@
 // latent_decode/step.h - a step of KEYS rows against 16 heads: HALVES waves have the scores of 16 rows, each over its part of the
 // channels, since no wave has registers for all of a query's. Probabilities go to all waves through shared memory; then a wave
-// adds up its own channels of all rows.
+// adds up its own channels of all rows. Waves of other tokens do the same at the same time, and all meet at the same barriers.
 #pragma once
 
 enum : u32 {
     PRODUCTS = WIDTH / 16 / HALVES, // of a wave's part of a score
-    OWN = LATENT / WAVES / 16,      // tiles of 16 channels of a wave
+    OWN = LATENT / TOKEN_WAVES / 16, // tiles of 16 channels of a wave
     SHARERS = WAVE == 64 ? 16 : 4,  // neighbouring lanes that have scores of the same heads
     SLOTS = WAVE == 64 ? 4 : 2,     // heads of a lane
     WEIGHTS = KEYS + 8              // elements from head to head in shared memory
@@ -28,14 +28,15 @@ struct Running {
     FragC out[OWN];
 };
 
-// Of heads that do not exist: zeros.
+// Of heads and tokens that do not exist: zeros.
 DEV Queries load_queries(const Source& s, const Place& p) {
     Queries all;
     UNROLL for (u32 i = 0; i < Frag::NA; i += 2) {
         const u32 head = first_head() + Frag::a_row(i);
-        const bool real = head < s.heads;
-        const half_t* taken = s.taken + ((u64)p.token * s.heads + head) * LATENT;
-        const half_t* turned = s.q + (u64)p.token * s.q_stride + (head + 1) * s.query - ROTARY;
+        const bool real = head < s.heads && own_token() < p.count;
+        const u64 token = p.token + own_token();
+        const half_t* taken = s.taken + (token * s.heads + head) * LATENT;
+        const half_t* turned = s.q + token * s.q_stride + (head + 1) * s.query - ROTARY;
         UNROLL for (u32 j = 0; j < PRODUCTS; ++j) {
             const u32 k = (half_of_wave() * PRODUCTS + j) * 16 + Frag::a_k(i);
             const half_t* from = k < LATENT ? taken + k : turned + (k - LATENT);
@@ -61,25 +62,29 @@ DEV FragC score(const Queries& q, const half_t* step) {
         mma16(j & 1 ? odd : even, bits_as<FragA>(q.v[j]), load_b(rows + j * 16, LINE));
     UNROLL for (u32 i = 0; i < Frag::NC; ++i) even.x[i] += odd.x[i];
     if (HALVES == 1) return even;
-    SHARED(float, parts, KEYS * 16);
-    float* part = parts + tile_of_wave() * TILE * 16 + lane();
+    SHARED(float, parts, TOGETHER * KEYS * 16);
+    float* part = parts + (own_token() * TILES + tile_of_wave()) * TILE * 16 + lane();
     if (half_of_wave() == 1) UNROLL for (u32 i = 0; i < Frag::NC; ++i) part[i * WAVE] = even.x[i];
     team_sync();
     if (half_of_wave() == 0) UNROLL for (u32 i = 0; i < Frag::NC; ++i) even.x[i] += part[i * WAVE];
     return even;
 }
 
-// What waves tell each other of a step.
-DEV half_t* step_weights() { SHARED(half_x8, weights, 16 * WEIGHTS / 8); return (half_t*)weights; }
+// What waves of a token tell each other of a step.
+DEV half_t* step_weights() {
+    SHARED(half_x8, weights, TOGETHER * 16 * WEIGHTS / 8);
+    return (half_t*)weights + own_token() * 16 * WEIGHTS;
+}
 
 // The maxima of all waves, and by what sums of earlier steps shrink; whether any does.
 DEV bool grow(Running& r, const FragC& s, float* shrink) {
-    SHARED(float, highs, TILES * 16);
+    SHARED(float, all_highs, TOGETHER * TILES * 16);
+    float* highs = all_highs + own_token() * TILES * 16;
     UNROLL for (u32 slot = 0; slot < SLOTS; ++slot) {
         float high = NO_SCORE;
         UNROLL for (u32 i = 0; i < Frag::NC; ++i) high = slot_of(i) == slot ? fmax_(high, s.x[i]) : high;
         high = group_max<SHARERS>(high);
-        if (half_of_wave() == 0 && lane() % SHARERS == 0) highs[wave() * 16 + head_of(slot)] = high;
+        if (half_of_wave() == 0 && lane() % SHARERS == 0) highs[tile_of_wave() * 16 + head_of(slot)] = high;
     }
     team_sync();
     bool grows = false;
@@ -108,7 +113,7 @@ DEV void weigh(Running& r, FragC s, u32 at, u32 seen, float factor) {
     if (half_of_wave() == 0) UNROLL for (u32 i = 0; i < Frag::NC; ++i) {
         const float p = exp2_(s.x[i] - r.max[slot_of(i)]);
         r.sum[slot_of(i)] += p;
-        weights[Frag::c_row(i) * WEIGHTS + wave() * TILE + Frag::c_col(i)] = to_half(p);
+        weights[Frag::c_row(i) * WEIGHTS + tile_of_wave() * TILE + Frag::c_col(i)] = to_half(p);
     }
     if (wave_any(grows))
         UNROLL for (u32 j = 0; j < OWN; ++j)
@@ -120,17 +125,18 @@ DEV void weigh(Running& r, FragC s, u32 at, u32 seen, float factor) {
 DEV void add_latents(Running& r, const half_t* step) {
     UNROLL for (u32 k = 0; k < TILES; ++k) {
         const FragA a = load_a(step_weights() + k * TILE, WEIGHTS);
-        const half_t* rows = step + k * TILE * LINE + wave() * OWN * 16;
+        const half_t* rows = step + k * TILE * LINE + wave_of_token() * OWN * 16;
         UNROLL for (u32 j = 0; j < OWN; ++j) mma16(r.out[j], a, load_b_trans(rows + j * 16, LINE));
     }
 }
 
 // The sums of all keys, tiles ascending.
 DEV void finish(Running& r) {
-    SHARED(float, sums, TILES * 16);
+    SHARED(float, all_sums, TOGETHER * TILES * 16);
+    float* sums = all_sums + own_token() * TILES * 16;
     UNROLL for (u32 slot = 0; slot < SLOTS; ++slot) {
         const float sum = group_sum<SHARERS>(r.sum[slot]);
-        if (half_of_wave() == 0 && lane() % SHARERS == 0) sums[wave() * 16 + head_of(slot)] = sum;
+        if (half_of_wave() == 0 && lane() % SHARERS == 0) sums[tile_of_wave() * 16 + head_of(slot)] = sum;
     }
     team_sync();
     UNROLL for (u32 slot = 0; slot < SLOTS; ++slot) {

@@ -1,16 +1,37 @@
-// latent_decode/token.h - tokens of rows of any number of them, each with all keys that it sees: one split.
+// latent_decode/token.h - tokens of rows of any number of them, each with all keys that it sees: one split. Tokens are taken in runs of
+// as many as a block has room for, of which those of one row are taken together.
 #pragma once
 #include "attention/row_of.h"
 
-// `left`: tokens from this one to the last of the block.
-DEV Place place_of(const Rows& rows, u32 token, u32 left) {
+// Tokens from this one on, those of its row and in front of `run_end`. `all`: the end of all tokens.
+DEV Place place_of(const Rows& rows, u32 token, u32 run_end, u32 all) {
     Place p{};
+    if (token >= all) return p;
+    p.left = all - token;
     p.token = token;
+    p.run_end = run_end;
     p.row = row_of(rows.cu_q, rows.rows, token);
-    p.context = keys_seen(rows.cu_q, rows.context_lens, p.row, token);
+    const u32 row_end = (u32)rows.cu_q[p.row + 1], end = row_end < run_end ? row_end : run_end;
+    p.count = end - token;
+    p.context = keys_seen(rows.cu_q, rows.context_lens, p.row, end - 1);
     p.table = table_of(rows, p.row);
     p.span = p.context;
     p.splits = 1;
-    p.left = left;
     return p;
+}
+
+// The first of the block's tokens: it takes every so-manieth run from token `first` on.
+DEV Place first_token(const Rows& rows, u32 first) {
+    const u32 token = first + bid_x() * rows.together;
+    return place_of(rows, token, token + rows.together, (u32)rows.cu_q[rows.rows]);
+}
+
+DEV void next_place(Place& p, const Rows& rows) {
+    if (!EACH_TOKEN) return next_split(p, rows);
+    u32 token = p.token + p.count, run_end = p.run_end;
+    if (token >= run_end) {
+        token = run_end + (gdim_x() - 1) * rows.together;
+        run_end = token + rows.together;
+    }
+    p = place_of(rows, token, run_end, p.token + p.left);
 }

@@ -1,4 +1,4 @@
-// latent_groups/fetch.h - the waves that bring queries, once for a token's heads, and rows of the pool, step after step, into panels
+// latent_groups/fetch.h - the waves that bring queries, once for the heads of a place, and rows of the pool, step after step, into panels
 // that the others multiply from, as far ahead as there is room.
 #pragma once
 
@@ -38,15 +38,16 @@ DEV Shared share(u8* dynamic) {
     return Shared{queries, keys, keys + STAGES * OPERAND_BYTES};
 }
 
-// The queries of a token's heads, 16 heads a wave, on their way; of heads that do not exist, zeros.
+// The queries of a place's tokens, 16 heads a wave, on their way; of heads that do not exist, zeros.
 DEV void start_queries(const Job& job, const Shared& shared, const Place& p) {
     constexpr u32 PIECES = WIDTH / 8, OF_LATENT = LATENT / 8, HEADS = TILE / FETCHING;
     const u32 first = (wave() - WAVES) * HEADS;
     _Pragma("unroll 1") for (u32 row = first; row < first + HEADS; ++row) {
-        const u32 head = first_head() + row;
-        const bool real = head < job.to.heads;
-        const half_t* taken = job.taken + ((u64)p.token * job.to.heads + head) * LATENT;
-        const half_t* turned = job.q + (u64)p.token * job.q_stride + (head + 1) * job.query - WIDTH;
+        const Asker asker = asker_of(row, p, job.to);
+        const bool real = asker.real;
+        const u64 token = p.token + asker.token;
+        const half_t* taken = job.taken + (token * job.to.heads + first_head() + asker.head) * LATENT;
+        const half_t* turned = job.q + token * job.q_stride + (first_head() + asker.head + 1) * job.query - WIDTH;
         UNROLL for (u32 at = 0; at < PIECES; at += WAVE) {
             const u32 piece = at + lane();
             if (piece >= PIECES) break;

@@ -1,11 +1,12 @@
 // latent_groups: latent_decode by warpgroups: means of latents, weighted by softmax(scale q · row) over the paged pool, of 64
-// heads of a token at a time. CPU twin: cpu/latent/absorbed.rs.
+// heads of a token at a time, or of all heads of as many tokens of a request as there is room for. CPU twin: cpu/latent/absorbed.rs.
 //
 // Twelve waves: one warpgroup has the scores of a step's rows, makes probabilities of them, and adds up the first half of the
 // channels; the second adds up the others, with the probabilities that the first one, which has them in registers, puts into shared memory; the waves of the
 // third fetch (fetch.h). A step's scores are computed while the one before it is added up. Blocks of other heads take the same runs
 // of the list of splits at the same time, so that a row of the pool comes from memory once.
-// The cuts of a context depend on it and on nothing else. Splits are longer than those of latent_decode: what a split
+// Rows that are successive tokens of a request are taken together if they are cut alike (attention_decode/walk.h), which changes no bit
+// of any: each has the scores of the keys it sees. The cuts of a context depend on it and on nothing else. Splits are longer than those of latent_decode: what a split
 // leaves costs a block as much as a step.
 //
 //   means, partial, arrived, taken, q, tables, table_rows, max_splits, -DEACH_TOKEN  as in latent_decode
@@ -13,8 +14,9 @@
 //
 //   -DLATENT=128|256|512  -DROTARY=n (a multiple of 64)  -DBLOCK_TOKENS=n (a multiple of 16)
 //   -DFEW=1  shorter splits, for so few rows that longer ones would leave multiprocessors idle
+//   together  tokens that are taken at once, at most; with all their heads no more than 64
 // NVIDIA from sm_90 on. Grid: (runs, tiles of heads), best as many blocks as multiprocessors; EACH_TOKEN: blocks take every
-// so-manieth token from `first` on, of which there are no fewer than runs. Block: 384. Dynamic shared memory: GROUPS_SHARED bytes.
+// so-manieth run of `together` tokens from `first` on (latent_decode/token.h). Block: 384. Dynamic shared memory: GROUPS_SHARED bytes.
 //
 // Rounding: probabilities to half_t, the mean once. Roofline: 2 context (LATENT + ROTARY) bytes a row, or 2 context
 // (2 LATENT + ROTARY) operations a row and head.
@@ -29,7 +31,7 @@
 #  define FEW 0
 #endif
 enum : u32 {
-    TILE = 64,  // heads of a block
+    TILE = 64,  // heads of a block, all tokens
     KEYS = 64,  // of a step
     WAVES = 8,  // that multiply
     TEAM = WAVES * WAVE,
@@ -61,30 +63,22 @@ DEV u32 even_split(u32 context, u32 splits) { return ((context + splits - 1) / s
 #include "latent_decode/records.h"
 #include "latent_decode/token.h"
 
-// The block's tokens.
-DEV Place first_token(const Rows& rows, u32 first) {
-    const u32 tokens = (u32)rows.cu_q[rows.rows] - first;
-    return place_of(rows, first + bid_x(), (tokens - bid_x() + gdim_x() - 1) / gdim_x());
-}
-DEV void next_place(Place& p, const Rows& rows) {
-    if (!EACH_TOKEN) next_split(p, rows);
-    else if (--p.left != 0) p = place_of(rows, p.token + gdim_x(), p.left);
-}
-
-#include "latent_groups/fetch.h"
 #include "latent_groups/put.h"
+#include "latent_groups/fetch.h"
 #include "latent_groups/multiply.h"
 
 // Strides are in elements.
 KERNEL_ALONE(384)
 latent_groups(half_t* means, float* partial, u32* arrived, const half_t* taken, const half_t* q, const half_t* pool,
               TENSOR_MAP pool_map, const i32* cu_q, const i32* context_lens, const i32* tables, const i32* table_rows,
-              u32 row_count, u32 heads, u32 query, u32 table_width, u32 max_splits, u32 first, u32 q_stride, float factor) {
+              u32 row_count, u32 heads, u32 query, u32 table_width, u32 max_splits, u32 first, u32 together, u32 q_stride,
+              float factor) {
     DYN_SHARED(u8, dynamic);
     Meeting* meeting = (Meeting*)dynamic;
     SHARED(Place, begin, 1);
-    const Rows rows{context_lens, cu_q, tables, table_rows, row_count, 1, table_width, nullptr};
+    const Rows rows{context_lens, cu_q, tables, table_rows, row_count, 1, table_width, nullptr, together, 0};
     if (tid() == 0) open(meeting);
+    name_askers(heads);
     sync();
     if (wave() < WAVES) {
         const Place p = EACH_TOKEN ? first_token(rows, first) : start_of_block(rows);

@@ -60,6 +60,19 @@ DEV void tell_weights(const Shared& shared, Meeting* m, u32 step, const Probabil
     release_written(&m->weights_there);
 }
 
+// The scores of keys [at, at + KEYS), of which those in front of `end` are there, become probabilities.
+DEV void weigh_step(float (&s)[KEYS / 2], Softmax& r, float (&shrink)[2], const Job& job, const Place& p, u32 at, u32 end) {
+    // All rows see all keys of a step, but for the last ones.
+    if (at + KEYS + p.count <= end + 1) {
+        const u32 all[2] = {KEYS, KEYS};
+        return weigh<false>(s, r, shrink, all, job.factor);
+    }
+    u32 seen[2];
+    UNROLL for (u32 slot = 0; slot < 2; ++slot)
+        seen[slot] = keys_seen_by(p, asker_of(wgmma_row(slot * 2), p, job.to).token, at, end);
+    weigh<true>(s, r, shrink, seen, job.factor);
+}
+
 // Sums of a split that has keys, by the warpgroup that makes the probabilities, which it multiplies by as they lie in its registers. The
 // next step's scores are computed behind the sums of this one, which hold on to fewer rows: there is room for two steps.
 DEV void score_and_add(float (&o)[SUMS], Softmax& r, const Job& job, const Shared& shared, Meeting* m, Worker& w, const Place& p) {
@@ -67,29 +80,22 @@ DEV void score_and_add(float (&o)[SUMS], Softmax& r, const Job& job, const Share
     Probabilities<KEYS / 2> weights;
     const u32 first = first_key(p), end = end_key(p);
     u32 at = first;
-    const auto start_step = [&] {
+    start_scores(s, shared.queries, await_keys(shared, m, w.step));
+    while (true) {
+        wgmma_wait<0>();
+        wgmma_hold(s);
+        weigh_step(s, r, shrink, job, p, at, end);
         pack(weights, s);
         if (at != first) shrink_all(o, shrink);
         start_sums(o, [&](u32 i) -> const u32(&)[4] { return weights.v[i]; }, step_keys(shared, w.step), at != first);
         tell_weights(shared, m, w.step, weights, shrink);
-    };
-    start_scores(s, shared.queries, await_keys(shared, m, w.step));
-    wgmma_wait<0>();
-    wgmma_hold(s);
-    for (; end - at > KEYS; at += KEYS) {
-        const u32 all[2] = {KEYS, KEYS};
-        weigh<false>(s, r, shrink, all, job.factor);
-        start_step();
+        if (end - at <= KEYS) break;
+        at += KEYS;
         start_scores(s, shared.queries, await_keys(shared, m, w.step + 1));
         wgmma_wait<1>();
         wgmma_hold(o);
         release(&m->keys_free[stage_of(w.step++)]);
-        wgmma_wait<0>();
-        wgmma_hold(s);
     }
-    const u32 left[2] = {end - at, end - at};
-    weigh<true>(s, r, shrink, left, job.factor);
-    start_step();
     wgmma_wait<0>();
     wgmma_hold(o);
     release(&m->keys_free[stage_of(w.step++)]);
@@ -117,16 +123,15 @@ DEV void add(float (&o)[SUMS], const Shared& shared, Meeting* m, Worker& w, cons
 
 // What a split leaves, by both. Every thread of the team must come.
 template <bool SCORES> DEV void put(const float (&o)[SUMS], const Softmax& r, const Job& job, const Place& p) {
-    float max[2], sum[2], scale[2];
+    float max[2]{}, sum[2]{}, scale[2];
     if (SCORES) UNROLL for (u32 slot = 0; slot < 2; ++slot) {
         max[slot] = r.max[slot] * job.factor;
         sum[slot] = group_sum<4>(r.sum[slot]);
         scale[slot] = 1.f / sum[slot];
     }
     if (p.splits > 1) {
-        put_record(o, p, job.to);
-        if (SCORES) put_facts(max, sum, p, job.to);
-        return;
+        const f32x2 facts[2] = {{{max[0], sum[0]}}, {{max[1], sum[1]}}};
+        return put_record(o, p, job.to, SCORES ? facts : nullptr);
     }
     team_sync();  // The second warpgroup has heard of the last step.
     if (SCORES) tell(scale);

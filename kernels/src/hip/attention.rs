@@ -67,7 +67,7 @@ pub(super) const LOG2_E: f32 = std::f32::consts::LOG2_E;
 
 /// Contexts up to which a split has so many keys at most. The twin of `split_keys` in attention_decode.hip.
 const SPLITS: &[(usize, usize)] = &[(8192, 448), (32768, 512), (usize::MAX, 1024)];
-/// The same for at most `FEW_ROWS` rows, which cannot fill the device with longer ones.
+/// The same for at most `FEW_ROWS` requests, which cannot fill the device with longer ones.
 const FEW_SPLITS: &[(usize, usize)] = &[(8192, 256), (32768, 512), (usize::MAX, 1024)];
 /// Whole tokens at a context of 1,150 on an H200, ms, with splits of 256 and of 448: Qwen3-0.6B 0.845 and 0.893 for 4 rows,
 /// 1.04 and 0.995 for 8; Qwen3-8B 4.42 and 4.47 for 4.
@@ -135,7 +135,7 @@ impl HipDevice {
         self.attend_prefills(s, &mut o, &shape, decode_rows)
     }
 
-    /// The first `rows` rows, which have one query each.
+    /// The first `rows` rows, which have one query each, successive tokens of a request together.
     fn attend_decodes(
         &self,
         s: &Stream,
@@ -146,20 +146,25 @@ impl HipDevice {
         if rows == 0 {
             return Ok(());
         }
-        let (kv_heads, dim, group) = (shape.layout.kv_heads, shape.layout.head_dim, shape.group);
-        let few = rows <= FEW_ROWS;
+        let (kv_heads, dim) = (shape.layout.kv_heads, shape.layout.head_dim);
+        let successive = shape.args.rows.bounds.successive.clamp(1, rows);
+        let together = successive.min(TILE / shape.group);
+        let few = rows.div_ceil(successive) <= FEW_ROWS;
         let lengths = if few { FEW_SPLITS } else { SPLITS };
         let splits = most_splits(shape.args.rows.bounds.longest_context, lengths);
-        let record_bytes = group * (dim + RECORD_FACTS) * 4;
-        let partial = self.scratch(rows * kv_heads * splits * record_bytes)?;
+        let token_bytes = shape.group * (dim + RECORD_FACTS) * 4;
+        let partial = self.scratch(rows * kv_heads * splits * token_bytes)?;
         let arrived = self.counters(rows * kv_heads)?;
+        let group = shape.group * together;
         let few_in_fp8 = shape.fp8() == 1 && group <= KEYS_FIRST_GROUP;
         let most_blocks = if few_in_fp8 { BLOCKS_OF_FP8 } else { BLOCKS_WITH_RING };
         let row_bytes = dim * shape.layout.dtype.bytes();
+        let record_bytes = token_bytes * together;
         let fit = self.decode_fit((row_bytes, RING_BYTES), group, record_bytes, most_blocks);
         let [dim, block, group, fp8] = shape.defines();
         let few = ("FEW", u32::from(few));
-        let defines = [dim, block, group, fp8, few, ("STAGES", fit.stages as u32)];
+        let (stages, together) = (("STAGES", fit.stages as u32), ("TOGETHER", together as u32));
+        let defines = [dim, block, group, fp8, few, stages, together];
         let kernel = self.kernel(&DECODE, "attention_decode", &defines)?;
         // As many blocks as run at once: each takes an equal share of all splits.
         let blocks = (fit.blocks * self.multiprocessors() as usize).min(rows * kv_heads * splits);
@@ -171,7 +176,7 @@ impl HipDevice {
             .arg_ptr(arrived);
         let launch = shape.rows(launch.arg(shape.args.q).arg_ptr(shape.pool));
         let launch = launch.u32(rows as u32).u32(kv_heads as u32).u32(shape.table_width());
-        let launch = launch.u32(splits as u32);
+        let launch = launch.u32(splits as u32).u32(successive as u32);
         let launch = shape.strides(launch, o_stride).overlaps_predecessor();
         // SAFETY: `check` compared the shapes; lengths and tables are the caller's promise; scratch and
         // counters have the sizes of the grid.

@@ -41,6 +41,9 @@ const PADDING: usize = 8;
 const MOST_STAGES: usize = 3;
 /// Shared memory of a block beside its ring: the kernel's static arrays.
 const STATIC_BYTES: usize = 7 << 10;
+/// Tokens of a block of waves of 64 lanes, at most, each of which has waves of its own. Four had no registers, and narrow waves have
+/// none for two.
+const WAVES_TOKENS: usize = 2;
 /// Blocks that share a multiprocessor, at most.
 const MOST_BLOCKS: usize = 2;
 /// Its barriers, in front of its panels.
@@ -55,18 +58,21 @@ const HEADS_ROWS: usize = 16;
 /// Such blocks that a multiprocessor has at once: rows are divided among no more of them, since each one reads its matrix.
 const HEADS_BLOCKS: usize = 4;
 
+/// Tokens of rows of any number of them.
+const ANY_NUMBER: usize = 1 << 20;
+
 /// Contexts up to which a split has so many keys. The twin of `split_keys` in latent_decode.hip.
 const SPLITS: &[(usize, usize)] = &[(2048, 256), (8192, 512), (32768, 1024), (usize::MAX, 4096)];
 
 /// The same of latent_groups.hip, whose splits are even.
 const GROUP_SPLITS: &[(usize, usize)] = &[(2048, 1024), (32768, 2048), (usize::MAX, 8192)];
-/// The same for at most `FEW_ROWS` rows.
+/// The same for at most `FEW_ROWS` requests.
 const FEW_GROUP_SPLITS: &[(usize, usize)] =
     &[(2048, 256), (8192, 512), (32768, 1024), (usize::MAX, 4096)];
 /// Rows of more heads than a block of warpgroups has that blocks of 16 heads are quicker with: on an H200 128 heads of one row take 37 and
 /// 59 us with 1,088 keys, 59 and 93 with 8,192; those of 16 rows 428 and 184.
 const LONE_ROWS: usize = 2;
-/// Rows that longer splits would leave most multiprocessors idle with.
+/// Requests that longer splits would leave most multiprocessors idle with.
 const FEW_ROWS: usize = 16;
 
 /// What all launches share.
@@ -88,6 +94,15 @@ enum By {
 }
 
 impl Absorbed<'_> {
+    /// Tokens that a block takes together of `most` that may be, all with the same heads.
+    fn together(&self, most: usize, wave: u32) -> usize {
+        match self.by {
+            By::Waves { .. } if wave != 64 || self.args.first > 0 => 1,
+            By::Waves { .. } => most.clamp(1, WAVES_TOKENS),
+            By::Groups { .. } => most.clamp(1, (GROUPS_TILE / self.args.heads.key.len()).max(1)),
+        }
+    }
+
     /// Heads of a block.
     fn tile(&self) -> usize {
         match self.by {
@@ -134,7 +149,9 @@ impl HipDevice {
         let Some(transposed) = args.heads.key_transposed.filter(|_| fits) else { return Ok(None) };
         let by = if args.first == 0 && self.gathers_in_groups(layout, args) {
             let pool = self.tensor_map(pool, layout.blocks * block_tokens, layout.width())?;
-            By::Groups { pool, few: args.rows.bounds.decode_rows <= FEW_ROWS }
+            let bounds = &args.rows.bounds;
+            let requests = bounds.decode_rows.div_ceil(bounds.successive.max(1));
+            By::Groups { pool, few: requests <= FEW_ROWS }
         } else {
             let (tiles, most) = if self.wave() == 64 { (2, 1) } else { (4, MOST_STAGES) };
             let step_bytes = tiles * TILE * (layout.width() + PADDING) * 2;
@@ -192,9 +209,10 @@ impl HipDevice {
             self.gather_means(s, call, (taken, partial), grid, (0, rows, splits))?;
         }
         if rows < args.rows.len() {
+            let runs = (tokens - rows).div_ceil(call.together(ANY_NUMBER, self.wave()));
             let blocks = match call.by {
-                By::Waves { .. } => tokens - rows,
-                By::Groups { .. } => (self.decode_blocks(call) / tiles).clamp(1, tokens - rows),
+                By::Waves { .. } => runs,
+                By::Groups { .. } => (self.decode_blocks(call) / tiles).clamp(1, runs.max(1)),
             };
             let grid = (blocks as u32, tiles as u32, 1);
             let all = args.rows.len();
@@ -236,6 +254,8 @@ impl HipDevice {
         let rotary = ("ROTARY", layout.rotary as u32);
         let block = ("BLOCK_TOKENS", layout.block_tokens as u32);
         let each = ("EACH_TOKEN", u32::from(splits == 0));
+        let most = if splits == 0 { ANY_NUMBER } else { args.rows.bounds.successive.max(1) };
+        let together = call.together(most, self.wave());
         let launch = match &call.by {
             By::Waves { stages, step_bytes } => {
                 let defines = [
@@ -245,10 +265,12 @@ impl HipDevice {
                     ("STAGES", *stages as u32),
                     each,
                     ("UNSEEN", args.first as u32),
+                    ("TOGETHER", together as u32),
                 ];
                 let kernel = self.kernel(&DECODE, "latent_decode", &defines)?;
                 let tile_waves = if self.wave() == 64 { 2 } else { 8 };
-                Launch::new(kernel, grid, tile_waves * self.wave(), (stages * step_bytes) as u32)
+                let threads = together as u32 * tile_waves * self.wave();
+                Launch::new(kernel, grid, threads, (stages * step_bytes) as u32)
             }
             By::Groups { few, .. } => {
                 // Tokens that take all keys they see have no splits: one kernel for any number of rows beside them.
@@ -280,9 +302,12 @@ impl HipDevice {
             .u32((call.transposed.k() + layout.rotary) as u32)
             .u32(args.rows.block_tables.stride() as u32)
             .u32(splits as u32)
-            .u32(first as u32)
-            .u32(args.q.stride() as u32)
-            .f32(args.scale * LOG2_E);
+            .u32(first as u32);
+        let launch = match &call.by {
+            By::Waves { .. } => launch,
+            By::Groups { .. } => launch.u32(together as u32),
+        };
+        let launch = launch.u32(args.q.stride() as u32).f32(args.scale * LOG2_E);
         // SAFETY: the shapes were compared; lengths and tables are the caller's promise; scratch and counters have the sizes
         // of rows, heads and splits.
         unsafe { launch.go(self, s) }

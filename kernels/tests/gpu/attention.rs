@@ -22,6 +22,8 @@ struct Case {
     /// Table of each row.
     seats: Vec<i32>,
     width: usize,
+    /// Rows of one token that may be a request's.
+    successive: usize,
 }
 
 const SEATS_FREE: usize = 2;
@@ -73,7 +75,17 @@ impl Case {
             [pair.gpu.alloc(gpu.bytes()).unwrap(), pair.cpu.alloc(layouts[1].bytes()).unwrap()];
         pair.gpu.upload(&mut pools[0], 0, &bytes(&values[0], dtype)).unwrap();
         pair.cpu.upload(&mut pools[1], 0, &bytes(&values[1], on_cpu(dtype))).unwrap();
-        Self { heads, layouts, pools, rows: rows.to_vec(), tables, seats, width }
+        Self { heads, layouts, pools, rows: rows.to_vec(), tables, seats, width, successive: 1 }
+    }
+
+    /// Rows of one token each in place of each request's, which was one of `tokens` tokens.
+    fn one_by_one(&mut self, tokens: &[usize]) {
+        let requests = self.rows.iter().zip(&self.seats).zip(tokens);
+        let each = requests.flat_map(|((row, seat), &tokens)| {
+            (0..tokens).map(move |i| ((1, (row.1 + i + 1).saturating_sub(tokens)), *seat))
+        });
+        (self.rows, self.seats) = each.unzip();
+        self.successive = *tokens.iter().max().unwrap();
     }
 
     /// Random queries `[T, N D]`.
@@ -97,6 +109,7 @@ impl Case {
         let seats = pair.put(&self.seats, 1, rows);
         let bounds = RowBounds {
             decode_rows: self.rows.iter().take_while(|r| r.0 == 1).count(),
+            successive: self.successive,
             longest_q: self.rows.iter().map(|r| r.0).max().unwrap(),
             longest_context: self.rows.iter().map(|r| r.1).max().unwrap(),
         };
@@ -230,6 +243,42 @@ fn a_decode_has_one_result_in_every_batch() {
     for pair in &pairs() {
         among_others(pair, heads, &few, 1);
         among_others(pair, heads, &many, 5);
+    }
+}
+
+/// Tokens of a request with drafts read its keys together, with the result of the CPU, and with the bits of every one of them alone:
+/// over splits that begin or end between them, and where more are asked for than one block takes.
+#[test]
+fn successive_tokens_of_a_request_agree_with_the_cpu() {
+    let requests = [(1, 259), (1, 1), (1, 0), (1, 452), (1, 18), (1, 17), (1, 900)];
+    let tokens = [5, 1, 1, 5, 2, 4, 3];
+    for pair in &pairs() {
+        for (heads, dtype) in [
+            ((2, 2, 64, 16), DType::BF16),
+            ((4, 1, 128, 32), DType::BF16),
+            ((16, 1, 64, 16), DType::BF16),
+        ] {
+            let mut numbers = pair.numbers(6);
+            let mut case = Case::new(pair, &mut numbers, heads, dtype, &requests);
+            case.one_by_one(&tokens);
+            let (rows, seats, width) = (case.rows.clone(), case.seats.clone(), heads.0 * heads.2);
+            let values = numbers.reals::<bf16>(rows.len() * width);
+            let q = pair.put(&values, rows.len(), width);
+            let what = format!("{heads:?}, successive tokens");
+            let all = case.run(pair, &q, true);
+            pair.check(&what, &all, tolerance(dtype));
+            let [all, _] = pair.read_floats(&all);
+            // As many rows, so that splits are as long: each token among others than those of its request.
+            let turned: Vec<usize> = (0..rows.len()).map(|i| i * 8 % rows.len()).collect();
+            (case.rows, case.seats) = turned.iter().map(|&i| (rows[i], seats[i])).unzip();
+            let values: Vec<bf16> =
+                turned.iter().flat_map(|&i| values[i * width..][..width].to_vec()).collect();
+            let q = pair.put(&values, rows.len(), width);
+            let [apart, _] = pair.read_floats(&case.run(pair, &q, false));
+            for (apart, i) in apart.chunks(width).zip(turned) {
+                assert_eq!(apart, &all[i * width..][..width], "{what}: row {i}");
+            }
+        }
     }
 }
 

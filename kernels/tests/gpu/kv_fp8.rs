@@ -83,6 +83,7 @@ pub(crate) fn check(pair: &Pair, heads: Heads, dtype: DType, decode: bool) {
             table_rows: None,
             bounds: RowBounds {
                 decode_rows: if decode { count } else { 0 },
+                successive: 1,
                 longest_q: each.iter().map(|row| row.0).max().unwrap(),
                 longest_context: TOKENS,
             },

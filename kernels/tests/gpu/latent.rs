@@ -7,6 +7,7 @@ use kernels::{
 
 use crate::pair::{Pair, Twin, on_cpu, pairs, rounded, tolerance};
 use crate::support::{S, error};
+use std::ops::Range;
 
 /// Heads, latent, turned, unturned, value channels, block size.
 type Sizes = [usize; 6];
@@ -29,12 +30,18 @@ pub(crate) fn check(pair: &Pair, sizes: Sizes, asked: (Rows<'_>, usize), dtype: 
 }
 
 /// The same where the first so many positions are not seen.
-fn check_from(
+fn check_from(pair: &Pair, sizes: Sizes, asked: (Rows<'_>, usize), dtype: DType, first: usize) {
+    let seats: Vec<i32> = (0..asked.0.len() as i32).collect();
+    check_of(pair, sizes, asked, dtype, (first, &seats, 1));
+}
+
+/// The same where rows are requests' on these seats, up to so many of each, which gives the bits of rows that are taken one by one.
+fn check_of(
     pair: &Pair,
     sizes: Sizes,
     (asking, decode_rows): (Rows<'_>, usize),
     dtype: DType,
-    first: usize,
+    (first, seats, successive): (usize, &[i32], usize),
 ) {
     let [heads, latent, rotary, unturned, value, block_tokens] = sizes;
     let tokens = asking.iter().map(|row| row.1).max().unwrap();
@@ -81,7 +88,9 @@ fn check_from(
     };
     let (keys, values) = (weights(unturned), weights(value));
     let turned: Vec<Vec<u8>> = keys.iter().map(|key| transposed(key, latent)).collect();
+    let seats = pair.put(seats, 1, seats.len());
     let mut o = pair.poisoned(dtype, asked, heads * value);
+    let mut apart = pair.poisoned(dtype, asked, heads * value);
     let mut alone = pair.poisoned(dtype, 1, heads * value);
     for at in 0..2 {
         let view: fn(&Twin) -> Mat<'_> = [Twin::gpu, Twin::cpu][at];
@@ -113,8 +122,13 @@ fn check_from(
                 cu_q: view(&rows[0]),
                 context_lens: view(&rows[1]),
                 block_tables: view(&rows[2]),
-                table_rows: None,
-                bounds: RowBounds { decode_rows, longest_q: 5, longest_context: tokens },
+                table_rows: Some(view(&seats)),
+                bounds: RowBounds {
+                    decode_rows,
+                    successive,
+                    longest_q: 5,
+                    longest_context: tokens,
+                },
             },
             heads: LatentHeads {
                 key: &key,
@@ -128,10 +142,14 @@ fn check_from(
         let out = if at == 0 { o.gpu_mut() } else { o.cpu_mut() };
         device.latent_attention(&S, out, (&pools[at], &layouts[at]), &args).unwrap();
         if at == 0 {
+            let bounds = RowBounds { successive: 1, ..args.rows.bounds };
+            let one_by_one = LatentAttention { rows: BatchRows { bounds, ..args.rows }, ..args };
+            let pool = (&pools[0], &layout);
+            device.latent_attention(&S, apart.gpu_mut(), pool, &one_by_one).unwrap();
             let rows = BatchRows {
                 cu_q: args.rows.cu_q.columns(0, 2),
                 context_lens: args.rows.context_lens.columns(0, 1),
-                block_tables: args.rows.block_tables.rows_from(0, 1),
+                table_rows: args.rows.table_rows.map(|seats| seats.columns(0, 1)),
                 bounds: RowBounds { decode_rows: decode_rows.min(1), ..args.rows.bounds },
                 ..args.rows
             };
@@ -144,6 +162,8 @@ fn check_from(
     let what = format!("{sizes:?} {dtype:?}");
     let [got, expected] = pair.read_floats(&o);
     let [alone, _] = pair.read_floats(&alone);
+    let [apart, _] = pair.read_floats(&apart);
+    assert!(apart == got, "{what}: other bits one by one");
     // A lone row of more heads than a block of warpgroups has is another kernel's.
     if heads > 64 {
         let apart = error(&alone, &got[..heads * value]);
@@ -184,6 +204,31 @@ fn positions_that_nobody_sees_change_nothing() {
         check_from(pair, [3, 32, 8, 16, 16, 6], (short, 0), DType::F32, 1);
         check_from(pair, [2, 96, 16, 24, 40, 16], (short, 3), DType::BF16, 1);
         check_from(pair, [17, 128, 32, 32, 48, 32], (long, 4), DType::BF16, 1);
+    }
+}
+
+/// Rows of requests with drafts: some of several splits, some whose tokens are cut differently, one of more tokens than are taken
+/// together, requests side by side whose contexts look like one's, and padding.
+#[test]
+fn successive_tokens_of_a_request_have_the_bits_of_rows_one_by_one() {
+    let few = [(598..602, 0), (254..259, 3), (0..1, 0), (14..18, 1), (18..19, 2), (300..301, 5)];
+    let many = (0..18).map(|i| (40 + i..42 + i, i as i32));
+    let many: Vec<_> = many.chain([(1023..1026, 19)]).collect();
+    for pair in &pairs() {
+        let check = |sizes, requests: &[(Range<usize>, i32)], successive| {
+            let rows = |(contexts, seat): &(Range<usize>, i32)| {
+                let seat = *seat;
+                contexts.clone().map(move |context| ((1, context), seat))
+            };
+            let (rows, seats): (Vec<_>, Vec<_>) = requests.iter().flat_map(rows).unzip();
+            let asked = (&rows[..], rows.len());
+            check_of(pair, sizes, asked, DType::BF16, (0, &seats, successive));
+        };
+        check([17, 128, 32, 32, 48, 32], &few, 5);
+        check([16, 128, 64, 32, 16, 16], &few, 4);
+        check([5, 128, 64, 32, 32, 48], &few, 5);
+        check([70, 128, 64, 32, 16, 16], &few, 2);
+        check([32, 128, 64, 32, 16, 16], &many, 2);
     }
 }
 

@@ -34,6 +34,20 @@ fn latent_speed() {
             ] {
                 attention(pair, heads, (rows, q), context);
             }
+            // Rows with drafts: as if each were a request, and together.
+            for (requests, tokens, context) in [
+                (1, 2, 1088),
+                (1, 4, 1088),
+                (64, 2, 1088),
+                (64, 4, 1088),
+                (64, 2, 8192),
+                (64, 4, 8192),
+                (64, 5, 1088),
+            ] {
+                for together in [1, tokens] {
+                    drafts(pair, heads, (requests, tokens, together), context);
+                }
+            }
         }
     }
 }
@@ -44,11 +58,44 @@ fn heads_of(pair: &Pair, heads: usize, n: usize, k: usize) -> PackedGroup {
     pair.gpu.pack_heads(&(0..heads).map(|_| part()).collect::<Vec<_>>(), DType::BF16).unwrap()
 }
 
+/// `requests` of `tokens` rows of one token each, of which the launch hears of `together`.
+fn drafts(
+    pair: &Pair,
+    heads: usize,
+    (requests, tokens, together): (usize, usize, usize),
+    context: usize,
+) {
+    let rows = requests * tokens;
+    let contexts = (0..rows).map(|row| (context + row % tokens) as i32).collect();
+    let seats = (0..rows).map(|row| (row / tokens) as i32).collect();
+    let what = format!("{requests} requests of {tokens} tokens, {together} together");
+    let asked = Asked { requests, q: 1, contexts, seats, together, what };
+    measure(pair, heads, &asked, context + tokens);
+}
+
 /// `rows` rows of `q` tokens.
 fn attention(pair: &Pair, heads: usize, (rows, q): (usize, usize), context: usize) {
+    let (contexts, seats) = (vec![context as i32; rows], (0..rows as i32).collect());
+    let what = format!("{rows} x {q}");
+    let asked = Asked { requests: rows, q, contexts, seats, together: 1, what };
+    measure(pair, heads, &asked, context);
+}
+
+/// Rows of `q` tokens each, of so many requests.
+struct Asked {
+    requests: usize,
+    q: usize,
+    contexts: Vec<i32>,
+    seats: Vec<i32>,
+    together: usize,
+    what: String,
+}
+
+fn measure(pair: &Pair, heads: usize, asked: &Asked, context: usize) {
+    let (q, rows) = (asked.q, asked.contexts.len());
     let (block_tokens, dtype) = (16, DType::BF16);
     let width = context.div_ceil(block_tokens);
-    let blocks = rows * width;
+    let blocks = asked.requests * width;
     let (latent, rotary) = (LATENT, ROTARY);
     let layout = LatentLayout { layers: LAYERS, blocks, block_tokens, latent, rotary, dtype };
     let mut pool = pair.gpu.alloc(layout.bytes()).unwrap();
@@ -60,11 +107,12 @@ fn attention(pair: &Pair, heads: usize, (rows, q): (usize, usize), context: usiz
     let queries = pair.random(&mut pair.numbers(3), dtype, rows * q, heads * (OWN + ROTARY));
     let mut o = pair.poisoned(dtype, rows * q, heads * OWN);
     let cu_q = pair.put(&(0..=rows).map(|r| (r * q) as i32).collect::<Vec<_>>(), 1, rows + 1);
-    let contexts = pair.put(&vec![context as i32; rows], 1, rows);
+    let (contexts, seats) = (pair.put(&asked.contexts, 1, rows), pair.put(&asked.seats, 1, rows));
     let tables: Vec<i32> = (0..blocks).map(|i| (i * 7919 % blocks) as i32).collect();
-    let tables = pair.put(&tables, rows, width);
+    let tables = pair.put(&tables, asked.requests, width);
     let bounds = RowBounds {
         decode_rows: if q == 1 { rows } else { 0 },
+        successive: asked.together,
         longest_q: q,
         longest_context: context,
     };
@@ -72,7 +120,7 @@ fn attention(pair: &Pair, heads: usize, (rows, q): (usize, usize), context: usiz
         cu_q: cu_q.gpu(),
         context_lens: contexts.gpu(),
         block_tables: tables.gpu(),
-        table_rows: None,
+        table_rows: Some(seats.gpu()),
         bounds,
     };
     let [key, value] = [0; 2].map(|_| heads_of(pair, heads, OWN, LATENT));
@@ -86,6 +134,6 @@ fn attention(pair: &Pair, heads: usize, (rows, q): (usize, usize), context: usiz
     });
     let seen = q * (2 * context - q + 1) / 2;
     let tflops = (2 * rows * seen * heads * (2 * LATENT + ROTARY)) as f64 / time / 1e6;
-    let what = format!("latents, {heads} heads, {rows} x {q} at {context}, {tflops:.0} TFLOP/s");
-    report(&what, time, rows * context * (LATENT + ROTARY) * 2);
+    let what = format!("latents, {heads} heads, {} at {context}, {tflops:.0} TFLOP/s", asked.what);
+    report(&what, time, asked.requests * context * (LATENT + ROTARY) * 2);
 }

@@ -82,17 +82,38 @@ fn products(pair: &Pair, n: usize, k: usize, rows: &[usize]) {
     }
 }
 
-/// Heads of Qwen3-0.6B, 8B and 30B-A3B; rows of one token, or one row of many.
-fn attention(
+/// Rows with drafts: as if each token were a request, and together.
+#[test]
+#[ignore = "measures a GPU, named by HADRON_GPU"]
+fn drafts_speed() {
+    for pair in &pairs() {
+        for heads in [(16, 8), (32, 8), (32, 4)] {
+            for (requests, tokens) in [(1, 2), (1, 4), (16, 4), (64, 2), (64, 4), (64, 5)] {
+                for together in [1, tokens] {
+                    attend(pair, heads, (requests, tokens, together), 1, 1152);
+                }
+            }
+        }
+    }
+}
+
+/// Rows of one token, or one row of many.
+fn attention(pair: &Pair, heads: (usize, usize), rows: usize, q: usize, context: usize) {
+    attend(pair, heads, (rows, 1, 1), q, context);
+}
+
+/// Heads of Qwen3-0.6B, 8B and 30B-A3B; of each request so many rows of `q` tokens, of which the launch hears of `together`.
+fn attend(
     pair: &Pair,
     (heads, kv_heads): (usize, usize),
-    rows: usize,
+    (requests, tokens, together): (usize, usize, usize),
     q: usize,
     context: usize,
 ) {
+    let rows = requests * tokens;
     let (dim, block_tokens, layers) = (128, 16, 2);
-    let width = context.div_ceil(block_tokens);
-    let (blocks, order) = (rows * width, KvOrder::Rows);
+    let width = (context + tokens - 1).div_ceil(block_tokens);
+    let (blocks, order) = (requests * width, KvOrder::Rows);
     let head_dim = dim;
     let dtype = DType::BF16;
     let layout = KvLayout { layers, blocks, block_tokens, kv_heads, head_dim, dtype, order };
@@ -101,22 +122,28 @@ fn attention(
     let queries = pair.random(&mut numbers, dtype, rows * q, heads * dim);
     let mut o = pair.poisoned(dtype, rows * q, heads * dim);
     let cu_q = pair.put(&(0..=rows).map(|r| (r * q) as i32).collect::<Vec<_>>(), 1, rows + 1);
-    let contexts = pair.put(&vec![context as i32; rows], 1, rows);
+    let by_row = |of: &dyn Fn(usize) -> usize| (0..rows).map(|r| of(r) as i32).collect::<Vec<_>>();
+    let contexts = pair.put(&by_row(&|r| context + r % tokens), 1, rows);
+    let seats = pair.put(&by_row(&|r| r / tokens), 1, rows);
     let tables: Vec<i32> = (0..blocks as i32).map(|i| (i * 7919) % blocks as i32).collect();
-    let tables = pair.put(&tables, rows, width);
+    let tables = pair.put(&tables, requests, width);
     let decode_rows = if q == 1 { rows } else { 0 };
-    let bounds = RowBounds { decode_rows, longest_q: q, longest_context: context };
+    let longest_context = context + tokens - 1;
+    let bounds = RowBounds { decode_rows, successive: together, longest_q: q, longest_context };
     let (context_lens, block_tables) = (contexts.gpu(), tables.gpu());
-    let step = BatchRows { cu_q: cu_q.gpu(), context_lens, block_tables, table_rows: None, bounds };
+    let table_rows = Some(seats.gpu());
+    let step = BatchRows { cu_q: cu_q.gpu(), context_lens, block_tables, table_rows, bounds };
     let time = microseconds(pair, 8, |i| {
         let args = Attention { q: queries.gpu(), rows: step, heads, layer: i % 2, scale: 0.088 };
         pair.gpu.paged_attention(&S, o.gpu_mut(), (&pool, &layout), &args).unwrap();
     });
     let seen = q * (2 * context - q + 1) / 2;
     let tflops = (4 * rows * seen * heads * dim) as f64 / time / 1e6;
-    let what =
-        format!("attention {heads}/{kv_heads}, {rows} x {q} at {context}, {tflops:.0} TFLOP/s");
-    report(&what, time, rows * context * kv_heads * dim * 4);
+    let of_request = format!("{tokens} tokens, {together} together");
+    let of_request = if tokens == 1 { format!("{q}") } else { of_request };
+    let what = format!("{heads}/{kv_heads}, {requests} x {of_request} at {context}");
+    let what = format!("attention {what}, {tflops:.0} TFLOP/s");
+    report(&what, time, requests * context * kv_heads * dim * 4);
 }
 
 fn decodes(pair: &Pair) {
