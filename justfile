@@ -96,6 +96,14 @@ kills SEED="":
 chaos MINUTES="1":
     HADRON_CHAOS_MINUTES={{MINUTES}} cargo test --test e2e -- --ignored --exact --nocapture chaos::drawn::minutes_of_chaos
 
+# Five hundred faults, or as many as asked for, with all probes asked from outside the whole time: what they say must be so within a second.
+health FAULTS="500" SEED="1":
+    HADRON_HEALTH_FAULTS={{FAULTS}} HADRON_HEALTH_SEED={{SEED}} cargo test --test e2e -- --ignored --exact --nocapture health::hundreds_of_faults
+
+# Requests with every option in mixes with every fault, on the demo model: each must get the bits that it gets alone.
+mixes FROM="8" COUNT="100":
+    HADRON_MIXES_FROM={{FROM}} HADRON_MIXES_COUNT={{COUNT}} cargo test --test e2e -- --ignored --exact --nocapture mixes::explore
+
 # Mixed traffic for so many minutes: slopes of memory, descriptors and p99, and what is left when all have gone.
 soak MINUTES="60":
     HADRON_SOAK_MINUTES={{MINUTES}} cargo test --test e2e -- --ignored --exact --nocapture soak::hours_of_mixed_traffic

@@ -21,27 +21,28 @@ use std::sync::mpsc::channel;
 
 const REQUESTS: u64 = 32;
 const MAX_TOKENS: u32 = 24;
-const MAX_MODEL_LEN: u32 = 512;
+pub(crate) const MAX_MODEL_LEN: u32 = 512;
 const BLOCK: u32 = 16;
 /// Far more than any of the worlds needs.
 const TICKS_MAX: u32 = 20_000;
 
 /// How the requests are run.
 #[derive(Debug, Clone, Copy)]
-struct World {
-    tokens_per_step: u32,
-    requests_running: u32,
-    blocks: u32,
-    caching: bool,
+pub(crate) struct World {
+    pub(crate) tokens_per_step: u32,
+    pub(crate) requests_running: u32,
+    pub(crate) blocks: u32,
+    pub(crate) caching: bool,
     /// Steps planned ahead of the output: tokens are then taken from the device.
-    steps_in_flight: u32,
+    pub(crate) steps_in_flight: u32,
     /// Most tokens guessed and verified in a row.
-    drafts: u8,
+    pub(crate) drafts: u8,
     /// The model guesses for itself, as one that drafts; else they are looked up.
-    itself: bool,
+    pub(crate) itself: bool,
 }
 
-const PLAIN: World = World {
+/// One request after the other.
+pub(crate) const PLAIN: World = World {
     tokens_per_step: 512,
     requests_running: 1,
     blocks: 400,
@@ -62,7 +63,7 @@ struct Ran {
     drafts: Drafted,
 }
 
-fn model() -> Config {
+pub(crate) fn model() -> Config {
     Config::from_dir(&folder()).unwrap()
 }
 
@@ -105,14 +106,22 @@ fn is_constrained(request: RequestId) -> bool {
 
 /// A grammar without an end, of the demo's tokens.
 fn grammar() -> Compiled {
+    let form = Form::Regex("([a-z]+|[0-9]{1,3})([ ,.] ?([a-z]+|[0-9]{1,3}))*".to_owned());
+    compile([form]).remove(0)
+}
+
+/// Grammars of the demo's tokens.
+pub(crate) fn compile(forms: impl IntoIterator<Item = Form>) -> Vec<Compiled> {
     let tokenizer = Arc::new(Tokenizer::load(&folder()).unwrap());
     let timings = Arc::new(GrammarTimings::default());
     let vocabulary = move || tokenizer.grammar_vocabulary();
     let grammars = Grammars::start(vocabulary, &http_host::trials(), timings).unwrap();
-    let (told, compiled) = channel();
-    let form = Form::Regex("([a-z]+|[0-9]{1,3})([ ,.] ?([a-z]+|[0-9]{1,3}))*".to_owned());
-    grammars.compile(Constraint::new(form, "test"), move |result| told.send(result).unwrap());
-    compiled.recv().unwrap().unwrap()
+    let compile = |form| {
+        let (told, compiled) = channel();
+        grammars.compile(Constraint::new(form, "test"), move |result| told.send(result).unwrap());
+        compiled.recv().unwrap().unwrap()
+    };
+    forms.into_iter().map(compile).collect()
 }
 
 /// Sessions of the constrained requests, fed with what was committed.
@@ -150,7 +159,8 @@ impl Masks for Sessions<'_> {
     }
 }
 
-fn executor(world: World) -> Executor {
+/// The demo model, of a generation of executors.
+pub(crate) fn executor(world: World, epoch: Epoch) -> Executor {
     let lookup = Drafter::Ngram { min: 1, max: 3 };
     let config = ExecutorConfig {
         model: model(),
@@ -183,7 +193,7 @@ fn executor(world: World) -> Executor {
             }),
             logprobs_max: u32::MAX,
             profile: None,
-            epoch: Epoch(1),
+            epoch,
             rank: Rank(0),
             parallel: Parallel::default(),
             host_ranks: 1,
@@ -199,7 +209,7 @@ fn executor(world: World) -> Executor {
 
 fn run(world: World, grammar: &Compiled) -> Ran {
     let mut sessions = Sessions { grammar, by_request: BTreeMap::new(), wanted: Vec::new() };
-    let mut executor = executor(world);
+    let mut executor = executor(world, Epoch(1));
     let vocab = model().vocab as u32;
     let limits = Limits {
         tokens_per_step: world.tokens_per_step,

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::print_stdout, reason = "scores are shown even where they pass")]
 
+#[path = "../sim/chance.rs"]
+mod chance;
 #[path = "../support/fault_proxy.rs"]
 mod fault_proxy;
 #[path = "../support/hash_model.rs"]
@@ -19,9 +21,11 @@ mod small_tokenizer;
 mod accuracy;
 mod accuracy_deepseek;
 mod chaos;
+mod health;
 mod hostile_grammars;
 mod http;
 mod invariance;
 mod kills;
+mod mixes;
 mod schemas;
 mod soak;

@@ -27,9 +27,10 @@ use hadron::text::{CallSyntax, ChatTemplate, Parsers, Reasoning, Tokenizer};
 use protocol::link::{InProcess, pair};
 use protocol::{
     Dtype, Epoch, FromExecutor, Hello, KvDtype, KvGroup, KvKind, KvSize, KvSpec, Memory,
-    PROTOCOL_VERSION, Pace, Parallel, Profiled, Rank, Ready, RowError, Settings, ToExecutor,
+    PROTOCOL_VERSION, Pace, Parallel, Profiled, Rank, Ready, RequestId, RowError, Sampling,
+    Settings, ToExecutor,
 };
-use scheduler::{Engine, EngineConfig, KvConfig, Limits, Share, StepStats};
+use scheduler::{Engine, EngineConfig, Event, KvConfig, Limits, Share, StepStats, Submit};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -71,6 +72,8 @@ pub(crate) struct Setup {
     pub(crate) trials: TrialProgram,
     /// Whether requests may name a priority.
     pub(crate) priorities: bool,
+    /// Whether the engine already has a request of the id that the first one will get: what only a bug of ours could do.
+    pub(crate) repeats_an_id: bool,
     /// What every request is answered with, instead of the hash model's words.
     pub(crate) script: Option<&'static str>,
     pub(crate) parsers: (Option<CallSyntax>, Option<Reasoning>),
@@ -109,6 +112,7 @@ impl Default for Setup {
             residency: None,
             trials: trials(),
             priorities: false,
+            repeats_an_id: false,
             script: None,
             parsers: (None, None),
             template: None,
@@ -182,7 +186,10 @@ impl Server {
         let kv = KvConfig::new(up.memory.spec.clone(), up.ready.blocks, [1, 2]);
         let kv = KvConfig { residency: setup.residency, ..kv };
         let config = EngineConfig::new(limits(setup), kv);
-        let engine = Engine::new(EngineConfig { replicas: setup.replicas, ..config }).unwrap();
+        let mut engine = Engine::new(EngineConfig { replicas: setup.replicas, ..config }).unwrap();
+        if setup.repeats_an_id {
+            engine.tick(0, &mut vec![first_request()], &mut Vec::new());
+        }
         let deadline = StepDeadline::new(setup.step_deadline, up.memory.pace);
         let metrics = metrics(setup);
         let health = Arc::clone(&self.app.health);
@@ -255,6 +262,24 @@ impl Drop for Server {
             host.stop();
         }
     }
+}
+
+/// A request of the id that the first one over HTTP gets.
+fn first_request() -> Event {
+    Event::Submit(Box::new(Submit {
+        id: RequestId(1),
+        tokens: vec![65],
+        max_tokens: 1,
+        sampling: Sampling::greedy(),
+        masked_from: None,
+        key: 0,
+        eos_ids: Vec::new(),
+        stop_ids: Vec::new(),
+        priority: 0,
+        extra: None,
+        replica: None,
+        keys: Vec::new(),
+    }))
 }
 
 /// Starts the thread of a replica's device.

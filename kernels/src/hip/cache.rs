@@ -116,6 +116,63 @@ mod tests {
         fs::remove_file(&file).unwrap();
     }
 
+    fn image(key: u128, len: usize) -> Vec<u8> {
+        (0..len).map(|i| i as u8 ^ key as u8).collect()
+    }
+
+    /// Runs a test of this module in a process of its own whose working folder is an empty disk with these options.
+    fn on_a_disk(options: &str, test: &str) {
+        let folder = folder("cache-disk");
+        fs::create_dir_all(&folder).unwrap();
+        let script = format!(
+            "mount -t tmpfs -o {options} none {0} && cd {0} && exec \"$0\" --exact --ignored hip::cache::tests::{test}",
+            folder.display()
+        );
+        let mut apart = std::process::Command::new("unshare");
+        let own = std::env::current_exe().unwrap();
+        let apart = apart.args(["--map-root-user", "--mount", "sh", "-c", &script]).arg(own);
+        let output = apart.output().unwrap();
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_disk_that_is_full_or_read_only_costs_a_compile_and_nothing_else() {
+        on_a_disk("size=64k", "what_a_full_disk_keeps_is_whole");
+        on_a_disk("ro", "nothing_is_kept_read_only");
+    }
+
+    #[test]
+    #[ignore = "`a_disk_that_is_full_or_read_only_costs_a_compile_and_nothing_else` runs it on a small disk"]
+    fn what_a_full_disk_keeps_is_whole() {
+        let cache = Cache::new(PathBuf::from("."));
+        let names = || fs::read_dir(".").unwrap().count();
+        cache.write(1, &image(1, 100_000)); // Breaks off in the middle.
+        assert_eq!((cache.read(1), names()), (None, 0));
+        let kept = (2..12).filter(|&key| {
+            cache.write(key, &image(key, 20_000));
+            cache.read(key).is_some()
+        });
+        let kept: Vec<u128> = kept.collect();
+        assert_eq!(kept.len(), names(), "no half of a file stays behind");
+        assert!((1..10).contains(&kept.len()), "{kept:?}");
+        for key in kept {
+            assert_eq!(cache.read(key), Some(image(key, 20_000)));
+        }
+    }
+
+    #[test]
+    #[ignore = "`a_disk_that_is_full_or_read_only_costs_a_compile_and_nothing_else` runs it on such a disk"]
+    fn nothing_is_kept_read_only() {
+        let cache = Cache::new(PathBuf::from("."));
+        cache.write(1, b"image");
+        assert_eq!(cache.read(1), None);
+        let cache = Cache::new(PathBuf::from("below"));
+        cache.write(1, b"image");
+        assert_eq!(cache.read(1), None);
+    }
+
     /// As the ranks of a host do that start together: everybody finds nothing, everybody writes.
     #[test]
     fn writers_that_race_leave_one_whole_file() {

@@ -255,11 +255,12 @@ pub fn failure(code: ErrorCode) -> ApiError {
         ErrorCode::EngineUnavailable => {
             ApiError::unavailable("engine_unavailable", "the engine is not available", 10)
         }
-        ErrorCode::Row(RowError::AllMasked) => ApiError::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "internal",
-            "no token is allowed where the output stands: its rules exclude each other, or its grammar \
-             costs too much to follow",
+        // The request's own rules are at fault, which one is not known: it shows only where they meet.
+        ErrorCode::Row(RowError::AllMasked) => ApiError::bad_request(
+            "no_token_allowed",
+            "",
+            "no token is allowed where the output stands: the request's rules (allowed_token_ids, bad_words, min_tokens, \
+             logit_bias, a grammar) exclude each other, or its grammar costs too much to follow",
         ),
         ErrorCode::Row(RowError::NonFiniteLogits) => ApiError::new(
             StatusCode::INTERNAL_SERVER_ERROR,

@@ -27,7 +27,12 @@ pub(crate) fn command(args: &[&str]) -> Command {
 impl Process {
     /// Starts it and reads the ready line.
     pub(crate) fn start(args: &[&str]) -> Self {
-        let mut child = command(&[&["--port", "0"], args].concat()).spawn().unwrap();
+        Self::of(&mut command(&[&["--port", "0"], args].concat()))
+    }
+
+    /// The same of a command that says where its log goes.
+    pub(crate) fn of(command: &mut Command) -> Self {
+        let mut child = command.spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut said = String::new();
         let address = loop {

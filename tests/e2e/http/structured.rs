@@ -100,8 +100,8 @@ fn rules_meet_and_the_end_has_its_place() {
     assert!((2..=4).contains(&text.len()) && end == "length", "{text}");
     for (name, value) in [("allowed_token_ids", json!([99])), ("min_tokens", json!(5))] {
         let reply = post(server.address, PATH, &completion(&with(name, value)));
-        assert_eq!(reply.status, 500, "{}", String::from_utf8_lossy(&reply.body));
-        assert!(reply.json()["error"]["message"].as_str().unwrap().contains("no token is allowed"));
+        assert_eq!(reply.status, 400, "{}", String::from_utf8_lossy(&reply.body));
+        assert_eq!(reply.json()["error"]["reason"], "no_token_allowed");
     }
     server.wait_idle(Duration::from_secs(5));
 }

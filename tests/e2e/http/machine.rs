@@ -1,0 +1,161 @@
+//! What happens to a server when its machine's clock jumps or its memory runs out, and when its own books are wrong.
+
+use super::executor_process::{
+    answer, children_as, executor, finish, is_ready, is_zombie, stream, within,
+};
+use super::process::{Process, command};
+use crate::http_client::{Client, get, post};
+use crate::http_host::{Server, Setup};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use serde_json::json;
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+const APART: &[&str] = &["--executor", "process", "--threads", "1", "--dtype", "float32"];
+const SOON: Duration = Duration::from_mins(1);
+const DAY_S: i64 = 86_400;
+const ABORTED: Option<i32> = Some(6);
+
+/// Compiles what shifts a process's clock; a C compiler is there wherever this crate is linked.
+fn shifted_clock(folder: &Path) -> String {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2e/http/shifted_clock.c");
+    let library = folder.join("shifted_clock.so").to_str().unwrap().to_owned();
+    let made =
+        Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o", &library, source]).status();
+    assert!(made.unwrap().success());
+    library
+}
+
+#[test]
+fn a_wall_clock_that_jumps_changes_dates_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let shift = folder.path().join("shift");
+    fs::write(&shift, "0").unwrap();
+    let mut command = command(&[&["--port", "0"], APART].concat());
+    command.env("LD_PRELOAD", shifted_clock(folder.path())).env("SHIFTED_CLOCK", &shift);
+    let mut process = Process::of(&mut command);
+    let (at, former) = (process.address, executor(&process));
+    let expected = answer(at, 1_500);
+    for seconds in [DAY_S, -DAY_S, 3_650 * DAY_S, 0] {
+        let waiting = stream(at, 1_500);
+        // Not in place: the file is never seen empty.
+        let next = folder.path().join("next");
+        fs::write(&next, seconds.to_string()).unwrap();
+        fs::rename(&next, &shift).unwrap();
+        let (text, end) = finish(waiting);
+        assert_eq!((text == expected, end), (true, json!("length")), "a jump by {seconds} s");
+        let reply = post(at, "/v1/completions", &json!({"prompt": "a", "max_tokens": 1})).json();
+        let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as i64;
+        let off_s = reply["created"].as_i64().unwrap() - now_s - seconds;
+        assert!(off_s.abs() < 60, "dates follow the clock, by {off_s} s: {reply}");
+        assert!(is_ready(at));
+    }
+    assert_eq!(executor(&process), former, "nobody is taken for late");
+    process.signal("TERM");
+    assert_eq!(process.exits_within(SOON).code(), Some(0));
+}
+
+/// Limits the address space of a process to what it has now and so much more.
+fn limit_memory(pid: u32, more_bytes: u64) {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
+    let size_kib: u64 = size.trim().trim_end_matches(" kB").parse().unwrap();
+    let most = Some(size_kib * 1024 + more_bytes);
+    let limit = Rlimit { current: most, maximum: most };
+    prlimit(Pid::from_raw(pid as i32), Resource::As, limit).unwrap();
+}
+
+#[test]
+fn too_little_memory_for_the_cache_ends_the_start_with_the_numbers() {
+    let binary = env!("CARGO_BIN_EXE_hadron");
+    // The demo's cache takes 4 GiB.
+    let script = format!("ulimit -v 3000000; exec {binary} serve --port 0 --threads 1");
+    for how in ["", " --executor process"] {
+        let output = Command::new("sh").args(["-c", &(script.clone() + how)]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("out of memory: 42") && said.contains("KV cache"), "{said}");
+    }
+}
+
+#[test]
+fn an_executor_that_is_ready_needs_no_more_memory() {
+    let process = Process::start(APART);
+    let (at, former) = (process.address, executor(&process));
+    limit_memory(former, 0);
+    let long = json!({"prompt": "fox ".repeat(480), "max_tokens": 40, "logprobs": 5, "n": 8});
+    assert_eq!(post(at, "/v1/completions", &long).status, 200);
+    assert!(!answer(at, 1_500).is_empty());
+    assert_eq!(executor(&process), former, "it was not replaced");
+}
+
+/// What a client hears that sends a body in pieces: a status, or nothing.
+fn asks_much(at: SocketAddr, body: &[u8]) -> Option<u16> {
+    let mut client = Client::connect(at);
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    client.send_raw(head.as_bytes()).ok()?;
+    body.chunks(1 << 16).try_for_each(|piece| client.send_raw(piece)).ok()?;
+    client.read().map(|reply| reply.status)
+}
+
+#[test]
+fn a_server_without_memory_refuses_or_ends_with_a_word() {
+    // The allocator takes address space as it goes, rather than a gigabyte beforehand.
+    let mut command = command(&[&["--port", "0"], APART].concat());
+    let mut process = Process::of(command.env("MIMALLOC_ARENA_RESERVE", "16MiB"));
+    let (at, left) = (process.address, executor(&process));
+    let first = answer(at, 20);
+    limit_memory(process.id(), 32 << 20);
+    let body = json!({"prompt": "x".repeat(7_000_000), "max_tokens": 1}).to_string();
+    let heard: Vec<Option<u16>> = std::thread::scope(|scope| {
+        let ask = || scope.spawn(|| asks_much(at, body.as_bytes()));
+        let asking: Vec<_> = (0..24).map(|_| ask()).collect();
+        asking.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    println!("{heard:?}");
+    assert!(heard.iter().flatten().all(|status| (400..500).contains(status) || *status == 503));
+    let ended = std::net::TcpStream::connect(at).is_err();
+    if ended {
+        let status = process.exits_within(SOON);
+        let said = process.said();
+        assert_eq!(status.signal(), ABORTED, "{said}");
+        assert!(said.contains("memory allocation of"), "{said}");
+        let gone = || !fs::exists(format!("/proc/{left}")).unwrap() || is_zombie(left);
+        within(Duration::from_secs(2), "the executor's end", gone);
+    } else {
+        assert_eq!(answer(at, 20), first);
+        assert_eq!(children_as("executor", process.id()), [left]);
+        assert_eq!(get(at, "/livez").status, 200);
+    }
+}
+
+#[test]
+fn a_broken_invariant_of_the_scheduler_ends_the_process() {
+    let mut again = Command::new(std::env::current_exe().unwrap());
+    again.args(["--exact", "--ignored", "--nocapture", "http::machine::who_breaks_an_invariant"]);
+    let output = again.stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert_eq!(output.status.signal(), ABORTED, "{said}");
+    assert!(said.contains("request ids are unique"), "{said}");
+    assert!(said.contains("the scheduler broke an invariant: aborting"), "{said}");
+    assert!(!said.contains("somebody was answered"), "{said}");
+}
+
+#[test]
+#[ignore = "ends its process: `a_broken_invariant_of_the_scheduler_ends_the_process` runs it in one of its own"]
+fn who_breaks_an_invariant() {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    let server = Server::start(&Setup { repeats_an_id: true, ..Setup::default() });
+    let mut client = Client::connect(server.address);
+    client.send("POST", "/v1/completions", "", br#"{"prompt":"a","max_tokens":1}"#);
+    let _ = client.read(); // It ends with the process.
+    println!("somebody was answered, or heard of the end before it came");
+    std::thread::sleep(SOON);
+}

@@ -1,0 +1,88 @@
+//! Rows that cover all pairs of values, chosen greedily.
+
+use std::collections::BTreeSet;
+
+/// For each field the index of its value; `None` = left out.
+pub(super) type Row = Vec<Option<usize>>;
+
+/// A value of a field.
+type Cell = (usize, Option<usize>);
+
+/// What is still to be covered.
+pub(super) struct Matrix {
+    /// Values of each field, and whether it cannot be left out.
+    fields: Vec<(usize, bool)>,
+    open: BTreeSet<(Cell, Cell)>,
+    /// Pairs that rows were made for.
+    tried: BTreeSet<(Cell, Cell)>,
+    pairs: usize,
+}
+
+impl Matrix {
+    pub(super) fn new(fields: Vec<(usize, bool)>) -> Self {
+        let mut open = BTreeSet::new();
+        for first in 0..fields.len() {
+            for second in first + 1..fields.len() {
+                for a in values(fields[first]) {
+                    open.extend(values(fields[second]).map(|b| ((first, a), (second, b))));
+                }
+            }
+        }
+        Self { fields, pairs: open.len(), open, tried: BTreeSet::new() }
+    }
+
+    /// A row for a pair that no row was made for, with as many other open pairs as fit.
+    pub(super) fn next(&mut self) -> Option<Row> {
+        let pair = *self.open.iter().find(|pair| !self.tried.contains(pair))?;
+        self.tried.insert(pair);
+        let mut cells = vec![pair.0, pair.1];
+        for field in 0..self.fields.len() {
+            if cells.iter().any(|cell| cell.0 == field) {
+                continue;
+            }
+            let gain = |value: &Option<usize>| {
+                let is_open = |cell: &&Cell| self.open.contains(&ordered(**cell, (field, *value)));
+                cells.iter().filter(is_open).count()
+            };
+            let best = values(self.fields[field]).max_by_key(gain);
+            cells.push((field, best.flatten()));
+        }
+        cells.sort_unstable();
+        Some(cells.into_iter().map(|cell| cell.1).collect())
+    }
+
+    /// A row was answered.
+    pub(super) fn cover(&mut self, row: &Row) {
+        let cells: Vec<Cell> = row.iter().copied().enumerate().collect();
+        for (at, &first) in cells.iter().enumerate() {
+            for &second in &cells[at + 1..] {
+                self.open.remove(&(first, second));
+            }
+        }
+    }
+
+    /// Pairs that are covered, of all.
+    pub(super) fn covered(&self) -> (usize, usize) {
+        (self.pairs - self.open.len(), self.pairs)
+    }
+}
+
+fn values((count, needed): (usize, bool)) -> impl Iterator<Item = Option<usize>> {
+    (0..count).map(Some).chain((!needed).then_some(None))
+}
+
+fn ordered(a: Cell, b: Cell) -> (Cell, Cell) {
+    if a.0 < b.0 { (a, b) } else { (b, a) }
+}
+
+#[test]
+fn few_rows_cover_all_pairs() {
+    let mut matrix = Matrix::new(vec![(3, false); 12]);
+    let mut rows = 0;
+    while let Some(row) = matrix.next() {
+        matrix.cover(&row);
+        rows += 1;
+    }
+    assert_eq!(matrix.covered(), (66 * 16, 66 * 16));
+    assert!((16..70).contains(&rows), "{rows}");
+}

@@ -1,0 +1,149 @@
+//! Every two parameters of a request together: each value of the one with each value of the other, in as few requests as
+//! a greedy choice makes of it, several at a time.
+//!
+//! A request of values that are allowed is answered, or refused by the name of a field that contradicts another. A value
+//! that is not allowed is refused by its field's name, whatever stands beside it. Nothing is answered with a 5xx.
+
+mod fields;
+mod matrix;
+
+use crate::http_client::{Client, Reply, get, post};
+use crate::http_host::{Server, Setup};
+use fields::{Field, chat, text};
+use matrix::{Matrix, Row};
+use serde_json::{Map, Value, json};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// Requests that run side by side.
+const LANES: usize = 3;
+/// Rows are tried so often with the field left out that a refusal named.
+const TRIES: usize = 6;
+
+/// What came of the allowed values.
+#[derive(Debug, Default)]
+struct Tally {
+    answered: usize,
+    refused: usize,
+    /// Rows that were answered: what stands beside values that are not allowed.
+    good: Vec<Row>,
+}
+
+fn body(fields: &[Field], row: &Row) -> Value {
+    let values = fields.iter().zip(row);
+    let present = values.filter_map(|(field, &choice)| {
+        Some((field.name.to_owned(), field.good.get(choice?)?.clone()))
+    });
+    Value::Object(present.collect::<Map<_, _>>())
+}
+
+/// Rules that may leave no token: where they do, the refusal names none of them.
+const RULES: [&str; 4] = ["allowed_token_ids", "regex", "response_format", "min_tokens"];
+
+/// The field that a refusal names, without what it says of its inside.
+fn blamed(reply: &Reply, sent: &Value) -> String {
+    let body = reply.json();
+    if body["error"]["reason"] == "no_token_allowed" {
+        let rule = RULES.iter().find(|rule| !sent[**rule].is_null());
+        return (*rule.unwrap_or_else(|| panic!("no rules: {sent}: {body}"))).to_owned();
+    }
+    let param = body["error"]["param"].as_str().unwrap_or_else(|| panic!("no name: {body}"));
+    param.split(['[', '.']).next().unwrap().to_owned()
+}
+
+fn check(reply: &Reply, sent: &Value) {
+    let said = String::from_utf8_lossy(&reply.body);
+    assert!(reply.status < 500, "{sent}: {said}");
+    assert!(!said.contains("panicked") && !said.contains("src/"), "{sent}: {said}");
+    if reply.status == 200 && sent["stream"] == true {
+        assert!(!reply.events().is_empty(), "{sent}: {said}");
+    }
+}
+
+/// Sends rows until every pair has been answered, or nobody can.
+fn allowed(at: SocketAddr, path: &str, fields: &[Field], matrix: &Mutex<Matrix>) -> Tally {
+    let mut client = Client::connect(at);
+    let mut tally = Tally::default();
+    loop {
+        let Some(mut row) = matrix.lock().unwrap().next() else { return tally };
+        for _ in 0..TRIES {
+            let sent = body(fields, &row);
+            let reply = client.post(path, &sent);
+            check(&reply, &sent);
+            if reply.status == 200 {
+                tally.answered += 1;
+                matrix.lock().unwrap().cover(&row);
+                tally.good.push(row);
+                break;
+            }
+            tally.refused += 1;
+            let name = blamed(&reply, &sent);
+            let at = fields.iter().position(|field| field.name == name);
+            let at = at.filter(|&at| row[at].is_some() && !fields[at].needed);
+            let Some(at) = at else { panic!("{sent} blames {name}: {}", reply.json()) };
+            row[at] = None;
+        }
+    }
+}
+
+/// A good row with one value that is not allowed, alone and beside every fifth other one: the refusal names one of them.
+fn forbidden(at: SocketAddr, path: &str, fields: &[Field], good: &[Row]) -> usize {
+    let bad: Vec<(&str, &Value)> =
+        fields.iter().flat_map(|f| f.bad.iter().map(|value| (f.name, value))).collect();
+    let mut client = Client::connect(at);
+    let (mut sent, mut wrong) = (0, Vec::new());
+    for (first, (name, value)) in bad.iter().enumerate() {
+        for (other, of_other) in bad[first..].iter().step_by(5) {
+            let mut body = body(fields, &good[sent % good.len()]);
+            body[*name] = (*value).clone();
+            body[*other] = (*of_other).clone();
+            let reply = client.post(path, &body);
+            check(&reply, &body);
+            let refused = (400..500).contains(&reply.status);
+            let blames = if refused { blamed(&reply, &body) } else { String::new() };
+            // Without a limit that is allowed, what is above it is not.
+            let meets = blames == "min_tokens" && [*name, *other].contains(&"max_tokens");
+            if blames != *name && blames != *other && !meets {
+                wrong.push(format!("{name} {value}, {other} {of_other}: {blames:?} for {body}"));
+            }
+            sent += 1;
+        }
+    }
+    let count = wrong.len();
+    wrong.truncate(20);
+    assert_eq!(count, 0, "of {sent}: {wrong:#?}");
+    sent
+}
+
+#[test]
+fn any_two_parameters_are_answered_or_refused_by_name() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/demo");
+    let setup = Setup { model: Some(model), max_model_len: 512, seats: 64, ..Setup::default() };
+    let server = Server::start(&setup);
+    let question = json!({"prompt": "The quick brown fox", "max_tokens": 20, "ignore_eos": true, "temperature": 0});
+    let at = server.address;
+    let answer = || post(at, "/v1/completions", &question).json()["choices"].clone();
+    let before = answer();
+    for (path, fields) in [("/v1/completions", text()), ("/v1/chat/completions", chat())] {
+        let sizes = fields.iter().map(|field| (field.good.len(), field.needed)).collect();
+        let matrix = Mutex::new(Matrix::new(sizes));
+        let lanes = std::thread::scope(|scope| {
+            let lane = || scope.spawn(|| allowed(at, path, &fields, &matrix));
+            let lanes: Vec<_> = (0..LANES).map(|_| lane()).collect();
+            lanes.into_iter().map(|lane| lane.join().unwrap()).collect::<Vec<_>>()
+        });
+        let good: Vec<Row> = lanes.iter().flat_map(|tally| tally.good.clone()).collect();
+        let (answered, refused) =
+            lanes.iter().fold((0, 0), |(a, r), tally| (a + tally.answered, r + tally.refused));
+        let (covered, pairs) = matrix.lock().unwrap().covered();
+        println!("{path}: {covered} of {pairs} pairs in {answered} answers, {refused} refusals");
+        assert!(covered * 100 >= pairs * 95, "too many pairs contradict each other");
+        let hostile = forbidden(at, path, &fields, &good);
+        println!("{path}: {hostile} requests with values that are not allowed");
+        assert_eq!(answer(), before, "{path}");
+    }
+    assert_eq!(get(at, "/readyz").status, 200);
+    server.wait_idle(Duration::from_mins(1));
+}
