@@ -223,6 +223,18 @@ mod tests {
     }
 
     #[test]
+    fn blocks_depend_on_their_own_keys() {
+        let [plain, salted] = [None, Some("tenant-a")].map(|salt| lora_and_salt(None, salt));
+        let tuned = lora_and_salt(Some("sql-v2"), None);
+        let same = |a: &ExtraKeys, b, index| ExtraKeys::same_in_block(Some(a), b, index, 4);
+        let again = salted.clone();
+        assert!(same(&salted, Some(&again), 0));
+        assert!(!same(&salted, Some(&plain), 0) && !same(&salted, None, 0));
+        assert!(same(&salted, Some(&plain), 1), "a salt is a key of the first block");
+        assert!(!same(&tuned, Some(&plain), 0) && !same(&tuned, Some(&plain), 1));
+    }
+
+    #[test]
     fn salt_encoding_is_the_documented_one() {
         let mut bytes = Vec::new();
         lora_and_salt(None, Some("tenant-a")).encode(0, 4, &mut bytes);

@@ -79,3 +79,16 @@ impl Hasher for Mixed {
         self.state
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_fall_into_places_of_their_own() {
+        let places = |secret| [1_u64, 2, 1 << 63].map(|hash| Mixer { secret }.hash_one(hash));
+        let [first, second] = [places(1), places(2)];
+        assert!(first[0] != first[1] && first[0] != first[2] && first[1] != first[2]);
+        assert_ne!(first, second, "nobody who does not know the secret can make them meet");
+    }
+}

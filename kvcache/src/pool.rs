@@ -110,3 +110,22 @@ impl Pool {
         assert_eq!(free, (self.vacant() + self.cached()) as usize, "free blocks miscounted");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "reference counts differ")]
+    fn a_block_that_no_table_holds_is_noticed() {
+        let mut pool = Pool::new(2, Planted::default());
+        pool.take();
+        pool.check(&[0, 0], |_| false);
+    }
+
+    #[test]
+    #[should_panic(expected = "block 0")]
+    fn a_findable_block_that_is_vacant_is_noticed() {
+        Pool::new(2, Planted::default()).check(&[0, 0], |block| block == 0);
+    }
+}

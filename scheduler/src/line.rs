@@ -62,3 +62,23 @@ impl Line {
         self.slots.iter().copied()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_in_order_of_service() {
+        let mut line = Line::default();
+        let key = |priority, arrival| Key { priority, arrival };
+        for (slot, key) in (0..).zip([key(0, 1), key(0, 2), key(-1, 3), key(0, 4), key(-1, 5)]) {
+            line.insert(key, Slot(slot));
+        }
+        line.remove(key(0, 2));
+        let found: Vec<_> = line.iter().map(|(key, slot)| (key.arrival, slot.0)).collect();
+        assert_eq!(found, [(3, 2), (5, 4), (1, 0), (4, 3)]);
+        line.retain(|slot| slot.0 != 4);
+        assert!(line.iter().map(|(_, slot)| slot).eq(line.slots()), "keys go with their slots");
+        assert_eq!((line.len(), line.get(1)), (3, Slot(0)));
+    }
+}

@@ -162,6 +162,11 @@ fn dispatch(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::EngineConfig;
+    use crate::plan::PlannedRow;
+    use crate::slab::Slot;
+    use kvcache::KvConfig;
+    use protocol::{KvGroup, KvKind, KvSpec, Replica};
 
     const HELD: GateView = GateView {
         ranks: 4,
@@ -200,6 +205,34 @@ mod tests {
         let held = (0..100).take_while(|_| !gate.fires(&all)).count();
         assert_eq!(held, 10, "one step of growth, then ten without, the last of which fires");
         assert_eq!(gate, Gate { started: true, ..Gate::default() }, "a fire resets the gate");
+    }
+
+    /// Replicas whose plans have so many decodes and rows.
+    fn domains(plans: [(usize, usize); 2]) -> Vec<Domain> {
+        let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
+        let spec = KvSpec { block_tokens: 4, groups: vec![group] };
+        let config = EngineConfig::new(Limits::cpu(8, 100), KvConfig::new(spec, 8, [1, 2]));
+        let row = |slot| PlannedRow { slot: Slot(slot), start: 0, len: 1, drafts: 0, grow: 0 };
+        let domain = |(replica, (decodes, rows)): (u16, (usize, usize))| {
+            let mut domain = Domain::new(Replica(replica), &config).unwrap();
+            domain.plan.decodes = decodes;
+            domain.plan.rows = (0..rows as u32).map(row).collect();
+            domain
+        };
+        (0..).zip(plans).map(domain).collect()
+    }
+
+    #[test]
+    fn a_gate_that_does_not_fire_leaves_decodes_alone() {
+        let rows = |gate: Gate, plans, for_ever| {
+            let (mut gate, mut domains) = (gate, domains(plans));
+            hold_prefill(&mut gate, &mut domains, &Limits::cpu(8, 100), for_ever);
+            (domains.iter().map(|domain| domain.plan.rows.len()).collect::<Vec<_>>(), gate.held)
+        };
+        let started = Gate { started: true, ..Gate::default() };
+        assert_eq!(rows(started, [(1, 2), (1, 1)], false), (vec![1, 1], 1), "held");
+        assert_eq!(rows(Gate::default(), [(1, 2), (1, 1)], false), (vec![2, 1], 0), "fires");
+        assert_eq!(rows(started, [(0, 0), (0, 0)], false), (vec![0, 0], 0), "nobody waits");
     }
 
     #[test]

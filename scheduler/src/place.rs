@@ -80,3 +80,92 @@ impl Placer {
         submit.tokens.len() as u64 - u64::from(hit.blocks * kv.block_tokens())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvcache::{KvConfig, Table};
+    use protocol::{KvGroup, KvKind, KvSpec, RequestId, Sampling, Token};
+
+    const BLOCK_TOKENS: u32 = 4;
+
+    fn submit(tokens: u32, config: &KvConfig) -> Submit {
+        let tokens: Vec<Token> = (0..tokens).collect();
+        let mut keys = Vec::new();
+        config.hasher().extend(&mut keys, &tokens, None);
+        Submit {
+            id: RequestId(1),
+            tokens,
+            max_tokens: 8,
+            sampling: Sampling::greedy(),
+            masked_from: None,
+            key: 0,
+            eos_ids: Vec::new(),
+            stop_ids: Vec::new(),
+            priority: 0,
+            extra: None,
+            replica: None,
+            keys,
+        }
+    }
+
+    /// A cache that holds so many of the request's blocks.
+    fn cache(config: &KvConfig, submit: &Submit, blocks: u32) -> KvCache {
+        let mut kv = KvCache::new(config).unwrap();
+        let mut table = Table::default();
+        kv.grow(&mut table, blocks);
+        let (tokens, keys) = (&submit.tokens[..], &submit.keys[..]);
+        (0..blocks).for_each(|index| {
+            kv.publish(&mut table, index, Content { tokens, keys, extra: None });
+        });
+        kv.free(&mut table);
+        kv
+    }
+
+    #[test]
+    fn the_cheapest_replica_that_is_there_is_chosen() {
+        let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
+        let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
+        let config = KvConfig::new(spec, 16, [1, 2]);
+        let asked = submit(41, &config);
+        // Requests and tokens outstanding, and blocks of the prompt that are cached there.
+        let replicas = [(2, 100, 0), (1, 300, 0), (9, 110, 9)];
+        let caches = replicas.map(|(_, _, blocks)| cache(&config, &asked, blocks));
+        let chosen = |routing, ready: [bool; 3]| {
+            let candidate = |i: usize| {
+                let (requests, tokens, _) = replicas[i];
+                Candidate { ready: ready[i], load: Load { requests, tokens }, kv: &caches[i] }
+            };
+            let candidates: Vec<_> = (0..3).map(candidate).collect();
+            Placer::default().place(&asked, routing, &candidates).0
+        };
+        let all = [true; 3];
+        assert_eq!(chosen(Routing::Prefix, all), 2, "100 + 41, 300 + 41, 110 + 41 - 36");
+        assert_eq!(chosen(Routing::LeastTokens, all), 1, "1,124, 812 and 4,718");
+        assert_eq!(chosen(Routing::LeastRequests, all), 1);
+        assert_eq!(chosen(Routing::RoundRobin, all), 0);
+        assert_eq!(chosen(Routing::LeastTokens, [true, false, true]), 0, "one is lost");
+        assert_eq!(chosen(Routing::Prefix, [false; 3]), 2, "all are lost: the cheapest waits");
+    }
+
+    #[test]
+    fn equals_take_turns() {
+        let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
+        let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
+        let config = KvConfig::new(spec, 16, [1, 2]);
+        let asked = submit(9, &config);
+        let kv = cache(&config, &asked, 0);
+        let mut load = [Load::default(); 3];
+        let mut placer = Placer::default();
+        let mut next = |load: &[Load; 3], routing| {
+            let candidate = |&load: &Load| Candidate { ready: true, load, kv: &kv };
+            placer.place(&asked, routing, &load.iter().map(candidate).collect::<Vec<_>>()).0
+        };
+        let turns: Vec<_> = (0..4).map(|_| next(&load, Routing::RoundRobin)).collect();
+        assert_eq!(turns, [0, 1, 2, 0]);
+        load[1].charge(40);
+        assert_eq!(next(&load, Routing::Prefix), 2, "its turn, but it is busy");
+        load[1].release(40);
+        assert_eq!([next(&load, Routing::Prefix), next(&load, Routing::Prefix)], [0, 1]);
+    }
+}

@@ -6,7 +6,9 @@
 //! 8 tokens of `a` cached and idle. `free` blocks are vacant besides.
 
 use super::*;
+use crate::commit::commit;
 use crate::line::Key;
+use crate::request::PREEMPTIONS_MAX;
 use crate::{EngineConfig, Submit};
 use expect_test::{Expect, expect};
 use kvcache::{Content, KvConfig, Published, Table};
@@ -295,7 +297,8 @@ fn chunk_table() {
 
 #[test]
 fn a_blocked_head_is_not_looked_up_again_in_vain() {
-    let mut scene = scene("free=2 | run x 3/4 | wait a 0/20");
+    // Five blocks were published before it was blocked.
+    let mut scene = scene("free=2 | run x 20/21 | wait a 0/20");
     let blocked = plan(&scene.state, &scene.kv, &scene.limits, Plan::default()).blocked;
     assert_eq!(blocked.map(|b| (b.need, b.idle)), Some((5, 0)));
     scene.state.blocked = blocked;
@@ -308,4 +311,39 @@ fn a_blocked_head_is_not_looked_up_again_in_vain() {
     }
     let again = plan(&scene.state, &scene.kv, &scene.limits, Plan::default());
     assert!(again.blocked.is_none(), "none free, two published: three are missing still");
+}
+
+#[test]
+fn a_plan_of_decodes_has_no_chunk() {
+    let has_chunk = |text| {
+        let scene = scene(text);
+        plan(&scene.state, &scene.kv, &scene.limits, Plan::default()).has_chunk()
+    };
+    assert!(!has_chunk("drafts=2 | run a 8/9, b 3/4"));
+    assert!(has_chunk("| run a 8/9, b 2/4"));
+}
+
+#[test]
+fn the_last_preemption_that_is_allowed_guards() {
+    for before in 0..PREEMPTIONS_MAX {
+        let Scene { mut state, mut kv, limits, .. } = scene("free=0 | run a 8/9, b 3/4");
+        let last = state.running.get(1);
+        state.requests[last].preemptions = before;
+        let plan = plan(&state, &kv, &limits, Plan::default());
+        assert_eq!(plan.preempt, [last]);
+        commit(&mut state, &mut kv, &plan, 0);
+        let request = &state.requests[last];
+        assert_eq!(request.preemptions, before + 1);
+        assert_eq!(request.guarded, before + 1 == PREEMPTIONS_MAX, "{before} before");
+    }
+}
+
+#[test]
+fn what_a_first_run_finds_is_counted() {
+    let Scene { mut state, mut kv, limits, .. } = scene("| wait a 0/9, b 0/5 | cache a 8");
+    let plan = plan(&state, &kv, &limits, Plan::default());
+    commit(&mut state, &mut kv, &plan, 0);
+    let totals = &state.totals;
+    assert_eq!((totals.prompt_tokens, totals.prompt_tokens_cached), (14, 8));
+    assert_eq!((totals.prefix_queries, totals.prefix_hits), (14, 8));
 }
