@@ -58,7 +58,7 @@ impl Executor {
         }
         let ranks = ranks::ranks(settings.parallel, settings.rank)?;
         let models = (&config.model, config.draft.as_ref());
-        check_speculation(settings.speculation, models, placement)?;
+        check_speculation(settings.speculation, models)?;
         config.model.drafting =
             settings.speculation.is_some_and(|how| how.drafter == Drafter::Layer);
         let settings = &config.settings;

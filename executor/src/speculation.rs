@@ -1,7 +1,7 @@
 //! Which drafts can be made, and verified, where.
 
 use models::Config;
-use protocol::{Drafter, ExpertPlacement, Speculation};
+use protocol::{Drafter, Speculation};
 
 /// Most drafts of a row that a draft layer is asked for.
 pub const LAYER_DRAFTS_MAX: u8 = 4;
@@ -49,11 +49,6 @@ pub enum SpeculationError {
         /// Ids of the other.
         model: usize,
     },
-    /// Copies of experts in places of an operator's choice.
-    #[error(
-        "method mtp and --expert-placement exclude each other: the file does not place the draft layer's experts"
-    )]
-    Places,
 }
 
 /// Checks that a model can be served with such drafts, before anything is loaded.
@@ -62,12 +57,11 @@ pub enum SpeculationError {
 pub fn check_speculation(
     speculation: Option<Speculation>,
     (model, draft): (&Config, Option<&Config>),
-    placement: Option<&ExpertPlacement>,
 ) -> Result<(), SpeculationError> {
     let Some(Speculation { drafts, drafter, .. }) = speculation else { return Ok(()) };
     match drafter {
         Drafter::Ngram { .. } => Ok(()),
-        Drafter::Layer => check_layer(drafts, model, placement),
+        Drafter::Layer => check_layer(drafts, model),
         Drafter::Model => check_model(drafts, model, draft),
     }
 }
@@ -84,20 +78,13 @@ fn check_model(drafts: u8, model: &Config, draft: Option<&Config>) -> Result<(),
     Ok(())
 }
 
-fn check_layer(
-    drafts: u8,
-    model: &Config,
-    placement: Option<&ExpertPlacement>,
-) -> Result<(), SpeculationError> {
+fn check_layer(drafts: u8, model: &Config) -> Result<(), SpeculationError> {
     if !(1..=LAYER_DRAFTS_MAX).contains(&drafts) {
         return Err(SpeculationError::Drafts { drafts });
     }
     if model.draft_layers != 1 {
         let (architecture, layers) = (model.architecture.name(), model.draft_layers);
         return Err(SpeculationError::Layers { architecture, layers });
-    }
-    if placement.is_some() {
-        return Err(SpeculationError::Places);
     }
     Ok(())
 }

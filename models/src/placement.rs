@@ -2,6 +2,8 @@
 //!
 //! A token goes to one of an expert's copies by its own position in its request. So the same request takes the same
 //! copies in any batch and any chunks, and copies share the load evenly.
+//!
+//! A row behind those of the model's layers is its draft layer's; without one that layer's experts lie each once, in order.
 
 use crate::Config;
 use crate::sharding::Part;
@@ -15,12 +17,24 @@ pub enum PlacementError {
     #[error("a placement of experts needs several ranks that hold experts whole")]
     NotSpread,
     /// It is for another model.
-    #[error("the placement has {got} layers, the model {expected}")]
+    #[error("the placement has {got} layers, the model {expected}{}", drafting(*draft_layers))]
     Layers {
         /// Its layers.
         got: usize,
         /// Those of the model.
         expected: usize,
+        /// Those that draft for it, which may have places, too.
+        draft_layers: usize,
+    },
+    /// A draft layer's experts, which the file says nothing of, cannot be dealt out.
+    #[error(
+        "the placement has no row for the draft layer, whose {experts} experts cannot be split over {ranks} ranks"
+    )]
+    Drafting {
+        /// Its experts.
+        experts: usize,
+        /// Ranks.
+        ranks: usize,
     },
     /// Ranks would hold different numbers of experts.
     #[error("layer {layer}: {places} places cannot be split over {ranks} ranks")]
@@ -64,6 +78,11 @@ pub enum PlacementError {
     },
 }
 
+/// What a refusal says of so many draft layers.
+fn drafting(layers: usize) -> String {
+    if layers == 0 { String::new() } else { format!(", and {layers} that may draft") }
+}
+
 /// Checks that every expert of every layer has a place, and each rank as many as the others. Rows of dense layers are
 /// passed over.
 pub fn check_placement(
@@ -75,8 +94,13 @@ pub fn check_placement(
         return Err(PlacementError::NotSpread);
     }
     let (got, expected) = (placement.layers.len(), config.layers);
-    if got != expected {
-        return Err(PlacementError::Layers { got, expected });
+    let draft_layers = config.draft_layers;
+    if got != expected && got != expected + draft_layers {
+        return Err(PlacementError::Layers { got, expected, draft_layers });
+    }
+    let unplaced = (got..config.kv_layers()).find_map(|layer| config.moe_at(layer));
+    if let Some(moe) = unplaced.filter(|moe| !moe.experts.is_multiple_of(ranks)) {
+        return Err(PlacementError::Drafting { experts: moe.experts, ranks });
     }
     for (layer, places) in placement.layers.iter().enumerate() {
         if let Some(moe) = config.moe_at(layer) {
@@ -117,9 +141,9 @@ fn check_layer(
 pub(crate) struct Places<'a>(&'a [u16]);
 
 impl<'a> Places<'a> {
-    /// Of layer `layer` of a placement that has been checked.
-    pub(crate) fn of(placement: &'a ExpertPlacement, layer: usize) -> Self {
-        Self(&placement.layers[layer])
+    /// Of layer `layer` by a placement that has been checked, if it says anything of that layer.
+    pub(crate) fn of(placement: Option<&'a ExpertPlacement>, layer: usize) -> Option<Self> {
+        placement?.layers.get(layer).map(|places| Self(places))
     }
 
     /// The places of a rank.
@@ -192,9 +216,39 @@ mod tests {
     }
 
     #[test]
+    fn a_draft_layer_has_a_row_of_its_own_or_none() {
+        let mut config = tiny("Qwen3MoeForCausalLM");
+        config.draft_layers = 1;
+        let experts = config.moe.as_ref().unwrap().experts as u16;
+        let row: Vec<u16> = (0..experts).chain(0..experts).collect();
+        let check = |config: &Config, rows: usize, ranks: usize| {
+            let placement = ExpertPlacement { layers: vec![row.clone(); rows] };
+            check_placement(&placement, config, ranks).map_err(|e| e.to_string())
+        };
+        let (layers, drafts) = (config.layers, config.draft_layers);
+        assert_eq!((drafts, check(&config, layers, 2)), (1, Ok(())));
+        assert_eq!(check(&config, layers + 1, 2), Ok(()));
+        let refusal = |got| {
+            Err(format!("the placement has {got} layers, the model {layers}, and 1 that may draft"))
+        };
+        assert_eq!(check(&config, layers + 2, 2), refusal(layers + 2));
+        assert_eq!(check(&config, layers - 1, 2), refusal(layers - 1));
+        // Only a layer that drafts needs its experts dealt out.
+        let ranks = usize::from(2 * experts);
+        assert_eq!(check(&config, layers, ranks), Ok(()));
+        config.drafting = true;
+        assert_eq!(check(&config, layers + 1, ranks), Ok(()));
+        let refused = format!(
+            "the placement has no row for the draft layer, whose {experts} experts cannot be split over {ranks} ranks"
+        );
+        assert_eq!(check(&config, layers, ranks), Err(refused));
+    }
+
+    #[test]
     fn copies_are_listed_by_expert() {
         let placement = ExpertPlacement { layers: vec![vec![3, 0, 1, 3, 2, 0]] };
-        let places = Places::of(&placement, 0);
+        assert!(Places::of(Some(&placement), 1).is_none());
+        let places = Places::of(Some(&placement), 0).unwrap();
         let rank = |rank| places.of_rank(Part { rank, size: 2 });
         assert_eq!((rank(0), rank(1)), (0..3, 3..6));
         assert_eq!(places.experts(rank(1)), [3, 2, 0]);

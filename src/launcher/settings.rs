@@ -295,7 +295,7 @@ pub fn check_world(args: &ServeArgs, files: &ModelFiles) -> Result<()> {
         format!("--tensor-parallel-size {tp_size}, --data-parallel-size {dp_size}{placed}")
     })?;
     let how = args.speculation.speculation();
-    let checked = executor::check_speculation(how, (model, draft), placed.as_ref());
+    let checked = executor::check_speculation(how, (model, draft));
     checked.map_err(|error| anyhow!("{}: {error}", args.speculation.flag()))
 }
 

@@ -1,6 +1,6 @@
 //! Drafts on GPUs: the tokens of the CPU, which are those of a run without drafts, launched and replayed.
 
-use crate::player::{Job, Pact, Player, model_drafting, shared, speculating};
+use crate::player::{Job, Pact, Player, all_placed, model_drafting, shared, speculating};
 use crate::ranks::on_gpus;
 use crate::{Output, assert_close, latents, on_emulator, rules, small};
 use executor::{Dtype, ExecutorConfig};
@@ -246,13 +246,15 @@ fn replicas_that_share_experts_draft_together() {
     assert_eq!(launched, in_replicas((64, Capture::Rows(vec![2])), &alone), "in bf16");
 }
 
-/// Each rank has logits of its part of the vocabulary, and all choose the same drafts of the whole.
+/// Each rank has logits of its part of the vocabulary, and some of the experts where they have been placed, the draft layer's too; all
+/// choose the same drafts of the whole.
 #[test]
 fn ranks_make_and_verify_the_same_drafts() {
     let alone = layer_drafting(Dtype::Float32, 2);
     let expected = undrafted(&alone);
     let counted = play(&mut Player::with(small(alone.clone())), [2; 3]).1;
-    let mut world = on_gpus("drafts", 64, shared(alone, 2, false), false);
+    let mut world = on_gpus("drafts", 64, all_placed(shared(alone, 2, true)), false);
+    world.settings.placement.as_mut().unwrap().layers.remove(1); // A layer less.
     world.settings.capture = Capture::Rows(vec![4]);
     let (replayed, found) = play(&mut Player::with(world), [2; 3]);
     assert_close(&replayed, &expected, "two ranks");

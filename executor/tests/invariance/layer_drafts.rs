@@ -1,19 +1,24 @@
 //! Drafts of a model's own draft layer change nothing either, and are the same guesses whatever happens around them.
 
 use crate::drafts::{job, said};
-use crate::player::{BLOCK, Job, Player, experts, layer_drafting, placed, shared, speculating};
+use crate::player::{
+    BLOCK, Job, Player, all_placed, experts, layer_drafting, placed, shared, speculating,
+};
 use crate::{PROMPT, TOTAL, name, rules};
 use executor::{Dtype, Executor, ExecutorConfig, ExecutorError, SpeculationError};
 use protocol::Speculation;
 
-/// Alone, by two ranks that split heads and experts, and by two with whole experts.
-fn worlds(drafts: u8) -> [ExecutorConfig; 4] {
+/// Alone, by two ranks that split heads and experts, and by two with whole experts, in order or in places of an operator's
+/// choice: the draft layer's, too, or all but those.
+fn worlds(drafts: u8) -> [ExecutorConfig; 6] {
     use Dtype::{Bfloat16, Float32};
     [
         layer_drafting(Float32, drafts),
         layer_drafting(Bfloat16, drafts),
         shared(layer_drafting(Float32, drafts), 2, false),
         shared(layer_drafting(Float32, drafts), 2, true),
+        placed(shared(layer_drafting(Float32, drafts), 2, true)),
+        all_placed(shared(layer_drafting(Float32, drafts), 2, true)),
     ]
 }
 
@@ -192,7 +197,4 @@ fn what_cannot_draft_by_a_layer_says_so() {
     let mut qwen = speculating(experts(Dtype::Float32), 2);
     qwen.settings.speculation = config().settings.speculation;
     assert!(refused(qwen).to_string().contains("num_nextn_predict_layers"));
-    let mut places = shared(config(), 2, true);
-    places.settings.placement = placed(config()).settings.placement;
-    assert_eq!(refused(places), SpeculationError::Places);
 }

@@ -108,6 +108,14 @@ pub(crate) fn placed(mut config: ExecutorConfig) -> ExecutorConfig {
     config
 }
 
+/// Those of its draft layer, too.
+pub(crate) fn all_placed(config: ExecutorConfig) -> ExecutorConfig {
+    let mut config = placed(config);
+    let layers = &mut config.settings.placement.as_mut().unwrap().layers;
+    layers.push(vec![5, 0, 1, 6, 2, 7, 4, 3, 0, 5]);
+    config
+}
+
 fn settings(dtype: Dtype, threads: u32) -> Settings {
     Settings {
         dir: PathBuf::new(),

@@ -245,8 +245,8 @@ impl<'a> Weights<'a> {
 
     /// Where the copies of each of `count` experts of a layer lie, if experts are placed.
     pub fn expert_places(&self, layer: usize, count: usize) -> Result<Option<Tensor>, LoadError> {
-        let Some(placement) = self.store.placement else { return Ok(None) };
-        let (places, cols) = Places::of(placement, layer).table(count);
+        let Some(places) = Places::of(self.store.placement, layer) else { return Ok(None) };
+        let (places, cols) = places.table(count);
         let places = self.store.ops.expert_places(&places, cols);
         places.map(Some).map_err(|e| self.device("places", e))
     }
@@ -370,11 +370,10 @@ fn own_experts(
     layer: usize,
     count: usize,
 ) -> Result<OwnExperts, Indivisible> {
-    let Some(placement) = placement else {
+    let Some(places) = Places::of(placement, layer) else {
         let own = ranks.experts(count)?;
         return Ok(OwnExperts { first: own.start, experts: own.collect() });
     };
-    let places = Places::of(placement, layer);
     let own = places.of_rank(ranks.ep);
     Ok(OwnExperts { first: own.start, experts: places.experts(own) })
 }
