@@ -5,7 +5,7 @@ use crate::ExecutorError;
 use crate::layer_drafts::DraftRows;
 use crate::step::{DeviceState, Engine, Launch};
 use models::{Exchange, Forward, ForwardError, Model};
-use ops::{BatchView, KvPool, StepShape, Tensor};
+use ops::{BatchView, DraftBuffers, KvPool, Mat, MatMut, StepShape, Tensor};
 
 impl DeviceState {
     /// Makes the drafts of a step that has been prepared, by as many passes as a row may have drafts, and enters them. All
@@ -31,9 +31,7 @@ impl DeviceState {
             let f = by.forward(engine, &batch, (dp_rows, launch.exchange));
             let hidden = by.guess(&f, &ids, before.as_ref())?; // [R, H]
             if drafting > 0 {
-                let logits =
-                    |hidden: &Tensor| Ok::<_, ExecutorError>(by.model().logits(&f, hidden)?);
-                made.choose(ops, (&hidden, pass), logits)?;
+                choose(made, engine, (&hidden, pass), |hidden| by.model().own_logits(&f, hidden))?;
             }
             before = before.map(|_| hidden);
         }
@@ -73,6 +71,26 @@ impl DeviceState {
             }
         }
     }
+}
+
+/// Makes the drafts of a pass out of the states behind its rows, `hidden [R, H]`, and this rank's logits of them, together with those
+/// who have the others.
+fn choose(
+    made: &mut DraftBuffers,
+    engine: &Engine,
+    (hidden, pass): (&Tensor, usize),
+    own_logits: impl Fn(&Tensor) -> Result<Tensor, ForwardError>,
+) -> Result<(), ExecutorError> {
+    let Engine { ops, tp, part, .. } = engine;
+    let mut gathered = Ok(());
+    let mut gather = |own: Mat<'_>, all: MatMut<'_>| {
+        gathered = tp.all_gather(ops.stream(), own, all);
+        gathered.is_ok()
+    };
+    let logits = |hidden: &Tensor| Ok::<_, ExecutorError>(own_logits(hidden)?);
+    let chosen = made.choose(ops, (hidden, pass), (part, &mut gather), logits);
+    gathered?; // It says more than that the others are gone.
+    chosen
 }
 
 /// Who drafts, and what it keeps of each token.

@@ -506,6 +506,19 @@ pub trait Kernels: Driver {
         logits: Mat<'_>,
     ) -> Result<(), DeviceError>;
 
+    /// The same where every rank of a group has the logits of a part of the vocabulary, f32 `[n, part.cols]`: ranks tell each other one
+    /// id of each row, in two words, by `gather`, and choose as of the whole rows.
+    ///
+    /// Errors: [`DeviceError::Peers`] where `gather` fails.
+    fn draft_argmax_parts(
+        &self,
+        s: &Stream,
+        drafts: MatMut<'_>,
+        place: (usize, usize),
+        logits: (Mat<'_>, &VocabPart),
+        gather: &mut Gather<'_>,
+    ) -> Result<(), DeviceError>;
+
     /// Enters the drafts of the first `rows` rows of a stage behind their known ids: `ids` i32 `[1, T]`, `history` i32 `[S, L]`.
     /// `step`: as above.
     fn draft_place(

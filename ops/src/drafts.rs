@@ -3,7 +3,7 @@
 //! R rows, S seats, T tokens of a step, H channels of a hidden state, V vocabulary.
 
 use kernels::step::{DraftPass, DraftStates, PassArrays};
-use kernels::{DType, RowBounds};
+use kernels::{DType, Gather, RowBounds, VocabPart};
 
 use crate::{BatchView, OpError, Ops, Seats, StepBuffers, Tensor};
 
@@ -165,18 +165,23 @@ impl DraftBuffers {
         Ok(ops.device.draft_carry(&ops.stream, step.staged()?, &mut states, hidden, tables)?)
     }
 
-    /// Makes the drafts of a pass: the likeliest id behind each of the states `hidden [rows, H]`, of which `logits` makes
-    /// logits f32 `[n, V]`, some at a time.
+    /// Makes the drafts of a pass: the likeliest id behind each of the states `hidden [rows, H]`, of which `logits` makes this rank's
+    /// logits f32 `[n, part.cols]`, some at a time; `gather` tells all ranks what they need of each other.
     pub fn choose<E: From<OpError>>(
         &mut self,
         ops: &Ops,
         (hidden, pass): (&Tensor, usize),
+        (part, gather): (&VocabPart, &mut Gather<'_>),
         mut logits: impl FnMut(&Tensor) -> Result<Tensor, E>,
     ) -> Result<(), E> {
         let rows = hidden.rows();
         let mut choose = |first: usize, logits: &Tensor| {
+            let (s, place, logits) = (&ops.stream, (pass, first), logits.mat()?);
             let drafts = self.drafts.mat_mut()?;
-            ops.device.draft_argmax(&ops.stream, drafts, (pass, first), logits.mat()?)?;
+            match part.ranks {
+                1 => ops.device.draft_argmax(s, drafts, place, logits)?,
+                _ => ops.device.draft_argmax_parts(s, drafts, place, (logits, part), gather)?,
+            }
             Ok::<_, OpError>(())
         };
         if rows <= self.size.logits {

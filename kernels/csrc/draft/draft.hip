@@ -11,6 +11,9 @@
 // draft_carry   keeps states of a step, hidden [T, H]: of the newest tokens of each row on its seat, and at the ends of blocks.
 //               Grid: rows x parts.
 // draft_argmax  y[i] = the lowest id with the largest logit, f32 [n, V]; of a row of NaNs, some id. Grid: n. Block: 1024.
+// draft_tell    the same of a rank's `ids` ids from `begin` on, to those that have the others: words [n, 2], the order of the logit and of the id.
+//               As draft_argmax.
+// draft_pick    y[i] = the first id of what all told, words [ranks, n, 2]. Grid: blocks of 256 over rows.
 // draft_place   drafts become ids of the step, and of the seats' histories. Grid: blocks of 256 over rows.
 //
 // drafts i32 [passes, draft_stride]; held [S, depth, H], the first of which is that of position firsts i32 [S]; edges [blocks, H]; states are copied as 16-bit words. What a stage names was
@@ -136,27 +139,56 @@ draft_carry(u8* held, u8* edges, i32* firsts, const u8* hidden, const i32* step_
 }
 EXPORT(draft_carry)
 
-KERNEL(1024) draft_argmax(i32* y, const float* logits, u32 vocab, u32 stride) {
-    grid_wait();
-    grid_release();
-    const float* row = logits + (u64)bid_x() * stride;
+// The first place of a row of `ids` logits, of which the first is that of id `begin`. Every thread of the block must come.
+DEV u64 first_of_row(const float* row, u32 begin, u32 ids) {
     u64 best = 0;
-    for (u32 first = tid(); first < vocab; first += bdim() * AHEAD) {
+    for (u32 first = tid(); first < ids; first += bdim() * AHEAD) {
         float x[AHEAD];
         UNROLL for (u32 i = 0; i < AHEAD; ++i) {
             const u32 id = first + i * bdim();
-            x[i] = id < vocab ? row[id] : 0.f;
+            x[i] = id < ids ? row[id] : 0.f;
         }
         UNROLL for (u32 i = 0; i < AHEAD; ++i) {
             const u32 id = first + i * bdim();
-            const u64 place = id < vocab ? place_of(x[i], id) : 0;
+            const u64 place = id < ids ? place_of(x[i], begin + id) : 0;
             best = place > best ? place : best;
         }
     }
-    best = block_first(best);
+    return block_first(best);
+}
+
+KERNEL(1024) draft_argmax(i32* y, const float* logits, u32 vocab, u32 stride) {
+    grid_wait();
+    grid_release();
+    const u64 best = first_of_row(logits + (u64)bid_x() * stride, 0, vocab);
     if (tid() == 0) y[bid_x()] = (i32)id_of(best);
 }
 EXPORT(draft_argmax)
+
+KERNEL(1024) draft_tell(u32* told, const float* logits, u32 begin, u32 ids, u32 stride) {
+    grid_wait();
+    grid_release();
+    const u64 best = first_of_row(logits + (u64)bid_x() * stride, begin, ids);
+    if (tid() != 0) return;
+    told[bid_x() * 2] = (u32)(best >> 32);
+    told[bid_x() * 2 + 1] = (u32)best;
+}
+EXPORT(draft_tell)
+
+KERNEL(256) draft_pick(i32* y, const u32* told, u32 count, u32 ranks) {
+    grid_wait();
+    grid_release();
+    const u32 r = bid_x() * bdim() + tid();
+    if (r >= count) return;
+    u64 best = 0;
+    for (u32 rank = 0; rank < ranks; ++rank) {
+        const u32* words = told + ((u64)rank * count + r) * 2;
+        const u64 place = (u64)words[0] << 32 | words[1];
+        best = place > best ? place : best;
+    }
+    y[r] = (i32)id_of(best);
+}
+EXPORT(draft_pick)
 
 KERNEL(256)
 draft_place(i32* ids, i32* history, const i32* step_positions, const i32* drafts, const u8* stage, u32 count, u32 draft_stride,

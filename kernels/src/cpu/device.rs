@@ -419,6 +419,17 @@ impl Kernels for CpuDevice {
         Self::choose_drafts(drafts, place, logits)
     }
 
+    fn draft_argmax_parts(
+        &self,
+        _: &Stream,
+        drafts: MatMut<'_>,
+        place: (usize, usize),
+        logits: (Mat<'_>, &VocabPart),
+        gather: &mut Gather<'_>,
+    ) -> Result<(), DeviceError> {
+        Self::choose_drafts_of_parts(drafts, place, logits, gather)
+    }
+
     fn draft_place(
         &self,
         _: &Stream,

@@ -5,7 +5,7 @@ use super::device::for_float;
 use super::step::index;
 use crate::check::{check_dtype, check_size};
 use crate::step::{DraftPass, DraftRow, DraftStates, PassArrays, StageRead};
-use crate::{DType, DeviceError, Element, Mat, MatMut};
+use crate::{DType, DeviceError, Element, Gather, Mat, MatMut, VocabPart};
 
 impl CpuDevice {
     pub(super) fn lay_out_pass(
@@ -85,9 +85,39 @@ impl CpuDevice {
         check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;
         let to = &mut drafts.row_mut::<i32>(pass)[first..][..logits.rows()];
         for (r, to) in to.iter_mut().enumerate() {
-            let logits = logits.row::<f32>(r);
-            let larger = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
-            *to = (0..logits.len()).fold(0, larger) as i32;
+            *to = likeliest(logits.row::<f32>(r)) as i32;
+        }
+        Ok(())
+    }
+
+    /// The same of a rank's part of the logits, together with those who have the others.
+    pub(super) fn choose_drafts_of_parts(
+        mut drafts: MatMut<'_>,
+        (pass, first): (usize, usize),
+        (logits, part): (Mat<'_>, &VocabPart),
+        gather: &mut Gather<'_>,
+    ) -> Result<(), DeviceError> {
+        check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;
+        let rows = logits.rows();
+        let tell = |r: usize| {
+            let own = &logits.row::<f32>(r)[..part.ids];
+            let best = likeliest(own);
+            // Of no ids the least there is.
+            let value = own.get(best).copied().unwrap_or(f32::NEG_INFINITY);
+            [value.to_bits() as i32, (part.first + best) as i32]
+        };
+        let told: Vec<i32> = (0..rows).flat_map(tell).collect();
+        let mut all = vec![0; told.len() * part.ranks];
+        let cols = all.len();
+        if !gather(Mat::of(&told, 1, told.len())?, MatMut::of(&mut all, 1, cols)?) {
+            return Err(DeviceError::Peers);
+        }
+        let to = &mut drafts.row_mut::<i32>(pass)[first..][..rows];
+        for (r, to) in to.iter_mut().enumerate() {
+            let of_ranks = all.chunks(2).skip(r).step_by(rows);
+            let (values, ids): (Vec<f32>, Vec<i32>) =
+                of_ranks.map(|told| (f32::from_bits(told[0] as u32), told[1])).unzip();
+            *to = ids[likeliest(&values)];
         }
         Ok(())
     }
@@ -190,4 +220,10 @@ fn carry<T: Element + Default>(
         }
     }
     Ok(())
+}
+
+/// The first of the largest numbers; 0 of none.
+fn likeliest(logits: &[f32]) -> usize {
+    let larger = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
+    (0..logits.len()).fold(0, larger)
 }

@@ -6,7 +6,7 @@ use super::launch::Launch;
 use super::module::Function;
 use super::source::Source;
 use crate::step::{DraftPass, DraftStates, PassArrays};
-use crate::{DType, DeviceError, Mat, MatMut, Stream};
+use crate::{DType, DeviceError, Gather, Mat, MatMut, Stream, VocabPart};
 
 static DRAFT: Source =
     Source { name: "draft/draft.hip", text: include_str!("../../csrc/draft/draft.hip") };
@@ -15,6 +15,8 @@ const KERNEL: &str = "draft";
 const THREADS: u32 = 256;
 /// Threads that look through a row of logits.
 const ARGMAX_THREADS: u32 = 1024;
+/// Words that a rank tells of each row: a place in the order of logits.
+const TOLD: usize = 2;
 /// Blocks of all rows together, at least: a prompt's states are copied by many.
 const MANY_BLOCKS: usize = 128;
 
@@ -125,13 +127,7 @@ impl HipDevice {
         (pass, first): (usize, usize),
         logits: Mat<'_>,
     ) -> Result<(), DeviceError> {
-        check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;
-        check_dtype(KERNEL, "drafts", drafts.dtype(), DType::I32)?;
-        check_least(KERNEL, "passes", drafts.rows(), pass + 1)?;
-        check_least(KERNEL, "rows", drafts.cols(), first + logits.rows())?;
-        let at = (pass * drafts.stride() + first) * size_of::<i32>();
-        // SAFETY: inside the matrix, whose sizes were just checked.
-        let to = unsafe { drafts.as_mut_ptr().add(at) };
+        let to = drafts_at(&mut drafts, (pass, first), logits)?;
         let grid = (logits.rows() as u32, 1, 1);
         let launch = Launch::new(self.draft_kernel("draft_argmax")?, grid, ARGMAX_THREADS, 0)
             .overlaps_predecessor()
@@ -140,6 +136,53 @@ impl HipDevice {
             .u32(logits.cols() as u32)
             .u32(logits.stride() as u32);
         // SAFETY: a draft for each row of logits, whose sizes are told.
+        unsafe { launch.go(self, s) }
+    }
+
+    /// The same of a rank's part of the logits, together with those who have the others.
+    pub(super) fn choose_drafts_of_parts(
+        &self,
+        s: &Stream,
+        mut drafts: MatMut<'_>,
+        place: (usize, usize),
+        (logits, part): (Mat<'_>, &VocabPart),
+        gather: &mut Gather<'_>,
+    ) -> Result<(), DeviceError> {
+        let to = drafts_at(&mut drafts, place, logits)?;
+        check_least(KERNEL, "columns of logits", logits.cols(), part.ids)?;
+        let rows = logits.rows();
+        let (words, of_all) = (rows * TOLD, rows * TOLD * part.ranks);
+        let told = self.scratch((words + of_all) * size_of::<u32>())?;
+        // SAFETY: behind the words of this rank, in the same scratch memory.
+        let all = unsafe { told.add(words * size_of::<u32>()) };
+        let launch =
+            Launch::new(self.draft_kernel("draft_tell")?, (rows as u32, 1, 1), ARGMAX_THREADS, 0)
+                .overlaps_predecessor()
+                .arg_ptr(told)
+                .arg(logits)
+                .u32(part.first as u32)
+                .u32(part.ids as u32)
+                .u32(logits.stride() as u32);
+        // SAFETY: two words for each row of logits, whose sizes are told.
+        unsafe { launch.go(self, s)? };
+        // SAFETY: the scratch has room for both; nobody else knows it, and what is brought in one row takes no scratch of its own.
+        let (own, of_all) = unsafe {
+            (
+                Mat::from_raw(told, DType::I32, 1, words, words),
+                MatMut::from_raw(all, DType::I32, 1, of_all, of_all),
+            )
+        };
+        if !gather(own, of_all) {
+            return Err(DeviceError::Peers);
+        }
+        let grid = ((rows as u32).div_ceil(THREADS), 1, 1);
+        let launch = Launch::new(self.draft_kernel("draft_pick")?, grid, THREADS, 0)
+            .overlaps_predecessor()
+            .arg_ptr(to)
+            .arg_ptr(all)
+            .u32(rows as u32)
+            .u32(part.ranks as u32);
+        // SAFETY: as above.
         unsafe { launch.go(self, s) }
     }
 
@@ -204,4 +247,19 @@ fn check_pass(to: &PassArrays<'_>, pass: &DraftPass<'_>) -> Result<(), DeviceErr
         check_dtype(KERNEL, "indices", x.dtype(), DType::I32)?;
     }
     check_dtype(KERNEL, "cu_q", to.cu_q.dtype(), DType::I32)
+}
+
+/// Where the drafts of so many rows of logits go.
+fn drafts_at(
+    drafts: &mut MatMut<'_>,
+    (pass, first): (usize, usize),
+    logits: Mat<'_>,
+) -> Result<*mut u8, DeviceError> {
+    check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;
+    check_dtype(KERNEL, "drafts", drafts.dtype(), DType::I32)?;
+    check_least(KERNEL, "passes", drafts.rows(), pass + 1)?;
+    check_least(KERNEL, "rows", drafts.cols(), first + logits.rows())?;
+    let at = (pass * drafts.stride() + first) * size_of::<i32>();
+    // SAFETY: inside the matrix, whose sizes were just checked.
+    Ok(unsafe { drafts.as_mut_ptr().add(at) })
 }

@@ -349,6 +349,17 @@ impl Kernels for HipDevice {
         self.choose_drafts(s, drafts, place, logits)
     }
 
+    fn draft_argmax_parts(
+        &self,
+        s: &Stream,
+        drafts: MatMut<'_>,
+        place: (usize, usize),
+        logits: (Mat<'_>, &VocabPart),
+        gather: &mut Gather<'_>,
+    ) -> Result<(), DeviceError> {
+        self.choose_drafts_of_parts(s, drafts, place, logits, gather)
+    }
+
     fn draft_place(
         &self,
         s: &Stream,

@@ -2,7 +2,7 @@
 
 use kernels::hip::HipDevice;
 use kernels::step::{DraftPass, DraftRow, DraftStates, PassArrays, Stage};
-use kernels::{Buffer, DType, Driver, Kernels, MatMut, bf16};
+use kernels::{Buffer, DType, DeviceError, Driver, Gather, Kernels, MatMut, VocabPart, bf16};
 
 use crate::support::{Array, Numbers, Plain, S, devices, oracle};
 
@@ -238,6 +238,59 @@ fn the_likeliest_ids_become_drafts() {
             });
             assert_eq!(left[0][..10], [[-3; 9].to_vec(), vec![vocab as i32 / 3]].concat());
             assert!(left[0][9 + rows..].iter().all(|&id| id == -3));
+        }
+    }
+}
+
+/// Ranks that have a part of each row tell each other one id: that of whole rows, the last rank without an id of its own.
+#[test]
+fn ranks_choose_what_whole_rows_say() {
+    const RANKS: usize = 3;
+    let mut numbers = Numbers::fresh(10);
+    let (rows, vocab, cols) = (4, 150, 80);
+    let mut logits: Vec<f32> = numbers.reals(rows * vocab);
+    (logits[vocab - 1], logits[70]) = (9.0, 9.0); // Twice, in two parts, and the lower one counts.
+    (logits[vocab + 120], logits[2 * vocab], logits[3 * vocab + 79]) = (9.0, 9.0, 9.0);
+    let part = |rank: usize| {
+        let first = (rank * cols).min(vocab);
+        let ids = cols.min(vocab - first);
+        VocabPart { first, ids, cols, vocab, ranks: RANKS }
+    };
+    let of_rank = |part: &VocabPart| -> Vec<f32> {
+        let padding = cols - part.ids;
+        let rows = logits.chunks(vocab).map(|row| &row[part.first..][..part.ids]);
+        // What lies behind a part is no logit.
+        rows.flat_map(|row| row.iter().copied().chain(vec![99.0; padding])).collect()
+    };
+    for device in devices() {
+        let zero = Array::row(&device, &[0]);
+        let chosen = |rank: usize, gather: &mut Gather<'_>| {
+            let (part, mut drafts) = (part(rank), Array::of(&device, &[-3; 14], 2, 7));
+            let logits = Array::of(&device, &of_rank(&part), rows, cols);
+            let (to, logits) = (drafts.mat_mut(), (logits.mat(), &part));
+            let chosen = device.draft_argmax_parts(&S, to, (1, 2), logits, gather);
+            (chosen, drafts.read(&device))
+        };
+        let mut told = Vec::new();
+        for rank in 0..RANKS {
+            let (gone, _) = chosen(rank, &mut |own, _| {
+                let mut words = Array::<i32>::poisoned(&device, 1, own.cols());
+                device.gather_rows(&S, words.mat_mut(), own, zero.mat()).unwrap();
+                told.extend(words.read(&device));
+                false
+            });
+            assert!(matches!(gone, Err(DeviceError::Peers)), "{gone:?}");
+        }
+        let all = Array::row(&device, &told);
+        for rank in 0..RANKS {
+            let (of_all, drafts) = chosen(rank, &mut |own, to| {
+                assert_eq!((own.cols(), to.cols()), (2 * rows, told.len()));
+                device.gather_rows(&S, to, all.mat(), zero.mat()).unwrap();
+                true
+            });
+            of_all.unwrap();
+            assert_eq!(drafts[9..13], [70, 120, 0, 79], "{}", device.arch());
+            assert!(drafts[..9].iter().chain(&drafts[13..]).all(|&id| id == -3));
         }
     }
 }
