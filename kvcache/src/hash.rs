@@ -224,6 +224,11 @@ mod tests {
 
     #[test]
     fn blocks_depend_on_their_own_keys() {
+        assert_eq!(ExtraKeys::salted(None), None);
+        let salt = ExtraKeys::salted(Some("tenant-a".to_owned())).unwrap();
+        assert_eq!(*salt, lora_and_salt(None, Some("tenant-a")));
+        assert_eq!(salt.of_block(0), [ExtraKey::Salt("tenant-a".to_owned())]);
+        assert_eq!(salt.of_block(1), []);
         let [plain, salted] = [None, Some("tenant-a")].map(|salt| lora_and_salt(None, salt));
         let tuned = lora_and_salt(Some("sql-v2"), None);
         let same = |a: &ExtraKeys, b, index| ExtraKeys::same_in_block(Some(a), b, index, 4);
