@@ -64,7 +64,8 @@ enum : u32 {
     WAVES = 4,
     TEAM = WAVES * WAVE,
     TURN_KEYS = WAVES * TILE_KEYS,  // of a block, a tile for each of its waves
-    TILES_AHEAD = WAVE == 64 ? 1 : STAGES
+    TILES_AHEAD = WAVE == 64 ? 1 : STAGES,
+    SPREAD_RUNS = 1  // splits of single tokens for each block up to which they are taken one by one (walk.h)
 };
 DEV void team_sync() { sync(); }
 

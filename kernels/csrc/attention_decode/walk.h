@@ -1,7 +1,8 @@
 // attention_decode/walk.h - which splits a block takes. The splits of all rows and KV heads form one list: rows in
 // turn, heads within a row, splits within a head. Blocks take runs of it of equal length, so that every multiprocessor
 // has the same to read whatever the contexts are; a captured grid adapts to contexts that only the device knows. Rows of a request with
-// drafts, one token each, are taken together, and read their context once.
+// drafts, one token each, are taken together, and read their context once, unless all of them are so few that there is a block for each:
+// then they are done sooner side by side.
 #pragma once
 
 // A row without keys has one empty split: somebody must write its zeros.
@@ -24,6 +25,7 @@ struct Place {
     u32 context, table, token, position;  // context: of the last of the rows; else of the first
     u32 span, splits;
     u32 count;    // rows from this one on, each of which sees one key more than the one before
+    u32 together;  // rows that are taken at once, here
     u32 run_end;  // where tokens of rows of any length are taken (latent_decode/token.h)
 };
 
@@ -44,16 +46,16 @@ DEV bool follows(const Rows& rows, u32 row) {
     return before != 0 && context == before + 1 && splits_of(before) == splits_of(context) && span_of(before) == span_of(context);
 }
 // Whether a row is the first of those that are taken with it.
-DEV bool leads(const Rows& rows, u32 row) {
-    if (rows.together <= 1) return true;
+DEV bool leads(const Rows& rows, u32 row, u32 together) {
+    if (together <= 1) return true;
     u32 behind = 0;
     while (follows(rows, row - behind)) ++behind;
-    return behind % rows.together == 0;
+    return behind % together == 0;
 }
 // What is taken with the row of `p`, which leads.
 DEV void take_along(Place& p, const Rows& rows) {
     p.count = 1;
-    while (p.count < rows.together && p.row + p.count < rows.rows && follows(rows, p.row + p.count)) ++p.count;
+    while (p.count < p.together && p.row + p.count < rows.rows && follows(rows, p.row + p.count)) ++p.count;
     p.context += p.count - 1;
     cut_row(p);
 }
@@ -83,19 +85,13 @@ DEV void next_split(Place& p, const Rows& rows) {
     take_along(p, rows);
 }
 
-// The block's first split. Every thread of the team must come.
-DEV Place start_of_block(const Rows& rows) {
-    SHARED(u32, sums, WAVES);
-    SHARED(u32, found, 6);
-    const u32 each = (rows.rows + TEAM - 1) / TEAM;
-    const u32 first = tid() * each, end = first + each < rows.rows ? first + each : rows.rows;
-    // What the thread whose row it is will need, on its way with the contexts: loads that wait for one another are what
-    // a lone row spends its time on.
-    const u32 table = first < end ? table_of(rows, first) : 0, token = first < end ? (u32)rows.cu_q[first] : 0;
-    const u32 position = first < end ? position_of(rows, token) : 0;
+// Splits of rows in front of this thread's, and of all.
+struct Counted { u32 before, all; };
+// Of rows that are taken so many together. Every thread of the team must come; `sums` [WAVES] is nobody else's.
+DEV Counted count_splits(const Rows& rows, u32 first, u32 end, u32 together, u32* sums) {
     u32 mine = 0;
     for (u32 row = first; row < end; ++row)
-        if (leads(rows, row)) mine += splits_of((u32)rows.context_lens[row]);
+        if (leads(rows, row, together)) mine += splits_of((u32)rows.context_lens[row]);
     u32 before = mine;
     for (u32 reach = 1; reach < WAVE; reach *= 2) {
         const u32 below = shfl(before, lane() - reach);
@@ -108,12 +104,29 @@ DEV Place start_of_block(const Rows& rows) {
         if (i < wave()) before += sums[i];
         all += sums[i];
     }
-    before -= mine;
+    return Counted{before - mine, all};
+}
 
-    const u32 even = all * rows.kv_heads / gdim_x(), odd = all * rows.kv_heads % gdim_x();
+// The block's first split. Every thread of the team must come.
+DEV Place start_of_block(const Rows& rows) {
+    SHARED(u32, sums, 2 * WAVES);
+    SHARED(u32, found, 6);
+    const u32 each = (rows.rows + TEAM - 1) / TEAM;
+    const u32 first = tid() * each, end = first + each < rows.rows ? first + each : rows.rows;
+    // What the thread whose row it is will need, on its way with the contexts: loads that wait for one another are what
+    // a lone row spends its time on.
+    const u32 table = first < end ? table_of(rows, first) : 0, token = first < end ? (u32)rows.cu_q[first] : 0;
+    const u32 position = first < end ? position_of(rows, token) : 0;
+    Counted splits = count_splits(rows, first, end, 1, sums);
+    const bool spread = rows.together <= 1 || splits.all * rows.kv_heads <= SPREAD_RUNS * gdim_x();
+    const u32 together = spread ? 1 : rows.together;
+    if (!spread) splits = count_splits(rows, first, end, together, sums + WAVES);
+
+    const u32 all = splits.all * rows.kv_heads, even = all / gdim_x(), odd = all % gdim_x();
     const u32 begin = bid_x() * even + (bid_x() < odd ? bid_x() : odd);
+    u32 before = splits.before;
     for (u32 row = first; row < end; ++row) {
-        if (!leads(rows, row)) continue;
+        if (!leads(rows, row, together)) continue;
         const u32 from = before * rows.kv_heads, context = (u32)rows.context_lens[row];
         before += splits_of(context);
         if (begin < from || begin >= before * rows.kv_heads) continue;
@@ -126,6 +139,7 @@ DEV Place start_of_block(const Rows& rows) {
     }
     team_sync();
     Place p{};
+    p.together = together;
     p.left = even + (bid_x() < odd ? 1 : 0);
     if (p.left == 0) return p;
     p.row = found[0];

@@ -50,6 +50,7 @@ enum : u32 {
     WAVES = TOGETHER * TOKEN_WAVES,
     TEAM = WAVES * WAVE,
     WIDTH = LATENT + ROTARY,
+    SPREAD_RUNS = 1,  // splits of single tokens for each block up to which they are taken one by one (walk.h)
     LINE = WIDTH + 8  // elements from row to row in shared memory: no two of eight meet in a bank
 };
 DEV void team_sync() { sync(); }

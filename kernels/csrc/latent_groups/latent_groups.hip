@@ -42,6 +42,7 @@ enum : u32 {
     PANELS = WIDTH / 64,
     PANEL_BYTES = KEYS * 128,  // of keys, of queries, and of probabilities
     OPERAND_BYTES = PANELS * PANEL_BYTES,
+    SPREAD_RUNS = 2,  // splits of single tokens for each block up to which they are taken one by one (walk.h)
     MEETING_BYTES = 128,  // barriers, in front
     GROUPS_SHARED = MEETING_BYTES + (1 + STAGES) * OPERAND_BYTES + PANEL_BYTES + 1024
 };

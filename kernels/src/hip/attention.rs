@@ -151,8 +151,7 @@ impl HipDevice {
         let few = rows.div_ceil(successive) <= FEW_ROWS;
         let lengths = if few { FEW_SPLITS } else { SPLITS };
         let splits = most_splits(shape.args.rows.bounds.longest_context, lengths);
-        let spread = self.spreads(rows * kv_heads * splits);
-        let together = if spread { 1 } else { successive.min(TILE / shape.group) };
+        let together = successive.min(TILE / shape.group);
         let token_bytes = shape.group * (dim + RECORD_FACTS) * 4;
         let partial = self.scratch(rows * kv_heads * splits * token_bytes)?;
         let arrived = self.counters(rows * kv_heads)?;
@@ -182,12 +181,6 @@ impl HipDevice {
         // SAFETY: `check` compared the shapes; lengths and tables are the caller's promise; scratch and
         // counters have the sizes of the grid.
         unsafe { launch.go(self, s) }
-    }
-
-    /// Whether so many splits of single tokens are too few for every multiprocessor to have two: then tokens of a request are
-    /// done sooner side by side than one behind the other, although each reads the context for itself.
-    pub(super) fn spreads(&self, splits: usize) -> bool {
-        splits <= 2 * self.multiprocessors() as usize
     }
 
     /// What decode finds room for, with keys of `row_bytes`, of which a wave has `ring_bytes` on their way at most, and

@@ -255,11 +255,7 @@ impl HipDevice {
         let rotary = ("ROTARY", layout.rotary as u32);
         let block = ("BLOCK_TOKENS", layout.block_tokens as u32);
         let each = ("EACH_TOKEN", u32::from(splits == 0));
-        let most = match splits {
-            0 => ANY_NUMBER,
-            _ if self.spreads(rows * tiles * splits) => 1,
-            _ => args.rows.bounds.successive.max(1),
-        };
+        let most = if splits == 0 { ANY_NUMBER } else { args.rows.bounds.successive.max(1) };
         let together = call.together(most, self.wave());
         let launch = match &call.by {
             By::Waves { stages, step_bytes } => {

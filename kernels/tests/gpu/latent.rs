@@ -229,6 +229,8 @@ fn successive_tokens_of_a_request_have_the_bits_of_rows_one_by_one() {
         check([5, 128, 64, 32, 32, 48], &few, 5);
         check([70, 128, 64, 32, 16, 16], &few, 2);
         check([32, 128, 64, 32, 16, 16], &many, 2);
+        // So few that there is a block for each.
+        check([16, 128, 64, 32, 16, 16], &few[3..5], 4);
     }
 }
 

@@ -90,7 +90,7 @@ fn drafts_speed() {
         for heads in [(16, 8), (32, 8), (32, 4)] {
             for (requests, tokens) in [(1, 2), (1, 4), (16, 4), (64, 2), (64, 4), (64, 5)] {
                 for together in [1, tokens] {
-                    attend(pair, heads, (requests, tokens, together), 1, 1152);
+                    attend(pair, heads, (requests, tokens, together), 1, 1160);
                 }
             }
         }
