@@ -237,6 +237,10 @@ mod tests {
         assert!(!same(&salted, Some(&plain), 0) && !same(&salted, None, 0));
         assert!(same(&salted, Some(&plain), 1), "a salt is a key of the first block");
         assert!(!same(&tuned, Some(&plain), 0) && !same(&tuned, Some(&plain), 1));
+        let item = MediaItem { digest: [7; 16], start: 2, len: 6 };
+        let media = ExtraKeys { media: vec![item], ..ExtraKeys::default() };
+        let depends = [0, 1, 2].map(|index| !same(&media, None, index));
+        assert_eq!(depends, [true, true, false], "tokens 2 to 7 are of two blocks");
     }
 
     #[test]

@@ -70,6 +70,7 @@ mod tests {
     #[test]
     fn a_line_is_in_order_of_service() {
         let mut line = Line::default();
+        assert!(line.is_empty());
         let key = |priority, arrival| Key { priority, arrival };
         for (slot, key) in (0..).zip([key(0, 1), key(0, 2), key(-1, 3), key(0, 4), key(-1, 5)]) {
             line.insert(key, Slot(slot));
@@ -79,6 +80,6 @@ mod tests {
         assert_eq!(found, [(3, 2), (5, 4), (1, 0), (4, 3)]);
         line.retain(|slot| slot.0 != 4);
         assert!(line.iter().map(|(_, slot)| slot).eq(line.slots()), "keys go with their slots");
-        assert_eq!((line.len(), line.get(1)), (3, Slot(0)));
+        assert_eq!((line.len(), line.is_empty(), line.get(1)), (3, false, Slot(0)));
     }
 }

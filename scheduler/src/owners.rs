@@ -37,3 +37,16 @@ impl Hasher for IdHasher {
         self.state
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::hash::BuildHasher;
+
+    #[test]
+    fn ids_fall_into_places_of_their_own() {
+        let hasher = BuildHasherDefault::<IdHasher>::default();
+        let places = [1, 2, 1 << 63].map(|id| hasher.hash_one(RequestId(id)));
+        assert!(places[0] != places[1] && places[0] != places[2] && places[1] != places[2]);
+    }
+}

@@ -324,6 +324,23 @@ fn a_plan_of_decodes_has_no_chunk() {
 }
 
 #[test]
+fn a_prompt_that_goes_on_is_partial() {
+    let has_partial = |text| {
+        let scene = scene(text);
+        plan(&scene.state, &scene.kv, &scene.limits, Plan::default()).has_partial()
+    };
+    assert!(!has_partial("| run a 8/9 | wait b 0/4"));
+    assert!(has_partial("| run a 8/9, b 2/4"));
+}
+
+#[test]
+fn a_guarded_admission_sets_aside_what_it_may_grow_by() {
+    let scene = scene("free=9 | wait a! 0/4");
+    let plan = plan(&scene.state, &scene.kv, &scene.limits, Plan::default());
+    assert_eq!(plan.admit.iter().map(|admission| admission.reserve).collect::<Vec<_>>(), [2]);
+}
+
+#[test]
 fn the_last_preemption_that_is_allowed_guards() {
     for before in 0..PREEMPTIONS_MAX {
         let Scene { mut state, mut kv, limits, .. } = scene("free=0 | run a 8/9, b 3/4");

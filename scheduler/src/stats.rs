@@ -152,3 +152,18 @@ pub struct BlockStats {
     /// Of vacant and cached: set aside for guarded requests.
     pub reserved: u32,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_rows_with_drafts_count_as_drafted() {
+        let mut drafted = Drafted::default();
+        for (made, accepted) in [(0, 0), (3, 2), (1, 0)] {
+            drafted.add(made, accepted);
+        }
+        assert_eq!((drafted.rows, drafted.tokens), (2, 4));
+        assert_eq!(drafted.accepted[..3], [1, 1, 0]);
+    }
+}

@@ -5,8 +5,8 @@ use protocol::{
     StepTiming, Token,
 };
 use scheduler::{
-    ByLoss, Control, Effect, Engine, EngineConfig, Event, KvConfig, Limits, Loss, Recomputed,
-    StepStats, Submit,
+    AbortCause, ByLoss, Control, Effect, Engine, EngineConfig, Event, KvConfig, Limits, Loss,
+    Recomputed, StepStats, Submit,
 };
 
 const BLOCK_TOKENS: u32 = 4;
@@ -139,4 +139,15 @@ fn preemptions_and_resets_are_no_losses() {
     assert_eq!(recovered, ByLoss::default());
     let Recomputed { preemption, reset, loss } = recomputed;
     assert!(preemption > 0 && (reset, loss) == (0, ByLoss::default()), "{recomputed:?}");
+}
+
+#[test]
+fn an_answer_for_a_request_that_has_left_is_dropped_and_counted() {
+    let mut bench = Bench::new(1, 16);
+    bench.submit(1, 6);
+    bench.submit(2, 6);
+    bench.tick(Event::Abort { request: RequestId(1), cause: AbortCause::ClientGone });
+    bench.answer(0);
+    bench.answer(0);
+    assert_eq!(bench.stats[0].rows_dropped_total, 1);
 }
