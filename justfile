@@ -19,6 +19,11 @@ explore FROM COUNT:
 canary:
     cargo test -p scheduler --test sim --features planted canary -- --nocapture
 
+# What unsafe code of kernels can run under Miri does; needs `rustup component add --toolchain nightly miri rust-src`.
+miri:
+    MIRIFLAGS=-Zmiri-disable-isolation CARGO_TARGET_DIR=target/miri cargo +nightly miri test -p kernels --lib -- \
+        cpu::pool cpu::pack cpu::maths::tests::sums cpu::sample::tests::edits marks step:: host_mat
+
 # Let libFuzzer look for inputs that break a decoder (`ls fuzz/fuzz_targets`); needs `cargo install cargo-fuzz`.
 fuzz TARGET SECONDS="60":
     cp Cargo.lock fuzz/Cargo.lock
@@ -75,6 +80,14 @@ indexer:
 # What the trial of a grammar adds over 151,000 tokens; no result is committed yet.
 trials:
     cargo test --release --test bench -- --ignored --exact --nocapture http::trials::latency_of_trials
+
+# Grammars that mean harm, drawn from a seed: each is refused or followed in time.
+hostile-grammars COUNT="10000" SEED="1":
+    HADRON_GRAMMARS_COUNT={{COUNT}} HADRON_GRAMMARS_SEED={{SEED}} cargo test --test e2e -- --ignored --exact --nocapture drawn_grammars::ten_thousand_grammars
+
+# Schemas that are all different: the cache keeps its bound, memory stays flat.
+schemas COUNT="100000":
+    HADRON_SCHEMAS_COUNT={{COUNT}} cargo test --test e2e -- --ignored --exact --nocapture drawn_grammars::a_hundred_thousand_schemas
 
 # What costly grammars, accepted and refused, do to the steps of others: tests/bench/results/cpu/costly_grammars.md.
 costly-grammars:

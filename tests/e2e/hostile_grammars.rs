@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 const END: Token = 256;
 
 /// The bytes, and one id that ends a text.
-fn vocabulary() -> Vocabulary {
+pub(crate) fn vocabulary() -> Vocabulary {
     let mut tokens: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
     tokens.push(b"<|end|>".to_vec());
     let encode = Arc::new(|text: &str| Some(text.bytes().map(Token::from).collect()));
     Vocabulary { tokens, special: vec![END], ends: vec![END], encode }
 }
 
-fn json_form(schema: Value) -> Form {
+pub(crate) fn json_form(schema: Value) -> Form {
     Form::Json { schema, spaces: Spaces::None }
 }
 
@@ -81,7 +81,7 @@ fn hostile_grammars_are_refused_or_harmless_within_a_second() {
 }
 
 /// Takes the first allowed id, unless it is the end.
-fn take_first(session: &mut Session, mask: &[u32]) -> bool {
+pub(crate) fn take_first(session: &mut Session, mask: &[u32]) -> bool {
     let first = (0..END).find(|id| mask[*id as usize / 32] >> (id % 32) & 1 == 1);
     session.advance(first.as_slice());
     first.is_some()

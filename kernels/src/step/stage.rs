@@ -148,9 +148,15 @@ fn region<R: Record>(words: &[i32], at: u32, records: u32) -> Result<&[R], Devic
         let (kernel, what) = ("stage", "end of a region");
         return Err(DeviceError::Shape { kernel, what, got: at + bytes, expected });
     }
-    // SAFETY: inside the words; device buffers are 64-byte aligned, regions 16, and records at most 8;
-    // any bits are a record.
-    Ok(unsafe { std::slice::from_raw_parts(words.as_ptr().byte_add(at).cast(), records as usize) })
+    let first = words.as_ptr().wrapping_byte_add(at).cast::<R>();
+    if !first.is_aligned() {
+        // Device buffers are aligned to 64 bytes; words from elsewhere may be to 4.
+        let (kernel, what, expected) = ("stage", "address of a region, past its alignment", 0);
+        let got = first.addr() % align_of::<R>();
+        return Err(DeviceError::Shape { kernel, what, got, expected });
+    }
+    // SAFETY: inside the words and aligned; any bits are a record.
+    Ok(unsafe { std::slice::from_raw_parts(first, records as usize) })
 }
 
 #[cfg(test)]
@@ -167,16 +173,17 @@ mod tests {
         stage.edits.push(StageEdit { id: 9, value: -1.5, when_at: 1, when_len: 2 });
         stage.drafts.push(DraftRow { seat: 3, held: 1, edge: 4, ..DraftRow::default() });
         stage.tokens = 2;
-        let mut words = vec![-1i32; stage.bytes() / 4 + 3];
-        // SAFETY: plain words.
+        let mut room = vec![u64::MAX; stage.bytes() / 8 + 2];
+        // SAFETY: plain words, as many bytes.
         let bytes = unsafe {
-            std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), size_of_val(&words[..]))
+            std::slice::from_raw_parts_mut(room.as_mut_ptr().cast(), size_of_val(&room[..]))
         };
         assert_eq!(stage.write(bytes), stage.bytes());
-        let aligned = words.as_ptr().addr().is_multiple_of(8);
-        assert!(aligned || cfg!(miri), "the allocator aligns large vectors");
+        // SAFETY: the same as words of half the size.
+        let words: &[i32] =
+            unsafe { std::slice::from_raw_parts(room.as_ptr().cast(), room.len() * 2) };
         let cols = words.len();
-        let read = StageRead::new(Mat::of(&words, 1, cols).unwrap()).unwrap();
+        let read = StageRead::new(Mat::of(words, 1, cols).unwrap()).unwrap();
         assert_eq!(read.rows, stage.rows);
         assert_eq!(read.questions, stage.questions);
         assert_eq!((read.inits, read.edits), (&stage.inits[..], &stage.edits[..]));
@@ -185,5 +192,15 @@ mod tests {
         assert!(read.words(2, 2).is_err());
         let cut = &words[..stage.bytes() / 4 - 1];
         assert!(StageRead::new(Mat::of(cut, 1, cut.len()).unwrap()).is_err());
+        // The same bytes, four further on: no place for records of eight.
+        let moved: Vec<u64> = [-1].iter().chain(words).copied().collect::<Vec<i32>>()[..cols]
+            .chunks_exact(2)
+            .map(|pair| u64::from(pair[0] as u32) | u64::from(pair[1] as u32) << 32)
+            .collect();
+        // SAFETY: plain words, without the first.
+        let moved: &[i32] =
+            unsafe { std::slice::from_raw_parts(moved.as_ptr().cast::<i32>().add(1), cols - 2) };
+        let refused = StageRead::new(Mat::of(moved, 1, cols - 2).unwrap()).unwrap_err();
+        assert!(refused.to_string().contains("alignment"), "{refused}");
     }
 }

@@ -3,10 +3,11 @@
 use super::SOON;
 use super::watch::{Look, Watch};
 use crate::chance::Chance;
-use crate::http::executor_process::{body, send, stream_of, within};
+use crate::http::executor_process::{body, stream_of, within};
 use crate::http::process::Process;
 use crate::http::ranks::ranks_of;
 use crate::http_client::post;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -77,6 +78,13 @@ fn settle(watch: &Watch) {
     within(PATIENCE, "all is well", || watch.since(from).iter().any(serves));
 }
 
+/// Whether a look says that a server does not live which does: in words, or by silence for longer than a second.
+fn denies_life(look: &Look, looks: &[Look]) -> bool {
+    let soon = look.from..look.from + SOON;
+    let answered = |other: &Look| other.live == Some(200) && soon.contains(&other.to);
+    look.live.map_or_else(|| !looks.iter().any(answered), |status| status != 200)
+}
+
 fn after(since: Instant, look: Option<&Look>) -> Option<Duration> {
     look.map(|look| look.to - since)
 }
@@ -91,7 +99,8 @@ fn executors_die(process: &Process, watch: &Watch, chance: &mut Chance) -> Fault
     };
     let since = Instant::now();
     for pid in &victims {
-        send(*pid, "-KILL");
+        // Gone already, if the death of another one was noticed before.
+        let _ = kill_process(Pid::from_raw(*pid as i32).unwrap(), Signal::KILL);
     }
     within(PATIENCE, "an answer of others", || {
         let reply =
@@ -106,7 +115,7 @@ fn executors_die(process: &Process, watch: &Watch, chance: &mut Chance) -> Fault
     let well = looks.iter().find(|look| look.from >= back && serves(look));
     let wrong = looks.iter().filter(|look| {
         let lost = look.from > since + SOON && look.to + SOON < back;
-        look.live != Some(200) || lost && (look.ready == Some(200) || look.health == Some(200))
+        denies_life(look, &looks) || lost && (look.ready == Some(200) || look.health == Some(200))
     });
     let wrong = wrong.copied().collect();
     let (told, well_told) = (after(since, told), after(back, well));
@@ -116,8 +125,7 @@ fn executors_die(process: &Process, watch: &Watch, chance: &mut Chance) -> Fault
 fn stands_still(process: &Process, watch: &Watch) -> Fault {
     let since = Instant::now();
     process.signal("STOP");
-    let stopped = Instant::now();
-    std::thread::sleep(SOON + SOON / 2);
+    std::thread::sleep(2 * SOON);
     let back = Instant::now();
     process.signal("CONT");
     within(PATIENCE, "the next look", || watch.since(back).iter().any(serves));
@@ -126,7 +134,7 @@ fn stands_still(process: &Process, watch: &Watch) -> Fault {
     let well = looks.iter().find(|look| look.from >= back && serves(look));
     let wrong = looks.iter().filter(|look| {
         let answers = [look.live, look.ready, look.health].iter().any(Option::is_some);
-        look.from > stopped && look.to < back && answers
+        look.from > since + SOON && look.to < back && answers
     });
     let wrong = wrong.copied().collect();
     let (told, well_told) = (after(since, told), after(back, well));
