@@ -41,6 +41,20 @@ pub enum Wanted {
     Description,
     /// The tokenizer's files alone.
     Tokenizer,
+    /// What computes, of a model that speaks by another one's tokenizer.
+    Weights,
+    /// The description of that.
+    Config,
+}
+
+impl Wanted {
+    fn has_text(self) -> bool {
+        !matches!(self, Self::Weights | Self::Config)
+    }
+
+    fn has_weights(self) -> bool {
+        matches!(self, Self::Model | Self::Weights)
+    }
 }
 
 /// Why a model's files cannot be had.
@@ -193,7 +207,7 @@ impl Hub {
         // One commit for all files, whatever happens to the branch meanwhile.
         let pinned = self.api.repo(self.repo(&info.sha));
         let mut files = self.small_files(wanted, &offered)?;
-        if wanted == Wanted::Model {
+        if wanted.has_weights() {
             files.extend(self.weight_files(&pinned, &offered)?);
         }
         for file in &files {
@@ -209,8 +223,11 @@ impl Hub {
         wanted: Wanted,
         offered: &BTreeSet<String>,
     ) -> Result<Vec<String>, HubError> {
-        let mut names: Vec<&str> = TEXT_FILES.to_vec();
-        let mut needed = vec!["tokenizer.json"];
+        let (mut names, mut needed) = (Vec::new(), Vec::new());
+        if wanted.has_text() {
+            names.extend(TEXT_FILES);
+            needed.push("tokenizer.json");
+        }
         if wanted != Wanted::Tokenizer {
             names.extend(DESCRIPTIONS);
             needed.push("config.json");
@@ -313,11 +330,12 @@ impl Hub {
             id: self.id.clone(),
             cache: self.options.cache.display().to_string(),
         };
-        let dir = folder("tokenizer.json").ok_or_else(absent)?;
+        let first = if wanted.has_text() { "tokenizer.json" } else { "config.json" };
+        let dir = folder(first).ok_or_else(absent)?;
         if wanted != Wanted::Tokenizer {
             folder("config.json").ok_or_else(absent)?;
         }
-        if wanted == Wanted::Model {
+        if wanted.has_weights() {
             let index = std::fs::read(dir.join(INDEX)).ok();
             let files = match index {
                 Some(bytes) => shards(&bytes).map_err(|reason| self.failed(INDEX, &reason))?,

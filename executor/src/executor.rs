@@ -1,6 +1,7 @@
 //! `Executor`: a loaded model with its KV cache, driven by calls.
 
 use crate::device::Opened;
+use crate::draft_passes::Draft;
 use crate::expert_reports::ExpertReports;
 use crate::graph::{self, Graphs, Wanted};
 use crate::inputs::StepLimits;
@@ -12,9 +13,12 @@ use crate::{
     check_world, device, kv_pool, ranks, rehearsal, sampler, source, warm_up,
 };
 use models::sharding::{Indivisible, Ranks};
-use models::{LoadError, LoadOptions, kv_layout, kv_spec, load_model};
+use models::{LoadError, LoadOptions, kv_layout, kv_spec, load_eagle3, load_model};
 use ops::{DType, Ops, StepShape};
-use protocol::{Batch, Drafter, KvSpec, Memory, Phase, Ready, Settings, Speculation, StepOutput};
+use protocol::{
+    Batch, Drafter, ExpertPlacement, KvSpec, Memory, Phase, Ready, Settings, Speculation,
+    StepOutput,
+};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -73,29 +77,22 @@ impl Executor {
             return Err(ExecutorError::LatentKv);
         }
         let ops = Ops::new(kernels, dtype)?;
-        let phase = Phase::Load;
-        progress(Progress { phase, done: 0, total: 0 }); // How much it is shows on the way.
-        let (mut read, mut before) = (0, 0); // Bytes of this model, and of those in front of it.
-        let mut load = |dir: &Path, model: &models::Config, placement| {
-            before += std::mem::take(&mut read);
-            let options = LoadOptions {
-                ops: &ops,
-                ranks,
-                placement,
-                format: source(settings),
-                kv_dtype,
-                max_positions: settings.max_model_len as usize,
-                threads,
-                progress: &mut |done, total| {
-                    read = total;
-                    progress(Progress { phase, done: before + done, total: before + total });
-                },
-            };
-            load_model(dir, model, options)
-        };
-        let model = load(&settings.dir, &config.model, placement)?;
+        progress(Progress { phase: Phase::Load, done: 0, total: 0 }); // How much it is shows on the way.
+        let mut loading =
+            Loading { ops: &ops, settings, ranks, kv_dtype, threads, read: 0, before: 0, progress };
+        let target = &config.model;
+        let model =
+            loading.load(placement, |options| load_model(&settings.dir, target, options))?;
         let draft = config.draft.as_ref().zip(settings.draft_dir.as_deref());
-        let draft = draft.map(|(draft, dir)| load(dir, draft, None)).transpose()?;
+        let draft = draft.map(|(draft, dir)| {
+            loading.load(None, |options| match draft.eagle {
+                Some(_) => {
+                    load_eagle3(dir, (draft, target), options).map(Box::new).map(Draft::Eagle3)
+                }
+                None => load_model(dir, draft, options).map(Draft::Model),
+            })
+        });
+        let draft = draft.transpose()?;
         let spec = of_both(&config, kv_dtype, &ranks)?;
         let rank = config.settings.rank.0;
         let folder = config.settings.profile.clone();
@@ -296,7 +293,7 @@ impl Executor {
     }
 
     fn state(&self, blocks: u32) -> Result<State, ExecutorError> {
-        let ExecutorConfig { model, settings, .. } = &self.config;
+        let ExecutorConfig { model, draft, settings, .. } = &self.config;
         let Settings { block_tokens, max_num_seqs, max_model_len, .. } = settings;
         let (device, longest) = (self.engine.ops.device(), *max_model_len as usize);
         let dtype = device::kv_dtype(&self.config.settings, self.engine.ops.dtype());
@@ -305,20 +302,58 @@ impl Executor {
             kv_layout(model, dtype, size, order, &self.ranks).map_err(of_heads)
         };
         let kv = layout(model)?;
-        let draft_kv = self.config.draft.as_ref().map(layout).transpose()?;
+        let draft_kv = draft.as_ref().map(layout).transpose()?;
         let limits = StepLimits {
             tokens: self.config.settings.tokens_per_step as usize,
             rows: *max_num_seqs as usize,
             block_tokens: *block_tokens,
             width: longest.div_ceil(*block_tokens as usize),
             vocab: model.vocab,
-            hidden: model.hidden,
+            hidden: draft.as_ref().map_or(model, |draft| draft).hidden,
             speculation: self.config.settings.speculation,
             apart: device.captures_graphs(),
         };
         let (questions, top) = (self.questions(), self.top());
         let size = StateSize { kv, draft_kv, limits, longest, questions, top };
         State::new(&self.engine.ops, self.config.settings.epoch, size)
+    }
+}
+
+/// Models being loaded, one after the other.
+struct Loading<'a> {
+    ops: &'a Ops,
+    settings: &'a Settings,
+    ranks: Ranks,
+    kv_dtype: DType,
+    threads: usize,
+    /// Bytes of the one being loaded, and of those in front of it.
+    read: u64,
+    before: u64,
+    progress: &'a mut dyn FnMut(Progress),
+}
+
+impl Loading<'_> {
+    fn load<T>(
+        &mut self,
+        placement: Option<&ExpertPlacement>,
+        how: impl FnOnce(LoadOptions<'_>) -> Result<T, LoadError>,
+    ) -> Result<T, LoadError> {
+        let Self { ops, settings, ranks, kv_dtype, threads, read, before, progress } = self;
+        *before += std::mem::take(read);
+        how(LoadOptions {
+            ops,
+            ranks: *ranks,
+            placement,
+            format: source(settings),
+            kv_dtype: *kv_dtype,
+            max_positions: settings.max_model_len as usize,
+            threads: *threads,
+            progress: &mut |done, total| {
+                *read = total;
+                let (done, total) = (*before + done, *before + total);
+                progress(Progress { phase: Phase::Load, done, total });
+            },
+        })
     }
 }
 

@@ -19,7 +19,7 @@ pub(crate) struct StepLimits {
     pub(crate) width: usize,
     /// Size of the vocabulary.
     pub(crate) vocab: usize,
-    /// Channels of a hidden state.
+    /// Channels of a hidden state that drafts begin with.
     pub(crate) hidden: usize,
     /// How rows get drafts, if they do.
     pub(crate) speculation: Option<Speculation>,
@@ -28,7 +28,7 @@ pub(crate) struct StepLimits {
 }
 
 impl StepLimits {
-    /// What the host and the device keep for drafts by the model's draft layer or another model, if one makes them, over a pool
+    /// What the host and the device keep for drafts by a draft layer or another model, if one makes them, over a pool
     /// of so many blocks. Logits of so many rows are made at a time.
     pub(crate) fn layer_drafts(
         &self,
@@ -38,7 +38,7 @@ impl StepLimits {
         let Speculation { drafts, drafter, .. } = self.speculation?;
         let (states, hidden) = match drafter {
             Drafter::Ngram { .. } => return None,
-            Drafter::Layer => (true, self.hidden),
+            Drafter::Layer | Drafter::Eagle3 => (true, self.hidden),
             Drafter::Model => (false, 1), // None is kept.
         };
         let (rows, passes) = (self.rows, drafts.into());

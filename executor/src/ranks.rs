@@ -26,6 +26,14 @@ pub enum WorldError {
     /// Nothing to spread.
     #[error("expert parallelism was asked for, but the model has no experts")]
     NoExperts,
+    /// A checkpoint without a model.
+    #[error(
+        "{architecture} drafts for another model, which --speculative-config does not name: it names what drafts"
+    )]
+    DraftsOnly {
+        /// The checkpoint's.
+        architecture: &'static str,
+    },
     /// Nobody said where the ranks meet.
     #[error("{ranks} ranks that share layers need shared memory to meet in")]
     NoMeeting {
@@ -47,14 +55,20 @@ pub fn check_world(
     if tp_size == 0 || dp_size == 0 {
         return refused(WorldError::Rank { rank: 0, tp_size, dp_size });
     }
+    if model.eagle.is_some() {
+        return refused(WorldError::DraftsOnly { architecture: model.architecture.name() });
+    }
     if experts && model.moe.is_none() {
         return refused(WorldError::NoExperts);
     }
     Ok(check_split(model, &ranks(parallel, Rank(0))?, placement)?)
 }
 
-/// The same for a model that drafts for another, whose ranks it shares: without experts none are held whole.
+/// The same for what drafts for a model, whose ranks it shares: without experts none are held whole.
 pub fn check_draft_world(parallel: Parallel, draft: &Config) -> Result<(), ExecutorError> {
+    if draft.eagle.is_some() {
+        return Ok(check_split(draft, &ranks(parallel, Rank(0))?, None)?);
+    }
     let experts = parallel.experts && draft.moe.is_some();
     check_world(Parallel { experts, ..parallel }, draft, None)
 }

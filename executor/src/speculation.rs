@@ -13,9 +13,7 @@ pub const MODEL_DRAFTS_MAX: u8 = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SpeculationError {
     /// More than a draft layer is asked for.
-    #[error(
-        "num_speculative_tokens {drafts}: a model's own draft layer makes 1 to {LAYER_DRAFTS_MAX}"
-    )]
+    #[error("num_speculative_tokens {drafts}: a draft layer makes 1 to {LAYER_DRAFTS_MAX}")]
     Drafts {
         /// Drafts asked for.
         drafts: u8,
@@ -42,12 +40,42 @@ pub enum SpeculationError {
     #[error("method draft_model needs a model")]
     NoModel,
     /// Two models whose ids mean different tokens.
-    #[error("the draft model has {draft} ids, the model {model}: drafts must be ids of the model")]
+    #[error(
+        "field `vocab_size` of the model that drafts: it has {draft} ids, the model {model}, and drafts must be ids of the model"
+    )]
     Vocabulary {
         /// Ids of the one that drafts.
         draft: usize,
         /// Ids of the other.
         model: usize,
+    },
+    /// Nothing to draft by, or what is no such checkpoint.
+    #[error("method eagle3 needs a model whose field `architectures` is LlamaForCausalLMEagle3")]
+    NoEagle,
+    /// A checkpoint of one method that another one is to draft by.
+    #[error("method draft_model: a model of LlamaForCausalLMEagle3 drafts by method eagle3")]
+    OfEagle,
+    /// A checkpoint that was made for a model of another width.
+    #[error(
+        "field `{field}` of the model that drafts: its states have {draft} channels, those of the model {model} (hidden_size)"
+    )]
+    Hidden {
+        /// Who says so.
+        field: &'static str,
+        /// Channels that it begins with.
+        draft: usize,
+        /// Channels of the model.
+        model: usize,
+    },
+    /// A checkpoint that was made for a deeper model.
+    #[error(
+        "field `eagle_aux_hidden_state_layer_ids` of the model that drafts: what enters layer {layer}, of a model of {layers} layers"
+    )]
+    States {
+        /// The layer.
+        layer: usize,
+        /// Layers of the model.
+        layers: usize,
     },
 }
 
@@ -63,6 +91,31 @@ pub fn check_speculation(
         Drafter::Ngram { .. } => Ok(()),
         Drafter::Layer => check_layer(drafts, model),
         Drafter::Model => check_model(drafts, model, draft),
+        Drafter::Eagle3 => check_eagle3(drafts, model, draft),
+    }
+}
+
+fn check_eagle3(
+    drafts: u8,
+    model: &Config,
+    draft: Option<&Config>,
+) -> Result<(), SpeculationError> {
+    if !(1..=LAYER_DRAFTS_MAX).contains(&drafts) {
+        return Err(SpeculationError::Drafts { drafts });
+    }
+    let both = draft.and_then(|draft| Some((draft, draft.eagle?)));
+    let (draft, eagle) = both.ok_or(SpeculationError::NoEagle)?;
+    check_vocabulary(draft, model)?;
+    if eagle.target_hidden != model.hidden {
+        let stated = eagle.target_hidden != draft.hidden;
+        let field = if stated { "target_hidden_size" } else { "hidden_size" };
+        let (draft, model) = (eagle.target_hidden, model.hidden);
+        return Err(SpeculationError::Hidden { field, draft, model });
+    }
+    let (layers, inputs) = (model.layers, eagle.inputs(model.layers));
+    match inputs.into_iter().find(|&layer| layer > layers) {
+        Some(layer) => Err(SpeculationError::States { layer, layers }),
+        None => Ok(()),
     }
 }
 
@@ -71,6 +124,13 @@ fn check_model(drafts: u8, model: &Config, draft: Option<&Config>) -> Result<(),
         return Err(SpeculationError::ModelDrafts { drafts });
     }
     let draft = draft.ok_or(SpeculationError::NoModel)?;
+    if draft.eagle.is_some() {
+        return Err(SpeculationError::OfEagle);
+    }
+    check_vocabulary(draft, model)
+}
+
+fn check_vocabulary(draft: &Config, model: &Config) -> Result<(), SpeculationError> {
     let (draft, model) = (draft.vocab, model.vocab);
     if draft != model {
         return Err(SpeculationError::Vocabulary { draft, model });

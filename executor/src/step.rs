@@ -4,6 +4,7 @@
 //! submitted. The stage of a step is one copy to the device, its answers are one copy back.
 
 use crate::ExecutorError;
+use crate::draft_passes::Draft;
 use crate::drafter::{Drafter, Speaker};
 use crate::expert_reports::{ExpertReport, ExpertReports};
 use crate::graph::{Graphs, Size};
@@ -14,11 +15,11 @@ use crate::sampler::{self, Question};
 use crate::seats::{self, Seats, TableChange};
 use crate::trace::{Laps, Scope, StepFacts, StepTrace, Tracer};
 use collectives::{Group, Launched, Operation, Spent};
-use models::{Exchange, ExpertLoad, Forward, Model};
+use models::{Exchange, ExpertLoad, Forward, Model, Taps};
 use ops::{
-    AnswerMemory, AnswersInFlight, DType, DraftBuffers, InFlight, InParts, Judge, KvPool, Mat,
-    MatMut, Ops, Pinned, PoolLayout, RowBounds, Stage, StageRow, StepBuffers, StepShape, StepSize,
-    Tensor, VocabPart,
+    AnswerMemory, AnswersInFlight, BatchView, DType, DraftBuffers, InFlight, InParts, Judge,
+    KvPool, Mat, MatMut, Ops, Pinned, PoolLayout, RowBounds, Stage, StageRow, StepBuffers,
+    StepShape, StepSize, Tensor, VocabPart,
 };
 use protocol::{
     Acceptance, Batch, Bucket, CollectiveTiming, Epoch, Row, RowError, RowOutput, Speculation,
@@ -36,8 +37,8 @@ pub(crate) const STEPS_IN_FLIGHT: usize = 2;
 pub(crate) struct Engine {
     pub(crate) ops: Ops,
     pub(crate) model: Box<dyn Model>,
-    /// Who drafts for it, if a model of its own does.
-    pub(crate) draft: Option<Box<dyn Model>>,
+    /// Who drafts for it, if something of its own does.
+    pub(crate) draft: Option<Draft>,
     pub(crate) tp: Group,
     pub(crate) dp: Group,
     /// The ids whose logits this rank makes.
@@ -62,6 +63,14 @@ impl Engine {
             InParts::Nothing => &[true],
             InParts::TopK(_) => &[false, true],
         }
+    }
+
+    /// A pass over a batch by one of its models, which is asked for all hidden states and not watched.
+    pub(crate) fn pass<'a>(&'a self, kv: &'a KvPool, batch: &'a BatchView) -> Forward<'a> {
+        let Self { ops, tp, dp, .. } = self;
+        let (dp_rows, exchange) = (0, Exchange::Gather);
+        let (asked, taps, load, probe) = (None, None, None, None);
+        Forward { ops, tp, dp, dp_rows, exchange, kv, batch, asked, taps, load, probe }
     }
 
     /// Where routers count, if they do.
@@ -227,10 +236,11 @@ impl State {
         })
     }
 
-    /// The KV cache, and what the draft layer has made over it.
+    /// The KV cache of who drafts, and what a draft layer has made over it.
     #[cfg(test)]
     pub(crate) fn drafting(&self) -> (&KvPool, Option<&DraftBuffers>) {
-        (&self.device.kv, self.device.drafts.as_ref())
+        let DeviceState { kv, draft_kv, drafts, .. } = &self.device;
+        (draft_kv.as_ref().unwrap_or(kv), drafts.as_ref())
     }
 
     /// Bytes of the KV cache.
@@ -519,7 +529,7 @@ impl DeviceState {
         laps: &mut Option<Laps>,
     ) -> Result<Tensor, ExecutorError> {
         let started = Instant::now();
-        let Engine { ops, model, tp, dp, .. } = engine;
+        let Engine { ops, model, .. } = engine;
         let Launch { shape, dp_rows, exchange, asked_only, whole_rows, drafts } = launch;
         Laps::within(laps, Scope::Prepare, || {
             Ok(self.buffers.prepare(ops, &mut self.seats, shape)?)
@@ -531,9 +541,9 @@ impl DeviceState {
         let (kv, load) = (&self.kv, engine.load());
         let tokens = self.buffers.question_tokens(shape.questions)?;
         let asked = asked_only.then_some(&tokens);
-        let (batch_view, probe) = (&batch, None);
-        let f =
-            Forward { ops, tp, dp, dp_rows, exchange, kv, batch: batch_view, asked, load, probe };
+        let watching = engine.draft.as_ref().and_then(Draft::taps);
+        let taps = watching.as_ref();
+        let f = Forward { dp_rows, exchange, asked, taps, load, ..engine.pass(kv, &batch) };
         let hidden = Laps::within(laps, Scope::Forward, || Ok(model.forward(&f, &ids)?))?; // [T or n, H]
         if shape.questions > 0 {
             let head = || match asked {
@@ -550,7 +560,9 @@ impl DeviceState {
             timing.forward_ns += ns_since(started);
         }
         if let Some(DraftRows { rows, .. }) = drafts {
-            let keep = || self.keep_for_drafts(engine, (&launch, rows), &hidden);
+            let states = watching.and_then(Taps::states);
+            let states = states.as_ref().unwrap_or(&hidden);
+            let keep = || self.keep_for_drafts(engine, (&launch, rows), states);
             Laps::within(laps, Scope::Draft, keep)?;
         }
         Ok(hidden)
@@ -565,15 +577,11 @@ impl DeviceState {
         timing: &mut StepTiming,
     ) -> Result<(), ExecutorError> {
         let started = Instant::now();
-        let Engine { ops, model, tp, dp, .. } = engine;
+        let Engine { ops, model, .. } = engine;
         let shape = StepShape { questions: n, ..StepShape::default() };
         self.buffers.prepare(ops, &mut self.seats, shape)?;
         let (batch, _) = self.buffers.view(&self.seats, shape)?;
-        let (kv, load) = (&self.kv, engine.load());
-        let (dp_rows, exchange, batch_view) = (0, Exchange::Gather, &batch);
-        let (asked, probe) = (None, None);
-        let f =
-            Forward { ops, tp, dp, dp_rows, exchange, kv, batch: batch_view, asked, load, probe };
+        let f = Forward { load: engine.load(), ..engine.pass(&self.kv, &batch) };
         let asked = self.buffers.question_tokens(n)?;
         let wanted = ops.gather_rows(hidden, &asked)?; // [n, H]
         let logits = model.own_logits(&f, &wanted)?; // [n, V of this rank]

@@ -260,6 +260,7 @@ fn attention(device: &CpuDevice, rows: usize, len: usize, context: usize) {
         heads,
         layer: 0,
         scale: (dim as f32).powf(-0.5),
+        first: 0,
     };
     let attend = best(20, || {
         let out = MatMut::of(&mut o, tokens, heads * dim).unwrap();

@@ -99,6 +99,8 @@ pub struct Attention<'a> {
     pub layer: usize,
     /// Factor of the scores, usually `D^-½`.
     pub scale: f32,
+    /// Keys before this position are not seen, and nobody asks there: 0, or of a draft layer 1.
+    pub first: usize,
 }
 
 /// What `linear_around` does in one launch beside the product. Results are those of the separate kernels.

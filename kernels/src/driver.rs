@@ -519,6 +519,15 @@ pub trait Kernels: Driver {
         gather: &mut Gather<'_>,
     ) -> Result<(), DeviceError>;
 
+    /// Calls the first drafts of a pass, in `drafts` i32 `[passes, R]`, by `names` i32 `[1, V]`; `place` = the pass, and how many they are.
+    fn draft_name(
+        &self,
+        s: &Stream,
+        drafts: MatMut<'_>,
+        place: (usize, usize),
+        names: Mat<'_>,
+    ) -> Result<(), DeviceError>;
+
     /// Enters the drafts of the first `rows` rows of a stage behind their known ids: `ids` i32 `[1, T]`, `history` i32 `[S, L]`.
     /// `step`: as above.
     fn draft_place(

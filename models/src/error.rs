@@ -57,6 +57,12 @@ pub enum LoadError {
     /// Experts cannot lie where they should.
     #[error(transparent)]
     Placement(#[from] crate::PlacementError),
+    /// There is no model in it.
+    #[error("{dir}: LlamaForCausalLMEagle3 drafts for another model and says nothing itself")]
+    DraftsOnly {
+        /// The folder.
+        dir: PathBuf,
+    },
     /// A weight that does not split evenly.
     #[error("tensor `{tensor}`: {error}")]
     Split {
@@ -165,6 +171,19 @@ pub enum TensorFault {
         /// Bytes between the offsets.
         bytes: u64,
     },
+    /// A draft that stands for no id of the vocabulary.
+    #[error("{draft} {offset:+} is none of {ids} ids")]
+    Offset {
+        /// Its number.
+        draft: usize,
+        /// What is added to it.
+        offset: i64,
+        /// Ids of the vocabulary.
+        ids: usize,
+    },
+    /// A type of what is no weight.
+    #[error("dtype {0} is not supported for offsets of ids; I64 is")]
+    OffsetDType(&'static str),
     /// A factor that values cannot be divided by.
     #[error("{0} is no scale: a finite number above 0 is")]
     Scale(String),

@@ -6,6 +6,7 @@
 
 pub mod config;
 mod deepseek;
+mod eagle3;
 mod error;
 mod expert_load;
 mod layers;
@@ -24,9 +25,10 @@ pub mod table;
 mod weights;
 
 pub use config::{Architecture, Config, ConfigError};
+pub use eagle3::{Drafted, Eagle3, Taps};
 pub use error::{FileFault, LoadError, TensorFault};
 pub use expert_load::ExpertLoad;
-pub use load::{LoadFormat, LoadOptions, load_model};
+pub use load::{LoadFormat, LoadOptions, load_eagle3, load_model};
 pub use manifest::manifest;
 pub use model::{Exchange, Forward, ForwardError, Model, Probe, kv_layout, kv_spec};
 pub use placement::{PlacementError, check_placement};

@@ -10,7 +10,7 @@ use crate::qwen3_moe::Qwen3Moe;
 use crate::sharding::Ranks;
 use crate::table::tensors;
 use crate::weights::{Source, check_split};
-use crate::{Config, LoadError, Model, Weights};
+use crate::{Config, Eagle3, LoadError, Model, Weights};
 use ops::{DType, Ops};
 use protocol::ExpertPlacement;
 use std::path::Path;
@@ -65,20 +65,14 @@ pub fn load_model(
     config: &Config,
     options: LoadOptions<'_>,
 ) -> Result<Box<dyn Model>, LoadError> {
-    let LoadOptions { ops, ranks, placement, format, kv_dtype, max_positions, threads, progress } =
-        options;
     if config.latent.is_some() {
         let refused =
             |error| LoadError::Device { tensor: "model.layers.*.self_attn".to_owned(), error };
-        ops.check_latent_attention(kv_dtype).map_err(refused)?;
+        options.ops.check_latent_attention(options.kv_dtype).map_err(refused)?;
     }
-    check_split(config, &ranks, placement)?;
-    let source = match format {
-        LoadFormat::Safetensors => Source::open(dir, config, &tensors(config))?,
-        LoadFormat::Synth { seed } => Source::Synth { seed, threads },
-    };
-    let spread = (ranks, placement);
-    let w = Weights::new(config, source, ops, spread, kv_dtype, max_positions, progress)?;
+    let progress = options.progress;
+    let progress = &mut |done, total| progress(done, total);
+    let w = weights(dir, config, LoadOptions { progress, ..options })?;
     let model: Box<dyn Model> = match config.architecture {
         Architecture::Llama => Box::new(Llama::load(config, &w)?),
         Architecture::Mistral => Box::new(Mistral::load(config, &w)?),
@@ -88,7 +82,38 @@ pub fn load_model(
         Architecture::DeepseekV2 | Architecture::DeepseekV3 => {
             Box::new(Deepseek::load(config, &w)?)
         }
+        Architecture::LlamaEagle3 => return Err(LoadError::DraftsOnly { dir: dir.to_owned() }),
     };
     w.finish()?;
     Ok(model)
+}
+
+/// The same of a checkpoint that drafts for the model `target`.
+pub fn load_eagle3(
+    dir: &Path,
+    (config, target): (&Config, &Config),
+    options: LoadOptions<'_>,
+) -> Result<Eagle3, LoadError> {
+    let progress = options.progress;
+    let progress = &mut |done, total| progress(done, total);
+    let w = weights(dir, config, LoadOptions { progress, ..options })?;
+    let eagle = Eagle3::load((config, target), &w)?;
+    w.finish()?;
+    Ok(eagle)
+}
+
+/// The weights of a folder, checked.
+fn weights<'a>(
+    dir: &Path,
+    config: &'a Config,
+    options: LoadOptions<'a>,
+) -> Result<Weights<'a>, LoadError> {
+    let LoadOptions { ops, ranks, placement, format, kv_dtype, max_positions, threads, progress } =
+        options;
+    check_split(config, &ranks, placement)?;
+    let source = match format {
+        LoadFormat::Safetensors => Source::open(dir, config, &tensors(config))?,
+        LoadFormat::Synth { seed } => Source::Synth { seed, threads },
+    };
+    Weights::new(config, source, ops, (ranks, placement), kv_dtype, max_positions, progress)
 }

@@ -2,7 +2,7 @@
 
 use crate::config::LatentConfig;
 use crate::sharding::{Indivisible, Ranks};
-use crate::{Config, ExpertLoad, LoadError, Weights};
+use crate::{Config, ExpertLoad, LoadError, Taps, Weights};
 use collectives::{CollectiveError, Group};
 use ops::{
     BatchView, DType, KvLayout, KvOrder, KvPool, LatentLayout, OpError, Ops, PoolLayout, Routing,
@@ -31,6 +31,8 @@ pub struct Forward<'a> {
     pub batch: &'a BatchView,
     /// Tokens whose hidden states anyone asks for, i32 `[n]`: the last layer computes no others behind its attention. `None` = all.
     pub asked: Option<&'a Tensor>,
+    /// Who drafts from what enters some layers, if someone does.
+    pub taps: Option<&'a Taps<'a>>,
     /// Where the choices of routers are counted, if they are.
     pub load: Option<&'a ExpertLoad>,
     /// Who watches, if anyone.
@@ -88,6 +90,9 @@ pub trait Model: Send {
 
     /// Token ids `[T]` to the hidden states `[n, H]` after the final norm: of the `n` tokens asked for, or of all.
     fn forward(&self, f: &Forward<'_>, ids: &Tensor) -> Result<Tensor, ForwardError>;
+
+    /// Token ids `[T]` to the embeddings `[T, H]` that the first layer begins with.
+    fn embed(&self, f: &Forward<'_>, ids: &Tensor) -> Result<Tensor, ForwardError>;
 
     /// Token ids `[T]`, none at position 0, and the hidden states `[T, H]` of the tokens before them, to the hidden states `[T, H]`
     /// behind the draft layer. Their logits are of the tokens behind.

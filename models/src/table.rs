@@ -8,6 +8,12 @@ use crate::synth::Values;
 
 pub(crate) const HEAD: &str = "lm_head.weight";
 pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
+/// Of a checkpoint that drafts for another model, which may leave it to that one.
+pub(crate) const EAGLE_EMBEDDING: &str = "embed_tokens.weight";
+/// By draft, how far behind the same number its id is; whoever drafts any id needs none.
+pub(crate) const OFFSETS: &str = "d2t";
+/// Where the layer of such a checkpoint lies, and what newer ones call it.
+pub(crate) const MIDLAYER: [&str; 2] = ["midlayer.", "layers.0."];
 
 /// One weight of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +28,8 @@ pub struct TensorSpec {
     pub values: Values,
     /// Of a weight that may be stored in fp8.
     pub scales: Option<ScaleSpec>,
+    /// Whether a checkpoint may leave it out; synthetic ones do.
+    pub optional: bool,
 }
 
 /// The scales of a weight that may be stored in fp8.
@@ -73,6 +81,14 @@ enum Dim {
     Hidden,
     /// Two of them.
     TwoHidden,
+    /// What queries, keys and values are made of.
+    Attended,
+    /// Of the model that is drafted for.
+    TargetHidden,
+    /// Three of them.
+    States,
+    /// Ids that a draft can be.
+    Drafts,
     /// All query heads.
     Query,
     /// All key heads, or all value heads.
@@ -107,6 +123,10 @@ enum Place {
     Expert,
     /// `model.layers.{i}.` of a draft layer, beside all that another layer has.
     Draft,
+    /// At the top of a checkpoint that drafts for another model.
+    Eagle,
+    /// `midlayer.` there, beside all that another layer has.
+    Midlayer,
 }
 
 type Entry = (Place, &'static str, &'static [Dim], Shard, Values, fn(&Config) -> bool);
@@ -120,9 +140,9 @@ const TABLE: &[Entry] = &[
 
     (Place::Layer, "input_layernorm.weight", &[Dim::Hidden], Shard::Replicated, Values::Norm, always),
     (Place::Layer, "post_attention_layernorm.weight", &[Dim::Hidden], Shard::Replicated, Values::Norm, always),
-    (Place::Layer, "self_attn.q_proj.weight", &[Dim::Query, Dim::Hidden], Shard::Heads(Heads::Query), Values::Linear, |c| !makes_queries(c)),
-    (Place::Layer, "self_attn.k_proj.weight", &[Dim::KeyValue, Dim::Hidden], Shard::Heads(Heads::KeyValue), Values::Linear, |c| c.latent.is_none()),
-    (Place::Layer, "self_attn.v_proj.weight", &[Dim::KeyValue, Dim::Hidden], Shard::Heads(Heads::KeyValue), Values::Linear, |c| c.latent.is_none()),
+    (Place::Layer, "self_attn.q_proj.weight", &[Dim::Query, Dim::Attended], Shard::Heads(Heads::Query), Values::Linear, |c| !makes_queries(c)),
+    (Place::Layer, "self_attn.k_proj.weight", &[Dim::KeyValue, Dim::Attended], Shard::Heads(Heads::KeyValue), Values::Linear, |c| c.latent.is_none()),
+    (Place::Layer, "self_attn.v_proj.weight", &[Dim::KeyValue, Dim::Attended], Shard::Heads(Heads::KeyValue), Values::Linear, |c| c.latent.is_none()),
     (Place::Layer, "self_attn.q_a_proj.weight", &[Dim::QueryLatent, Dim::Hidden], Shard::Replicated, Values::Linear, makes_queries),
     (Place::Layer, "self_attn.q_a_layernorm.weight", &[Dim::QueryLatent], Shard::Replicated, Values::Norm, makes_queries),
     (Place::Layer, "self_attn.q_b_proj.weight", &[Dim::Query, Dim::QueryLatent], Shard::Heads(Heads::Query), Values::Linear, makes_queries),
@@ -157,6 +177,16 @@ const TABLE: &[Entry] = &[
     (Place::Draft, "hnorm.weight", &[Dim::Hidden], Shard::Replicated, Values::Norm, always),
     (Place::Draft, "eh_proj.weight", &[Dim::Hidden, Dim::TwoHidden], Shard::Replicated, Values::Linear, always),
     (Place::Draft, "shared_head.norm.weight", &[Dim::Hidden], Shard::Replicated, Values::Norm, always),
+
+    (Place::Eagle, OFFSETS, &[Dim::Drafts], Shard::Replicated, Values::Offsets, always),
+    (Place::Eagle, "fc.weight", &[Dim::Hidden, Dim::States], Shard::Replicated, Values::Linear, always),
+    (Place::Eagle, "fc_norm.0.weight", &[Dim::TargetHidden], Shard::Replicated, Values::Norm, has_state_norms),
+    (Place::Eagle, "fc_norm.1.weight", &[Dim::TargetHidden], Shard::Replicated, Values::Norm, has_state_norms),
+    (Place::Eagle, "fc_norm.2.weight", &[Dim::TargetHidden], Shard::Replicated, Values::Norm, has_state_norms),
+    (Place::Eagle, EAGLE_EMBEDDING, &[Dim::Vocab, Dim::Hidden], Shard::VocabRows, Values::Embedding, always),
+    (Place::Eagle, "norm.weight", &[Dim::Hidden], Shard::Replicated, Values::Norm, always),
+    (Place::Eagle, HEAD, &[Dim::Drafts, Dim::Hidden], Shard::VocabRows, Values::Linear, always),
+    (Place::Midlayer, "hidden_norm.weight", &[Dim::Hidden], Shard::Replicated, Values::Norm, always),
 ];
 
 fn always(_: &Config) -> bool {
@@ -167,6 +197,20 @@ fn makes_queries(config: &Config) -> bool {
     config.latent.is_some_and(|latent| latent.query.is_some())
 }
 
+fn has_state_norms(config: &Config) -> bool {
+    config.eagle.is_some_and(|eagle| eagle.state_norms)
+}
+
+/// What the model that is drafted for has as well, or what says nothing.
+fn is_optional(config: &Config, name: &str) -> bool {
+    let Some(eagle) = config.eagle else { return false };
+    match name {
+        EAGLE_EMBEDDING => eagle.target_hidden == config.hidden,
+        OFFSETS => eagle.vocab == config.vocab,
+        _ => false,
+    }
+}
+
 fn has_shared(config: &Config) -> bool {
     config.moe.as_ref().is_some_and(|moe| moe.shared_intermediate > 0)
 }
@@ -175,6 +219,14 @@ fn has_shared(config: &Config) -> bool {
 #[must_use]
 pub fn tensors(config: &Config) -> Vec<TensorSpec> {
     let mut specs = Vec::new();
+    if config.eagle.is_some() {
+        let [midlayer, _] = MIDLAYER;
+        specs.extend(at(config, Place::Eagle, ""));
+        for place in [Place::Midlayer, Place::Layer, Place::Dense] {
+            specs.extend(at(config, place, midlayer));
+        }
+        return specs;
+    }
     specs.extend(at(config, Place::Top, ""));
     for i in 0..config.kv_layers() {
         let layer = format!("model.layers.{i}.");
@@ -211,6 +263,7 @@ fn at(config: &Config, place: Place, prefix: &str) -> impl Iterator<Item = Tenso
         let name = format!("{prefix}{name}");
         TensorSpec {
             scales: scales(config, *place, &name, *values),
+            optional: is_optional(config, &name),
             name,
             shape: shape.iter().map(|d| d.of(config)).collect(),
             shard: *shard,
@@ -233,11 +286,15 @@ fn scales(config: &Config, place: Place, name: &str, values: Values) -> Option<S
 
 impl Dim {
     fn of(self, config: &Config) -> usize {
-        let (moe, latent) = (config.moe.as_ref(), config.latent);
+        let (moe, latent, eagle) = (config.moe.as_ref(), config.latent, config.eagle);
         match self {
             Self::Vocab => config.vocab,
             Self::Hidden => config.hidden,
             Self::TwoHidden => 2 * config.hidden,
+            Self::Attended => config.hidden * if eagle.is_some() { 2 } else { 1 },
+            Self::TargetHidden => eagle.map_or(0, |e| e.target_hidden),
+            Self::States => 3 * eagle.map_or(0, |e| e.target_hidden),
+            Self::Drafts => eagle.map_or(0, |e| e.vocab),
             Self::Query => config.heads * config.head_dim,
             Self::KeyValue => config.kv_heads * config.head_dim,
             Self::Head => config.head_dim,
@@ -257,6 +314,7 @@ impl Dim {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::config::EagleConfig;
     use serde_json::json;
     use std::path::Path;
 
@@ -290,6 +348,32 @@ pub(crate) mod tests {
         let moe = names(&tiny("Qwen3MoeForCausalLM"));
         assert_eq!(moe.len(), 3 + (8 + 3) + (8 + 1 + 4 * 3));
         assert!(moe.contains(&"model.layers.1.mlp.experts.3.down_proj.weight".to_owned()));
+    }
+
+    #[test]
+    fn a_checkpoint_that_drafts_has_one_layer_of_twice_the_inputs() {
+        let mut config = tiny("LlamaForCausalLM");
+        let [hidden, vocab] = [config.hidden, config.vocab];
+        config.layers = 1;
+        config.eagle = Some(EagleConfig {
+            target_hidden: 64,
+            vocab: 100,
+            layers: None,
+            state_norms: true,
+            normed_residual: false,
+            carries_normed: false,
+        });
+        let specs = tensors(&config);
+        assert_eq!(specs.len(), 5 + 3 + 1 + 9);
+        let shape = |name: &str| &specs.iter().find(|s| s.name == name).unwrap().shape;
+        assert_eq!(shape("midlayer.self_attn.k_proj.weight")[1], 2 * hidden);
+        assert_eq!(shape("fc.weight"), &[hidden, 3 * 64]);
+        assert_eq!((shape(HEAD), shape(OFFSETS)), (&vec![100, hidden], &vec![100]));
+        assert_eq!(shape(EAGLE_EMBEDDING), &[vocab, hidden]);
+        let optional = |specs: &[TensorSpec]| specs.iter().filter(|s| s.optional).count();
+        assert_eq!(optional(&specs), 0, "of other sizes, it has both itself");
+        config.eagle = config.eagle.map(|e| EagleConfig { target_hidden: hidden, vocab, ..e });
+        assert_eq!(optional(&tensors(&config)), 2);
     }
 
     #[test]

@@ -70,7 +70,7 @@ impl Ops {
         let (rows, layout) = (batch.kernel_rows()?, kv.head_layout("rope_attention")?);
         if !self.device.fuses_attention(&args, &rows, layout) {
             let q = self.qk_norm_rope_kv_write(qkv, weights, shape, kv, batch)?;
-            return self.paged_attention(&q, shape, kv, batch);
+            return self.paged_attention(&q, (shape, 0), kv, batch);
         }
         let mut o = self.scratch(qkv.dtype(), &[qkv.rows(), shape.heads * layout.head_dim])?;
         let (s, out, pool) = (&self.stream, o.mat_mut()?, (&mut *kv.write(), layout));
@@ -98,11 +98,12 @@ impl Ops {
     }
 
     /// `o = softmax(scale q kᵀ) v` over the keys at or before each query: `q`, `o [T, N D]`. Query head
-    /// `h` reads KV head `h K / N`. Keys come from the pool, the step's own included.
+    /// `h` reads KV head `h K / N`. Keys come from the pool, the step's own included. Positions before `first` are not seen, and
+    /// nobody asks there.
     pub fn paged_attention(
         &self,
         q: &Tensor,
-        shape: &AttentionShape,
+        (shape, first): (&AttentionShape, usize),
         kv: &KvPool,
         batch: &BatchView,
     ) -> Result<Tensor, OpError> {
@@ -113,6 +114,7 @@ impl Ops {
             heads: shape.heads,
             layer: shape.layer,
             scale: shape.scale,
+            first,
         };
         let (s, out, layout) = (&self.stream, o.mat_mut()?, kv.head_layout("paged_attention")?);
         self.device.paged_attention(s, out, (&kv.read(), layout), &args)?;

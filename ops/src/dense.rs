@@ -114,6 +114,14 @@ impl Ops {
         Ok(tensor)
     }
 
+    /// Host integers as a table `[1, n]` of its own memory, as weights have.
+    pub fn id_table(&self, ids: &[i32]) -> Result<Tensor, OpError> {
+        let mut tensor = self.zeros(DType::I32, &[1, ids.len()])?;
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        self.device.upload(tensor.buffer_mut()?, 0, &bytes)?;
+        Ok(tensor)
+    }
+
     /// Host floats as an arena tensor of `dtype`.
     pub fn floats(&self, x: &[f32], dtype: DType, shape: &[usize]) -> Result<Tensor, OpError> {
         check_size("floats", "elements", x.len(), shape.iter().product())?;

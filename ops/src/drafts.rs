@@ -197,6 +197,17 @@ impl DraftBuffers {
         Ok(())
     }
 
+    /// Calls the first `rows` drafts of a pass by `names`, i32 `[1, V]`, where they were chosen among ids of another vocabulary.
+    pub fn name(
+        &mut self,
+        ops: &Ops,
+        (rows, pass): (usize, usize),
+        names: &Tensor,
+    ) -> Result<(), OpError> {
+        let drafts = self.drafts.mat_mut()?;
+        Ok(ops.device.draft_name(&ops.stream, drafts, (pass, rows), names.mat()?)?)
+    }
+
     /// Enters the drafts of the first `rows` rows into a step that has been prepared, and into histories.
     pub fn place(
         &self,

@@ -135,7 +135,7 @@ fn attention_over_a_pool_is_the_same_in_any_chunks() {
                 let x = &qkv[from * width..to * width];
                 let x = ops.floats(x, dtype, &[to - from, width]).unwrap();
                 let q = ops.qk_norm_rope_kv_write(&x, &weights, &shape, &pool, &batch).unwrap();
-                let o = ops.paged_attention(&q, &shape, &pool, &batch).unwrap();
+                let o = ops.paged_attention(&q, (&shape, 0), &pool, &batch).unwrap();
                 out.extend(ops.read_f32(&o).unwrap());
             }
             // The value of the last token, second head, as stored.

@@ -138,6 +138,8 @@ pub enum Drafter {
     Layer,
     /// A model of its own, in `Settings::draft_dir`.
     Model,
+    /// One layer that begins with hidden states of the model, in `Settings::draft_dir`.
+    Eagle3,
 }
 
 /// Pure decode steps that are recorded before the executor is ready, and replayed.

@@ -11,6 +11,7 @@ use super::{ConfigError, refused};
 const NGRAM: &str = "ngram";
 const MTP: &str = "mtp";
 const DRAFT_MODEL: &str = "draft_model";
+const EAGLE3: &str = "eagle3";
 /// Drafts are verified: what is said is the same as without.
 const STRICT: &str = "strict";
 /// Chance decides which drafts stand, for benchmarks.
@@ -33,7 +34,7 @@ pub struct SpeculationArgs {
     #[arg(long, value_parser = config, value_name = "JSON")]
     speculative_config: Option<SpeculativeConfig>,
     /// Who guesses: none; ngram, which looks for the newest tokens earlier in the request; or mtp, the model's own draft
-    /// layer. A model of its own does by --speculative-config
+    /// layer. A model of its own (draft_model) or an EAGLE-3 layer (eagle3) does by --speculative-config, which names it
     #[arg(long, alias = "method", default_value = "none")]
     spec_method: String,
     /// Guesses of a step [default: 1]
@@ -84,8 +85,11 @@ impl SpeculationArgs {
             return refused("--spec-tokens: nothing is guessed without --spec-method");
         }
         let method = check_method(&self.spec_method);
-        if self.spec_method == DRAFT_MODEL {
-            return refused("--spec-method draft_model: --speculative-config names the model");
+        if is_named(&self.spec_method) {
+            return refused(format!(
+                "--spec-method {}: --speculative-config names the model",
+                self.spec_method
+            ));
         }
         if named && let Err(error) = method {
             return refused(format!("--spec-method {error}"));
@@ -119,6 +123,7 @@ impl SpeculativeConfig {
         let drafter = match self.method.as_str() {
             MTP => Drafter::Layer,
             DRAFT_MODEL => Drafter::Model,
+            EAGLE3 => Drafter::Eagle3,
             _ => Drafter::Ngram { min, max },
         };
         Speculation { drafts: self.num_speculative_tokens, drafter, acceptance: self.acceptance() }
@@ -164,8 +169,10 @@ impl SpeculativeConfig {
             return Err(format!("num_speculative_tokens {count}: 1 to {most} by {}", self.method));
         }
         self.check_acceptance()?;
-        if (self.method == DRAFT_MODEL) != self.model.is_some() {
-            return Err("model: method draft_model needs it, and no other has one".to_owned());
+        if is_named(&self.method) != self.model.is_some() {
+            return Err(format!(
+                "model: methods {DRAFT_MODEL} and {EAGLE3} need it, and no other has one"
+            ));
         }
         if self.method != NGRAM {
             if self.prompt_lookup_min.or(self.prompt_lookup_max).is_some() {
@@ -184,15 +191,20 @@ impl SpeculativeConfig {
 }
 
 fn check_method(method: &str) -> Result<(), String> {
-    if [NGRAM, MTP, DRAFT_MODEL].contains(&method) {
+    if [NGRAM, MTP, DRAFT_MODEL, EAGLE3].contains(&method) {
         return Ok(());
     }
-    Err(format!("{method}: this release speculates by {NGRAM}, {MTP} and {DRAFT_MODEL}"))
+    Err(format!("{method}: this release speculates by {NGRAM}, {MTP}, {DRAFT_MODEL} and {EAGLE3}"))
+}
+
+/// Whether it drafts by a checkpoint that somebody must name.
+fn is_named(method: &str) -> bool {
+    [DRAFT_MODEL, EAGLE3].contains(&method)
 }
 
 /// Most drafts of a row.
 fn drafts_max(method: &str) -> u8 {
-    if method == MTP { LAYER_DRAFTS_MAX } else { DRAFTS_MAX }
+    if [MTP, EAGLE3].contains(&method) { LAYER_DRAFTS_MAX } else { DRAFTS_MAX }
 }
 
 /// Reads the object; unknown keys are named.
@@ -242,6 +254,10 @@ mod tests {
         let by_model = args(Some(keys), "none", None);
         let how = Speculation { drafts: 5, drafter: Drafter::Model, acceptance: Acceptance::Exact };
         assert_eq!((by_model.speculation(), by_model.draft_model()), (Some(how), Some("small")));
+        let keys = r#"{"method": "eagle3", "num_speculative_tokens": 4, "model": "layer"}"#;
+        let by_layer = args(Some(keys), "none", None);
+        let how = Speculation { drafts: 4, drafter: Drafter::Eagle3, ..how };
+        assert_eq!((by_layer.speculation(), by_layer.draft_model()), (Some(how), Some("layer")));
         let keys = r#"{"method": "mtp", "num_speculative_tokens": 3, "rejection_sample_method": "#;
         assert_eq!(read(&format!(r#"{keys}"strict"}}"#)), mtp(3).unwrap());
         let keys = format!(r#"{keys}"synthetic", "synthetic_acceptance_rate": 0.85}}"#);
@@ -263,7 +279,12 @@ mod tests {
                 r#"{"method": "mtp", "num_speculative_tokens": 1, "prompt_lookup_max": 5}"#,
                 "prompt_lookup_max: of method ngram",
             ),
-            (r#"{"method": "draft_model", "num_speculative_tokens": 1}"#, "draft_model needs it"),
+            (r#"{"method": "draft_model", "num_speculative_tokens": 1}"#, "eagle3 need it"),
+            (r#"{"method": "eagle3", "num_speculative_tokens": 1}"#, "eagle3 need it"),
+            (
+                r#"{"method": "eagle3", "num_speculative_tokens": 5, "model": "m"}"#,
+                "num_speculative_tokens 5: 1 to 4 by eagle3",
+            ),
             (r#"{"method": "ngram", "num_speculative_tokens": 0}"#, "num_speculative_tokens 0"),
             (r#"{"method": "ngram", "num_speculative_tokens": 17}"#, "num_speculative_tokens 17"),
             (r#"{"method": "ngram", "num_speculative_tokens": 1, "model": "m"}"#, "model"),
@@ -304,6 +325,7 @@ mod tests {
             (args(None, "none", Some(2)), "without --spec-method"),
             (args(None, "eagle", None), "--spec-method eagle: this release"),
             (args(None, "draft_model", Some(1)), "--speculative-config names the model"),
+            (args(None, "eagle3", Some(1)), "--spec-method eagle3: --speculative-config names"),
             (args(None, "ngram", Some(40)), "--spec-tokens 40"),
             (args(None, "mtp", Some(5)), "--spec-tokens 5: 1 to 4 by mtp"),
         ] {

@@ -226,7 +226,7 @@ fn what_cannot_be_honoured_is_refused_with_the_reason() {
         ("M --no_mmap", "always mapped"),
         (
             "M --spec-method eagle",
-            "--spec-method eagle: this release speculates by ngram, mtp and draft_model",
+            "--spec-method eagle: this release speculates by ngram, mtp, draft_model and eagle3",
         ),
         ("M --spec-method ngram --spec-tokens 99", "--spec-tokens 99: 1 to 16"),
         ("M --tool-call-parser pythonic", "hermes, qwen3_coder, qwen3_xml, llama3_json, mistral"),

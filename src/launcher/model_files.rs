@@ -74,7 +74,7 @@ impl ModelFiles {
         let source = settings::source(args);
         let draft = args.speculation.draft_model().map(|name| -> Result<_> {
             let synth = model.load_format == LoadFormat::Synth;
-            let dir = fetch(name, if synth { Wanted::Description } else { Wanted::Model })?;
+            let dir = fetch(name, if synth { Wanted::Config } else { Wanted::Weights })?;
             let config = Config::from_dir(&dir)?;
             Ok((dir, config))
         });

@@ -48,7 +48,7 @@ fn calls_of(architecture: Architecture, mentions: impl Fn(&str) -> bool) -> Call
         return CallSyntax::Mistral;
     }
     match architecture {
-        Architecture::Llama => CallSyntax::Llama3Json,
+        Architecture::Llama | Architecture::LlamaEagle3 => CallSyntax::Llama3Json,
         Architecture::Mistral => CallSyntax::Mistral,
         Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => CallSyntax::Hermes,
         Architecture::DeepseekV2 | Architecture::DeepseekV3 => CallSyntax::DeepSeekV3,

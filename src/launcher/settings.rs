@@ -180,7 +180,7 @@ pub fn with_drafts(limits: Limits, speculation: Option<Speculation>) -> Limits {
     match drafter {
         // Guesses are made of what the host has seen: a step waits for the one before it.
         Drafter::Ngram { .. } => Limits { drafts, histories: true, steps_in_flight: 1, ..limits },
-        Drafter::Layer | Drafter::Model => Limits { drafts, ..limits },
+        Drafter::Layer | Drafter::Model | Drafter::Eagle3 => Limits { drafts, ..limits },
     }
 }
 
@@ -280,7 +280,7 @@ pub fn check_world(args: &ServeArgs, files: &ModelFiles) -> Result<()> {
     }
     if let (Some(cluster), Some(_)) = (args.nodes.cluster(), draft) {
         let flag = args.speculation.flag();
-        bail!("{flag}: a model drafts for another on one node so far, not on {}", cluster.nodes);
+        bail!("{flag}: what drafts lies on one node so far, not on {}", cluster.nodes);
     }
     if let Some(draft) = draft {
         let checked = executor::check_draft_world(parallel, draft);

@@ -96,6 +96,44 @@ impl Fixture {
     }
 }
 
+/// What a layer that drafts for another model's fixture makes of its tokens, by a reference written from the paper.
+pub(crate) struct DraftFixture {
+    /// Fixture of the model.
+    pub(crate) model: String,
+    /// Text of the layer's `config.json`.
+    pub(crate) config: String,
+    pub(crate) seed: u64,
+    /// Behind each token but the first, its likeliest next one, by the model's ids.
+    pub(crate) tokens: Vec<i32>,
+    /// Logits of the last of these: `[t][V]`.
+    pub(crate) logits: Vec<Vec<f32>>,
+    /// Drafts behind some tokens, each made with what the layer made before it.
+    pub(crate) chains: Vec<(usize, Vec<i32>)>,
+}
+
+impl DraftFixture {
+    pub(crate) fn read(name: &str) -> Self {
+        let bytes = fs::read(folder().join(format!("drafts/{name}.safetensors"))).unwrap();
+        let (length, rest) = bytes.split_first_chunk::<8>().unwrap();
+        let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
+        let header: Value = serde_json::from_slice(header).unwrap();
+        let about: Value =
+            serde_json::from_str(header["__metadata__"]["golden"].as_str().unwrap()).unwrap();
+        let tensor = |name: &str| Tensor::read(&header[name], data);
+        let ids = |name: &str| tensor(name).words(i32::from_le_bytes);
+        let (logits, chains) = (tensor("draft_logits"), tensor("chains"));
+        let behind = ids("chained_behind").into_iter().map(|at| at as usize);
+        Self {
+            model: about["model"].as_str().unwrap().to_owned(),
+            config: about["config"].as_str().unwrap().to_owned(),
+            seed: about["seed"].as_u64().unwrap(),
+            tokens: ids("draft_tokens"),
+            logits: rows(&logits.words(f32::from_le_bytes), logits.shape[1]),
+            chains: behind.zip(rows(&ids("chains"), chains.shape[1])).collect(),
+        }
+    }
+}
+
 struct Tensor<'a> {
     shape: Vec<usize>,
     bytes: &'a [u8],

@@ -21,6 +21,8 @@ states after each layer at the last 16 positions, and the experts chosen by each
 for prompts made of the first 1, 2, 17, 65 and 150 tokens, 64 tokens of greedy decoding. Attention is
 causal, so every shorter prompt is contained in the long one. Of a model with a draft layer it also
 holds what that layer says the token after next is, at each position, and its logits at the last 48.
+An EAGLE-3 layer has a fixture of its own in `drafts/`, beside that of the model it drafts for: the
+same, and chains of four drafts behind some positions, each made with what the layer made before it.
 
 Seeds are tried from 0 upwards until no decision is close: the two largest logits differ by 1e-3 at
 every position, greedy steps included, and every router's scores by 1e-5 at its cut. Equality tests
@@ -50,6 +52,8 @@ TAPS = 16
 PROMPTS = [1, 2, 17, 65, 150]
 STEPS = 64
 DRAFTS = 48
+CHAIN = 4
+CHAINS = [1, 2, 16, 47, 149]
 LOGIT_GAP = 1e-3
 ROUTER_GAP = 1e-5
 FILE_LIMIT = 256 * 1024
@@ -85,7 +89,7 @@ def words(name: str, seed: int, count: int) -> np.ndarray:
 def values_of(name: str, seed: int, shape: tuple[int, ...]) -> np.ndarray:
     """The weight `name`, by the rules for its kind."""
     u = words(name, seed, math.prod(shape))
-    if name.endswith(("norm.weight", "layernorm.weight")):
+    if name.endswith(("norm.weight", "layernorm.weight")) or name.startswith("fc_norm."):
         flat = 1.0 + ((u >> np.uint64(60)).astype(np.float32) - 8.0) / 128.0
     else:
         x = (2.0 * (u >> np.uint64(57)).astype(np.float32) - 127.0) / 128.0
@@ -114,7 +118,7 @@ def quantised(name: str, seed: int, shape: tuple[int, ...], quantization: dict) 
 def exponent(name: str, shape: tuple[int, ...]) -> int:
     if name.endswith((".bias", "_bias")):
         return -4
-    if name == "model.embed_tokens.weight":
+    if name.endswith("embed_tokens.weight"):
         return 0
     e = 1
     while 4.0**e * shape[-1] > 6.0:
@@ -341,6 +345,45 @@ CASES = {
 }
 
 
+def eagle(**more) -> dict:
+    """One layer that drafts 96 of the ids."""
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "vocab_size": VOCAB,
+        "draft_vocab_size": 96,
+        "hidden_size": 64,
+        "target_hidden_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 96,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 1024,
+        "eagle_aux_hidden_state_layer_ids": [1, 2, 3],
+    } | more
+
+
+# The model that is drafted for, and the layer. The second has all that checkpoints vary in.
+EAGLES = {
+    "llama-eagle3": ("llama-untied", eagle()),
+    "qwen3_moe-eagle3-variants": (
+        "qwen3_moe-step2-d64-gqa8",
+        eagle(
+            hidden_size=48,
+            num_attention_heads=2,
+            head_dim=32,
+            num_key_value_heads=1,
+            eagle_aux_hidden_state_layer_ids=[0, 1, 3],
+            fc_norm=True,
+            norm_before_residual=True,
+            norm_output=True,
+        ),
+    ),
+}
+
+
 # The model ------------------------------------------------------------------------------------
 
 
@@ -506,6 +549,124 @@ class DraftLayer:
         return self.watched.gap_of([self.layer.mlp.gate], self.routes)
 
 
+class Eagle3:
+    """The draft layer of EAGLE-3 (arXiv 2503.01840), section 3.1: over pairs of the token at i + 1 and of the state at i.
+
+    A state joins what enters three layers of the model; behind the last of them stands the layer's own
+    stream, which takes the place of a state for the next draft.
+    """
+
+    def __init__(self, watched: Watched, case: dict, seed: int):
+        self.watched, self.case = watched, case
+        width, state, ids = case["hidden_size"], case["target_hidden_size"], case["draft_vocab_size"]
+        heads, kv_heads, dim = (case[k] for k in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+        mlp = case["intermediate_size"]
+
+        def made(name: str, *shape: int) -> torch.Tensor:
+            return torch.from_numpy(values_of(f"{name}.weight", seed, shape))
+
+        def made_within(name: str, *shape: int) -> torch.Tensor:
+            return made(f"midlayer.{name}", *shape)
+
+        self.join = made("fc", width, 3 * state)
+        self.state_norms = [made(f"fc_norm.{i}", state) for i in range(3)] if case.get("fc_norm") else None
+        self.norms = {n: made_within(n, width) for n in ("input_layernorm", "hidden_norm", "post_attention_layernorm")}
+        self.norm, self.head = made("norm", width), made("lm_head", ids, width)
+        own = width != state
+        self.embed = made("embed_tokens", VOCAB, width) if own else watched.model.model.embed_tokens.weight
+        rows = {"q": heads * dim, "k": kv_heads * dim, "v": kv_heads * dim}
+        self.projections = {p: made_within(f"self_attn.{p}_proj", n, 2 * width) for p, n in rows.items()}
+        self.out = made_within("self_attn.o_proj", width, heads * dim)
+        self.gate, self.up = (made_within(f"mlp.{p}_proj", mlp, width) for p in ("gate", "up"))
+        self.down = made_within("mlp.down_proj", width, mlp)
+        self.names = [i * VOCAB // ids for i in range(ids)]
+
+    def scaled(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return w * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.case["rms_norm_eps"]))
+
+    def turned(self, x: torch.Tensor) -> torch.Tensor:
+        """Heads `[N, T, D]` by their positions, halves of a head as pairs."""
+        dim = x.shape[-1]
+        waves = 1.0 / self.case["rope_theta"] ** (torch.arange(0, dim, 2).float() / dim)
+        angles = torch.arange(x.shape[1]).float()[:, None] * waves
+        cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+        low, high = x.chunk(2, -1)
+        return x * cos + torch.cat([-high, low], -1) * sin
+
+    @torch.no_grad()
+    def states(self, tokens: list[int]) -> torch.Tensor:
+        """`[T, H]`"""
+        entered = self.watched.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        parts = [entered[i][0] for i in self.case["eagle_aux_hidden_state_layer_ids"]]
+        if self.state_norms is not None:
+            parts = [self.scaled(part, w) for part, w in zip(parts, self.state_norms)]
+        return torch.cat(parts, -1) @ self.join.T
+
+    @torch.no_grad()
+    def run(self, tokens: list[int], states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits behind each pair, and the states that take their place."""
+        case, norms, count = self.case, self.norms, len(tokens)
+        heads, kv_heads, dim = (case[k] for k in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+        normed = self.scaled(states, norms["hidden_norm"])
+        pairs = torch.cat([self.scaled(self.embed[tokens], norms["input_layernorm"]), normed], -1)
+        q, k, v = (
+            (pairs @ self.projections[p].T).view(count, -1, dim).transpose(0, 1) for p in ("q", "k", "v")
+        )
+        k, v = (x.repeat_interleave(heads // kv_heads, 0) for x in (self.turned(k), v))
+        unseen = torch.full((count, count), -math.inf).triu(1)
+        weights = (self.turned(q) @ k.transpose(1, 2) / math.sqrt(dim) + unseen).softmax(-1)
+        mixed = (weights @ v).transpose(0, 1).reshape(count, -1)
+        x = (normed if case.get("norm_before_residual") else states) + mixed @ self.out.T
+        h = self.scaled(x, norms["post_attention_layernorm"])
+        x = x + (torch.nn.functional.silu(h @ self.gate.T) * (h @ self.up.T)) @ self.down.T
+        last = self.scaled(x, self.norm)
+        return last @ self.head.T, last if case.get("norm_output") else x
+
+    def chain(self, tokens: list[int], states: torch.Tensor) -> tuple[list[int], float]:
+        """Four drafts behind the last of the tokens, and how clear they are; `states` are those of all but the last."""
+        tokens, drafts, gap = tokens[1:], [], math.inf
+        for _ in range(CHAIN):
+            logits, made = self.run(tokens, states)
+            gap = min(gap, logit_gap(logits[-1]))
+            drafts.append(self.names[int(logits[-1].argmax())])
+            tokens, states = tokens + drafts[-1:], torch.cat([states, made[-1:]])
+        return drafts, gap
+
+
+def attempt_eagle(watched: Watched, case: dict, tokens: list[int], seed: int):
+    """As `attempt`, of a layer that drafts for `watched`."""
+    layer = Eagle3(watched, case, seed)
+    states = layer.states(tokens)
+    logits, _ = layer.run(tokens[1:], states[:-1])
+    gap, chains = logit_gap(logits), []
+    for at in CHAINS:
+        if gap < LOGIT_GAP:
+            return None
+        chain, clear = layer.chain(tokens[: at + 1], states[:at])
+        gap = min(gap, clear)
+        chains.append(chain)
+    if gap < LOGIT_GAP:
+        return None
+    tensors = {
+        "draft_tokens": np.array([layer.names[i] for i in logits.argmax(-1)], dtype=np.int32),
+        "draft_logits": logits[-DRAFTS:].numpy().astype(np.float32),
+        "chained_behind": np.array(CHAINS, dtype=np.int32),
+        "chains": np.array(chains, dtype=np.int32),
+    }
+    return tensors, [gap, math.inf]
+
+
+def write_eagle(name: str, of: str, case: dict) -> None:
+    with safetensors.safe_open(FOLDER / f"{of}.safetensors", "np") as model:
+        about = json.loads(model.metadata()["golden"])
+        tokens = [int(i) for i in model.get_tensor("tokens")]
+    watched, seed = Watched(CASES[of], about["seed"]), 0
+    while (found := attempt_eagle(watched, case, tokens, seed)) is None:
+        seed += 1
+    tensors, gaps = found
+    save(FOLDER / "drafts" / f"{name}.safetensors", tensors, gaps, case, seed, {"model": of})
+
+
 def first(out):
     return out[0] if isinstance(out, tuple) else out
 
@@ -623,12 +784,18 @@ def write(name: str, case: dict) -> None:
     while (found := attempt(case, seed)) is None:
         seed += 1
     tensors, gaps = found
+    more = {"bf16_gate": bf16_gate(case)}
+    if (gate := fp8_gate(case)) is not None:
+        more["fp8_gate"] = gate
+    save(FOLDER / f"{name}.safetensors", tensors, gaps, case, seed, more)
+
+
+def save(path: Path, tensors: dict, gaps: list, case: dict, seed: int, more: dict) -> None:
     text = json.dumps(case, sort_keys=True)
-    about = {
+    about = more | {
         "config": text,
         "config_sha256": hashlib.sha256(text.encode()).hexdigest(),
         "seed": seed,
-        "bf16_gate": bf16_gate(case),
         "logit_gap": gaps[0],
         "router_gap": None if math.isinf(gaps[1]) else gaps[1],
         "versions": {
@@ -638,15 +805,12 @@ def write(name: str, case: dict) -> None:
             "safetensors": safetensors.__version__,
         },
     }
-    if (gate := fp8_gate(case)) is not None:
-        about["fp8_gate"] = gate
-    path = FOLDER / f"{name}.safetensors"
     # One key: the order of several would change from run to run.
     save_file(tensors, path, metadata={"golden": json.dumps(about, sort_keys=True)})
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     size = path.stat().st_size
-    assert size <= FILE_LIMIT, f"{name}: {size} bytes"
-    print(f"{digest[:16]} {size:7} seed {seed:3} gaps {gaps[0]:.1e} {gaps[1]:.1e} {name}", flush=True)
+    assert size <= FILE_LIMIT, f"{path.stem}: {size} bytes"
+    print(f"{digest[:16]} {size:7} seed {seed:3} gaps {gaps[0]:.1e} {gaps[1]:.1e} {path.stem}", flush=True)
 
 
 def main() -> None:
@@ -656,8 +820,12 @@ def main() -> None:
     torch.use_deterministic_algorithms(True)
     transformers.logging.set_verbosity_error()
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for name in sys.argv[1:] or CASES:
-        write(name, CASES[name])
+    (FOLDER / "drafts").mkdir(exist_ok=True)
+    for name in sys.argv[1:] or [*CASES, *EAGLES]:
+        if name in EAGLES:
+            write_eagle(name, *EAGLES[name])
+        else:
+            write(name, CASES[name])
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@
 #![allow(clippy::disallowed_methods, reason = "a variable names the GPU to replay on")]
 
 mod drafts;
+mod eagle3;
 mod fixture;
 mod replay;
 mod replicas;

@@ -19,15 +19,17 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
-const BLOCK_TOKENS: usize = 16;
-const BLOCKS: usize = 256;
-const POSITIONS: usize = 512;
+/// Tokens of a block, and blocks of a pool.
+pub(crate) const BLOCK_TOKENS: usize = 16;
+pub(crate) const BLOCKS: usize = 256;
+/// Positions of the rotation tables.
+pub(crate) const POSITIONS: usize = 512;
 /// Longer than ranks that are through may wait for others.
 const PATIENCE: Duration = Duration::from_mins(1);
 
 /// One of the ranks that share a model, and what it has seen so far.
 pub(crate) struct Place {
-    ranks: Ranks,
+    pub(crate) ranks: Ranks,
     /// Its GPU, if ranks are GPUs.
     gpu: Option<Arc<HipDevice>>,
     tp: Group,
@@ -53,9 +55,9 @@ pub(crate) enum Sharing {
 
 /// A loaded model and its KV cache.
 pub(crate) struct Replay<'a> {
-    place: &'a Place,
-    ops: Ops,
-    model: Box<dyn Model>,
+    pub(crate) place: &'a Place,
+    pub(crate) ops: Ops,
+    pub(crate) model: Box<dyn Model>,
     kv: KvPool,
     blocks_used: usize,
 }
@@ -321,8 +323,18 @@ impl<'a> Replay<'a> {
     }
 
     /// What `run` makes of rows.
-    fn with(
+    pub(crate) fn with(
         &self,
+        rows: &[&Row],
+        run: impl FnOnce(&Forward<'_>, &Tensor) -> Tensor,
+    ) -> Vec<Vec<f32>> {
+        self.with_pool(&self.kv, rows, run)
+    }
+
+    /// The same over another pool of as many blocks.
+    pub(crate) fn with_pool(
+        &self,
+        kv: &KvPool,
         rows: &[&Row],
         run: impl FnOnce(&Forward<'_>, &Tensor) -> Tensor,
     ) -> Vec<Vec<f32>> {
@@ -330,9 +342,9 @@ impl<'a> Replay<'a> {
         let batch = BatchView::new(&self.ops, &inputs).unwrap();
         let Place { tp, dp, exchange, .. } = self.place;
         let dp_rows = batch.tokens().max(self.place.others.get());
-        let (ops, kv, exchange, batch) = (&self.ops, &self.kv, *exchange, &batch);
-        let (asked, load, probe) = (None, None, None);
-        let f = Forward { ops, tp, dp, dp_rows, exchange, kv, batch, asked, load, probe };
+        let (ops, exchange, batch) = (&self.ops, *exchange, &batch);
+        let (asked, taps, load, probe) = (None, None, None, None);
+        let f = Forward { ops, tp, dp, dp_rows, exchange, kv, batch, asked, taps, load, probe };
         let made = run(&f, &self.ops.ids(&ids).unwrap());
         let made = matrix(&self.ops, &made).unwrap();
         self.place.see(&made);
@@ -361,7 +373,8 @@ impl<'a> Replay<'a> {
         });
     }
 
-    fn tensor(&self, rows: &[Vec<f32>]) -> Tensor {
+    /// The same states, `[rows, H]`.
+    pub(crate) fn tensor(&self, rows: &[Vec<f32>]) -> Tensor {
         let shape = [rows.len(), rows[0].len()];
         self.ops.floats(&rows.concat(), self.ops.dtype(), &shape).unwrap()
     }
@@ -471,7 +484,8 @@ impl Probe for Recorder {
     }
 }
 
-fn matrix(ops: &Ops, x: &Tensor) -> Result<Vec<Vec<f32>>, OpError> {
+/// Rows of a tensor on the host.
+pub(crate) fn matrix(ops: &Ops, x: &Tensor) -> Result<Vec<Vec<f32>>, OpError> {
     Ok(ops.read_f32(x)?.chunks(x.cols()).map(<[f32]>::to_vec).collect())
 }
 

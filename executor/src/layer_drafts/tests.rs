@@ -1,9 +1,11 @@
 //! What the draft layer keeps, bit by bit, and that its guesses are those of its formula.
 
+use crate::draft_passes::Draft;
 use crate::executor::Executor;
 use crate::{Dtype, ExecutorConfig, KvDtype, KvSize};
-use models::{Config, Exchange, Forward};
-use ops::{BatchInputs, BatchView, DType, KvPool, LatentLayout, PoolLayout};
+use models::sharding::Ranks;
+use models::{Config, Forward, Taps, kv_layout};
+use ops::{BatchInputs, BatchView, DType, KvPool, Ops};
 use protocol::{
     Acceptance, Batch, BlockId, Bucket, Capture, Device, Drafter, Epoch, Input, Parallel, Rank,
     RequestId, Row, Sampling, Seat, SeatInit, Settings, Speculation, StepId, TableUpdate, ThinVec,
@@ -16,7 +18,24 @@ const BLOCKS: u32 = 64;
 /// The draft layer's, of a model of three.
 const LAYER: usize = 3;
 
-fn config(dtype: Dtype) -> ExecutorConfig {
+/// Who drafts: a model's own layer that keeps latents, or one that begins with states of a model and keeps keys and values.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    Layer,
+    Eagle3,
+}
+
+const KINDS: [Kind; 2] = [Kind::Layer, Kind::Eagle3];
+
+/// 48 of the model's ids.
+const EAGLE: &str = r#"{
+    "architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 64, "draft_vocab_size": 48,
+    "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 16, "intermediate_size": 96, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+    "max_position_embeddings": 512
+}"#;
+
+fn config(kind: Kind) -> ExecutorConfig {
     let text = r#"{
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 64,
         "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -30,14 +49,14 @@ fn config(dtype: Dtype) -> ExecutorConfig {
     let model = Config::from_json(Path::new("config.json"), text).unwrap();
     let settings = Settings {
         dir: PathBuf::new(),
-        draft_dir: None,
+        draft_dir: (kind == Kind::Eagle3).then(PathBuf::new),
         overrides: None,
         synth_seed: Some(7),
         device: Device::Cpu,
         gpus: Vec::new(),
         libraries: None,
         kernel_cache: None,
-        dtype,
+        dtype: Dtype::Float32,
         kv_dtype: KvDtype::Auto,
         threads: Some(1),
         block_tokens: BLOCK as u32,
@@ -50,7 +69,10 @@ fn config(dtype: Dtype) -> ExecutorConfig {
         capture: Capture::default(),
         speculation: Some(Speculation {
             drafts: 4,
-            drafter: Drafter::Layer,
+            drafter: match kind {
+                Kind::Layer => Drafter::Layer,
+                Kind::Eagle3 => Drafter::Eagle3,
+            },
             acceptance: Acceptance::Exact,
         }),
         logprobs_max: 0,
@@ -63,11 +85,13 @@ fn config(dtype: Dtype) -> ExecutorConfig {
         one_shot_sums: true,
         meeting: None,
     };
-    ExecutorConfig { model, draft: None, manifest: 0, settings }
+    let eagle = || Config::from_json(Path::new("config.json"), EAGLE).unwrap();
+    let draft = (kind == Kind::Eagle3).then(eagle);
+    ExecutorConfig { model, draft, manifest: 0, settings }
 }
 
-fn executor(dtype: Dtype) -> Executor {
-    let mut executor = Executor::load(config(dtype), &mut |_| {}).unwrap();
+fn executor(kind: Kind) -> Executor {
+    let mut executor = Executor::load(config(kind), &mut |_| {}).unwrap();
     executor.size_kv(BLOCKS, &mut |_| {}).unwrap();
     executor
 }
@@ -128,7 +152,14 @@ fn step(executor: &mut Executor, id: &mut u64, rows: Vec<Row>) -> Vec<u8> {
 /// What the layer has kept of a request, but of its first token, and the states at the ends of its blocks.
 fn kept(executor: &Executor, told: &Told, positions: usize) -> Vec<Vec<f32>> {
     let (kv, made, engine) = executor.drafting();
-    let row = |p| kv.read_latent(&engine.ops, LAYER, told.slot(p)).unwrap();
+    let row = |p| {
+        if engine.draft.is_none() {
+            return kv.read_latent(&engine.ops, LAYER, told.slot(p)).unwrap();
+        }
+        let head = |head| kv.read_slot(&engine.ops, 0, told.slot(p), head).unwrap();
+        let [a, b] = [0, 1].map(head);
+        [a.0, a.1, b.0, b.1].concat()
+    };
     let edges = made.read_edges(&engine.ops).unwrap();
     let width = edges.len() / BLOCKS as usize;
     let edge = |b: usize| edges[told.table[b].0 as usize * width..][..width].to_vec();
@@ -137,8 +168,12 @@ fn kept(executor: &Executor, told: &Told, positions: usize) -> Vec<Vec<f32>> {
 
 #[test]
 fn what_is_kept_is_the_same_bits_however_tokens_come() {
+    KINDS.into_iter().for_each(what_is_kept_is_the_same_bits_however_tokens_come_by);
+}
+
+fn what_is_kept_is_the_same_bits_however_tokens_come_by(kind: Kind) {
     let tokens = tokens();
-    let mut executor = executor(Dtype::Float32);
+    let mut executor = executor(kind);
     let mut id = 0;
     let mut whole = Told::new(0, 0);
     step(&mut executor, &mut id, vec![whole.row(&tokens, 0, 100, 0)]);
@@ -190,7 +225,11 @@ fn made(executor: &Executor, row: usize) -> Vec<Token> {
 
 #[test]
 fn what_is_kept_behind_accepted_drafts_is_the_same_bits() {
-    let mut executor = executor(Dtype::Float32);
+    KINDS.into_iter().for_each(what_is_kept_behind_accepted_drafts_is_the_same_bits_by);
+}
+
+fn what_is_kept_behind_accepted_drafts_is_the_same_bits_by(kind: Kind) {
+    let mut executor = executor(kind);
     let (mut id, mut tokens) = (0, tokens());
     tokens.truncate(40);
     let mut told = Told::new(0, 0);
@@ -209,52 +248,60 @@ fn what_is_kept_behind_accepted_drafts_is_the_same_bits() {
     assert!(kept(&executor, &told, tokens.len()) == kept(&executor, &whole, tokens.len()));
 }
 
-/// Drafts behind token `at` by the formula, over a pool of its own: the whole sequence, then each guess behind it.
-fn by_the_formula(executor: &Executor, tokens: &[Token], at: usize, count: usize) -> Vec<Token> {
+/// The blocks of a pool of its own, in order, as a sequence of tokens from `start` on sees them.
+fn view(ops: &Ops, start: usize, len: usize) -> BatchView {
+    let inputs = BatchInputs {
+        positions: (start..start + len).map(|p| p as i32).collect(),
+        slots: (start..start + len).map(|p| p as i64).collect(),
+        cu_q: vec![0, len as i32],
+        context_lens: vec![(start + len) as i32],
+        block_tables: (0..8).collect(),
+    };
+    BatchView::new(ops, &inputs).unwrap()
+}
+
+/// Drafts behind token `at` by the formula, over pools of its own: the whole sequence, then each guess behind it.
+fn by_the_formula(executor: &Executor, kind: Kind, tokens: &[Token], at: usize) -> Vec<Token> {
     let (_, _, engine) = executor.drafting();
     let ops = &engine.ops;
-    let layout = PoolLayout::Latent(LatentLayout {
-        layers: LAYER + 1,
-        blocks: 8,
-        block_tokens: BLOCK,
-        latent: 32,
-        rotary: 8,
-        dtype: DType::F32,
-    });
-    let kv = KvPool::new(ops, layout).unwrap();
-    let view = |start: usize, len: usize| {
-        let inputs = BatchInputs {
-            positions: (start..start + len).map(|p| p as i32).collect(),
-            slots: (start..start + len).map(|p| p as i64).collect(),
-            cu_q: vec![0, len as i32],
-            context_lens: vec![(start + len) as i32],
-            block_tables: (0..8).collect(),
-        };
-        BatchView::new(ops, &inputs).unwrap()
+    let pool = |model: &Config| {
+        let (size, order) = ((8, BLOCK), ops.device().kv_order());
+        let layout = kv_layout(model, DType::F32, size, order, &Ranks::ALONE).unwrap();
+        KvPool::new(ops, layout).unwrap()
     };
+    let config = config(kind);
+    let kv = pool(&Config { drafting: kind == Kind::Layer, ..config.model });
+    let draft_kv = config.draft.as_ref().map(pool);
+    let draft_kv = draft_kv.as_ref().unwrap_or(&kv);
     let ids =
         |ids: &[Token]| ops.ids(&ids.iter().map(|&id| id as i32).collect::<Vec<_>>()).unwrap();
-    let forward = |batch: &BatchView, run: &dyn Fn(&Forward<'_>) -> ops::Tensor| {
-        let (tp, dp) = (&engine.tp, &engine.dp);
-        let (dp_rows, exchange, asked, load, probe) = (0, Exchange::Gather, None, None, None);
-        let f = Forward { ops, tp, dp, dp_rows, exchange, kv: &kv, batch, asked, load, probe };
-        let made = run(&f);
-        let logits = engine.model.logits(&f, &made).unwrap();
-        (ops.read_f32(&made).unwrap(), ops.read_f32(&logits).unwrap())
-    };
-    let batch = view(0, at);
-    let (states, _) = forward(&batch, &|f| engine.model.forward(f, &ids(&tokens[..at])).unwrap());
+    let batch = view(ops, 0, at);
+    let taps = engine.draft.as_ref().and_then(Draft::taps);
+    let f = Forward { taps: taps.as_ref(), ..engine.pass(&kv, &batch) };
+    let states = engine.model.forward(&f, &ids(&tokens[..at])).unwrap();
+    let states = ops.read_f32(&taps.and_then(Taps::states).unwrap_or(states)).unwrap();
     let width = states.len() / at;
     let (mut start, mut before, mut behind) = (1, states, tokens[1..=at].to_vec());
     let mut drafts = Vec::new();
-    for _ in 0..count {
-        let batch = view(start, behind.len());
-        let (states, logits) = forward(&batch, &|f| {
-            let before = ops.floats(&before, ops.dtype(), &[behind.len(), width]).unwrap();
-            engine.model.draft(f, &ids(&behind), &before).unwrap()
-        });
+    for _ in 0..4 {
+        let batch = view(ops, start, behind.len());
+        let f = engine.pass(draft_kv, &batch);
+        let states = ops.floats(&before, ops.dtype(), &[behind.len(), width]).unwrap();
+        let (model, ids) = (engine.model.as_ref(), ids(&behind));
+        let (states, logits) = if let Some(Draft::Eagle3(eagle)) = &engine.draft {
+            let made = eagle.draft(&f, (model, &ids), states).unwrap();
+            let logits = eagle.logits(&f, &made.hidden).unwrap();
+            (made.carried.unwrap(), logits)
+        } else {
+            let made = model.draft(&f, &ids, &states).unwrap();
+            let logits = model.logits(&f, &made).unwrap();
+            (made, logits)
+        };
         start += behind.len();
-        drafts.push(likeliest(&logits[logits.len() - engine.part.vocab..]));
+        let all = ops.read_f32(&logits).unwrap();
+        let best = likeliest(&all[all.len() - logits.cols()..]);
+        drafts.push(if kind == Kind::Eagle3 { best * 64 / 48 } else { best });
+        let states = ops.read_f32(&states).unwrap();
         before = states[states.len() - width..].to_vec();
         behind = vec![drafts[drafts.len() - 1]];
     }
@@ -269,15 +316,19 @@ fn likeliest(logits: &[f32]) -> Token {
 
 #[test]
 fn guesses_are_those_of_the_formula() {
+    KINDS.into_iter().for_each(guesses_are_those_of_the_formula_by);
+}
+
+fn guesses_are_those_of_the_formula_by(kind: Kind) {
     let tokens = tokens();
-    let mut executor = executor(Dtype::Float32);
+    let mut executor = executor(kind);
     let mut id = 0;
     for at in [1, 2, 15, 16, 17, 47, 70] {
         let mut told = Told::new(0, 0);
         step(&mut executor, &mut id, vec![told.row(&tokens, 0, at, 0)]);
         let row = told.row(&tokens, at, 1, 4);
         assert_eq!(step(&mut executor, &mut id, vec![row]), [4]);
-        let expected = by_the_formula(&executor, &tokens, at, 4);
+        let expected = by_the_formula(&executor, kind, &tokens, at);
         assert_eq!(made(&executor, 0), expected, "behind token {at}");
     }
 }
@@ -285,7 +336,7 @@ fn guesses_are_those_of_the_formula() {
 /// A row cannot begin where nobody knows what comes before it.
 #[test]
 fn a_row_that_begins_inside_a_block_is_refused() {
-    let mut executor = executor(Dtype::Float32);
+    let mut executor = executor(Kind::Layer);
     let row = Told::new(0, 0).row(&tokens(), 17, 5, 0);
     let (step, bucket) = (StepId(1), Bucket::Eager { tokens: 5 });
     let batch =

@@ -1,9 +1,12 @@
 //! Drafts on GPUs: the tokens of the CPU, which are those of a run without drafts, launched and replayed.
 
-use crate::player::{Job, Pact, Player, all_placed, model_drafting, shared, speculating};
+use crate::player::{
+    Job, Pact, Player, all_placed, eagle, eagle_drafting, model_drafting, shared, speculating,
+};
 use crate::ranks::on_gpus;
 use crate::{Output, assert_close, latents, on_emulator, rules, small};
 use executor::{Dtype, ExecutorConfig};
+use models::config::Config;
 use protocol::{Acceptance, Capture, Drafter, Parallel, Speculation, Token};
 use std::sync::Arc;
 use std::thread;
@@ -69,6 +72,7 @@ fn said(job: &Job) -> Output {
 fn undrafted(config: &ExecutorConfig) -> Vec<Output> {
     let mut config = small(config.clone());
     config.settings.speculation = None;
+    config.draft = None;
     play(&mut Player::with(config), [0; 3]).0
 }
 
@@ -120,7 +124,8 @@ fn steps_sent_ahead_say_what_the_cpu_says() {
     let alike = dense.model.clone();
     let worlds = [
         (64, Capture::Rows(vec![4]), layer_drafting(Dtype::Float32, 2)),
-        (32, Capture::Nothing, model_drafting(dense, alike, 2)),
+        (32, Capture::Nothing, model_drafting(dense.clone(), alike, 2)),
+        (64, Capture::Rows(vec![4]), eagle_drafting(dense, eagle(), 2)),
     ];
     for (wave, capture, world) in worlds {
         let total = 19 + SAID; // The longest prompt's.
@@ -157,6 +162,24 @@ fn another_model_drafts_launched_and_replayed() {
     let dense = crate::player::config(Dtype::Float32, 2);
     let alike = dense.model.clone();
     check("another model", 64, &model_drafting(dense, alike, 2), [2, 1, 2]);
+}
+
+/// A layer that begins with states of the model, over the kernels of any shape, and in 16 bits over those of matrix units.
+#[test]
+fn a_layer_of_its_own_guesses_launched_and_replayed() {
+    let dense = crate::player::config(Dtype::Float32, 2);
+    check("eagle3", 64, &eagle_drafting(dense, eagle(), 2), [2, 1, 2]);
+    let player = |capture| {
+        let wide = Config { head_dim: 64, ..eagle() };
+        let half = crate::player::config(Dtype::Bfloat16, 2);
+        let mut config = on_emulator(32, eagle_drafting(half, wide, 1), false);
+        config.settings.capture = capture;
+        Player::with(config)
+    };
+    let (launched, counted) = play(&mut player(Capture::Nothing), [1; 3]);
+    let (replayed, found) = play(&mut player(Capture::Rows(vec![4])), [1; 3]);
+    assert!(replayed == launched && found == counted, "{found:?}, {counted:?}");
+    assert!(counted[0] > 10, "{counted:?}");
 }
 
 /// In 16 bits attention goes another way, whose draft layer leaves a position out as well.
@@ -250,13 +273,17 @@ fn replicas_that_share_experts_draft_together() {
 /// choose the same drafts of the whole.
 #[test]
 fn ranks_make_and_verify_the_same_drafts() {
-    let alone = layer_drafting(Dtype::Float32, 2);
-    let expected = undrafted(&alone);
-    let counted = play(&mut Player::with(small(alone.clone())), [2; 3]).1;
-    let mut world = on_gpus("drafts", 64, all_placed(shared(alone, 2, true)), false);
-    world.settings.placement.as_mut().unwrap().layers.remove(1); // A layer less.
-    world.settings.capture = Capture::Rows(vec![4]);
-    let (replayed, found) = play(&mut Player::with(world), [2; 3]);
-    assert_close(&replayed, &expected, "two ranks");
-    assert_eq!(found, counted);
+    let by_states = eagle_drafting(crate::player::config(Dtype::Float32, 2), eagle(), 2);
+    let layer = layer_drafting(Dtype::Float32, 2);
+    let mut placed = all_placed(shared(layer.clone(), 2, true));
+    placed.settings.placement.as_mut().unwrap().layers.remove(1); // A layer less.
+    for (alone, world) in [(layer, placed), (by_states.clone(), shared(by_states, 2, false))] {
+        let expected = undrafted(&alone);
+        let counted = play(&mut Player::with(small(alone.clone())), [2; 3]).1;
+        let mut world = on_gpus("drafts", 64, world, false);
+        world.settings.capture = Capture::Rows(vec![4]);
+        let (replayed, found) = play(&mut Player::with(world), [2; 3]);
+        assert_close(&replayed, &expected, "two ranks");
+        assert_eq!(found, counted);
+    }
 }

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod drafts;
+mod eagle_drafts;
 mod layer_drafts;
 mod model_drafts;
 mod player;

@@ -91,6 +91,27 @@ pub(crate) fn model_drafting(
     config
 }
 
+/// A layer that drafts 96 of the ids of these models.
+pub(crate) fn eagle() -> Config {
+    let text = r#"{
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "vocab_size": 384,
+        "draft_vocab_size": 96, "target_hidden_size": 64, "hidden_size": 64,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "intermediate_size": 96, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0, "max_position_embeddings": 512, "tie_word_embeddings": false,
+        "eagle_config": {"use_aux_hidden_state": true}, "torch_dtype": "bfloat16"
+    }"#;
+    Config::from_json(Path::new("config.json"), text).unwrap()
+}
+
+/// The same model, for which such a layer guesses so many tokens.
+pub(crate) fn eagle_drafting(config: ExecutorConfig, eagle: Config, drafts: u8) -> ExecutorConfig {
+    let mut config = model_drafting(config, eagle, drafts);
+    let (drafter, acceptance) = (Drafter::Eagle3, Acceptance::Exact);
+    config.settings.speculation = Some(Speculation { drafts, drafter, acceptance });
+    config
+}
+
 /// The same model, shared by the ranks of a replica.
 pub(crate) fn shared(mut config: ExecutorConfig, tp_size: u16, experts: bool) -> ExecutorConfig {
     config.settings.parallel = Parallel { tp_size, dp_size: 1, experts };

@@ -22,6 +22,7 @@
 //   -DSTAGES=n tiles in a wave's ring; waves of 64 lanes have none
 //   -DFEW=1 finer splits, for few requests
 //   -DTOGETHER=n tokens, at most 16 / HEAD_GROUP; `fresh`: tokens of a request in a step, at most
+//   -DUNSEEN=n keys before position n are not seen, n at most 16: those of a draft layer that has nothing of the first token
 //   -DFROM_QKV=1 queries come as the projections leave them, and so do keys and values of the rows' own tokens, which
 //   are stored as well (projected.h); narrow waves, groups of at most 8, half_t
 // Grid: any number of blocks, best as many as run at once. Block: WAVES waves.
@@ -35,6 +36,9 @@
 #endif
 #ifndef FEW
 #  define FEW 0
+#endif
+#ifndef UNSEEN
+#  define UNSEEN 0
 #endif
 #ifndef FROM_QKV
 #  define FROM_QKV 0

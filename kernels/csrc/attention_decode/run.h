@@ -146,6 +146,21 @@ DEV void weigh_tile(Running& r, Scores& s, const Place& p, u32 at, u32 end, floa
     weigh(r, s, seen, factor);
 }
 
+#if UNSEEN
+// Leaves the first keys of a context out, which lie in its first tile. Others there are seen.
+template <u32 QUERIES_OF_LANE, u32 KEYS_OF_LANE> DEV void leave_out(float (&scores)[QUERIES_OF_LANE][KEYS_OF_LANE]) {
+    UNROLL for (u32 j = 0; j < KEYS_OF_LANE; ++j) {
+#  if KEYS_FIRST
+        const u32 key = key_row(j);
+#  else
+        const u32 key = key_of(j);
+#  endif
+        if (key >= UNSEEN) continue;
+        UNROLL for (u32 i = 0; i < QUERIES_OF_LANE; ++i) scores[i][j] = NO_SCORE;
+    }
+}
+#endif
+
 // Once the kernel in front has ended. `records`: SETS * SET floats of shared memory.
 DEV void finish_run(Run run, const Source& source, const Rows& rows, const KV* pool, float* records, const Outputs& to,
                     float factor) {
@@ -168,6 +183,9 @@ DEV void finish_run(Run run, const Source& source, const Rows& rows, const KV* p
             take(run.ring, end - at, k, v);
             fetch_next(run.ring, run.ahead, rows, pool);
             Scores s = score(mine, k);
+#if UNSEEN
+            if (at == 0) leave_out(s.v);
+#endif
             weigh_tile(r, s, p, at, end, factor);
             add_values(r, s, v);
         }

@@ -3,7 +3,7 @@
 // channel each for the values. Right, not fast. CPU twin: `paged_attention`.
 //
 // Positions are visited WAVE at a time from 0: a result depends on the keys seen and on nothing else. Rows of context 0
-// write zeros. Arguments as in attention_prefill, and `rows` of the step.
+// write zeros. Arguments as in attention_prefill, `rows` of the step, and `unseen`: positions before it are not seen.
 //
 //   -DACT_F32=0|1 (queries and outputs)  -DHEAD_DIM=n  -DBLOCK_TOKENS=n  -DKV_FP8=1 (the pool; else as they are)
 // Grid: (query heads, T). Block: WAVE.
@@ -21,7 +21,7 @@ enum : u32 { D = HEAD_DIM, CHANNELS = (D + WAVE - 1) / WAVE };
 
 KERNEL(WAVE) attention_plain(ACT* o, const ACT* q, const KV* pool, const i32* cu_q, const i32* context_lens,
                              const i32* tables, const i32* table_rows, u32 rows, u32 group, u32 kv_heads,
-                             u32 table_width, u32 q_stride, u32 o_stride, float factor) {
+                             u32 table_width, u32 unseen, u32 q_stride, u32 o_stride, float factor) {
     SHARED(float, query, D);
     grid_wait();
     const u32 head = bid_x(), token = bid_y(), kv_head = head / group, row = row_of(cu_q, rows, token);
@@ -34,14 +34,14 @@ KERNEL(WAVE) attention_plain(ACT* o, const ACT* q, const KV* pool, const i32* cu
     for (u32 c = 0; c < CHANNELS; ++c) out[c] = 0.f;
     for (u32 at = 0; at < seen; at += WAVE) {
         const u32 position = at + lane(), keys = seen - at < WAVE ? seen - at : WAVE;
-        const bool present = position < seen;
+        const bool present = position < seen, asked = present && position >= unseen;
         const u64 block = present ? (u64)(u32)table[position / BLOCK_TOKENS] * kv_heads + kv_head : 0;
         const u64 key = block * 2 * BLOCK_TOKENS * D + position % BLOCK_TOKENS * D;
         float s = 0.f;
         for (u32 d = 0; d < D; ++d) s = fma_(query[d], present ? f32(pool[key + d]) : 0.f, s);
-        if (!present) s = -1e30f;
+        if (!asked) s = -1e30f;
         const float grown = fmax_(max, wave_max(s)), shrink = exp2_(max - grown);
-        const float p = present ? f32(to<ACT>(exp2_(s - grown))) : 0.f;
+        const float p = asked ? f32(to<ACT>(exp2_(s - grown))) : 0.f;
         max = grown;
         sum = fma_(sum, shrink, wave_sum(p));
         for (u32 c = 0; c < CHANNELS; ++c) out[c] *= shrink;

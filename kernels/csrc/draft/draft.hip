@@ -14,6 +14,7 @@
 // draft_tell    the same of a rank's `ids` ids from `begin` on, to those that have the others: words [n, 2], the order of the logit and of the id.
 //               As draft_argmax.
 // draft_pick    y[i] = the first id of what all told, words [ranks, n, 2]. Grid: blocks of 256 over rows.
+// draft_name    y[i] = names[y[i]], of y i32 [count]. Grid: blocks of 256 over rows.
 // draft_place   drafts become ids of the step, and of the seats' histories. Grid: blocks of 256 over rows.
 //
 // drafts i32 [passes, draft_stride]; held [S, depth, H], the first of which is that of position firsts i32 [S]; edges [blocks, H]; states are copied as 16-bit words. What a stage names was
@@ -189,6 +190,14 @@ KERNEL(256) draft_pick(i32* y, const u32* told, u32 count, u32 ranks) {
     y[r] = (i32)id_of(best);
 }
 EXPORT(draft_pick)
+
+KERNEL(256) draft_name(i32* y, const i32* names, u32 count) {
+    grid_wait();
+    grid_release();
+    const u32 r = bid_x() * bdim() + tid();
+    if (r < count) y[r] = names[y[r]];
+}
+EXPORT(draft_name)
 
 KERNEL(256)
 draft_place(i32* ids, i32* history, const i32* step_positions, const i32* drafts, const u8* stage, u32 count, u32 draft_stride,

@@ -430,6 +430,16 @@ impl Kernels for CpuDevice {
         Self::choose_drafts_of_parts(drafts, place, logits, gather)
     }
 
+    fn draft_name(
+        &self,
+        _: &Stream,
+        drafts: MatMut<'_>,
+        place: (usize, usize),
+        names: Mat<'_>,
+    ) -> Result<(), DeviceError> {
+        Self::name_drafts(drafts, place, names)
+    }
+
     fn draft_place(
         &self,
         _: &Stream,

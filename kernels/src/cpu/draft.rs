@@ -122,6 +122,20 @@ impl CpuDevice {
         Ok(())
     }
 
+    pub(super) fn name_drafts(
+        mut drafts: MatMut<'_>,
+        (pass, rows): (usize, usize),
+        names: Mat<'_>,
+    ) -> Result<(), DeviceError> {
+        for x in [drafts.dtype(), names.dtype()] {
+            check_dtype(KERNEL, "names", x, DType::I32)?;
+        }
+        for draft in &mut drafts.row_mut::<i32>(pass)[..rows] {
+            *draft = names.row::<i32>(0)[index("draft", *draft, names.cols())?];
+        }
+        Ok(())
+    }
+
     pub(super) fn place_drafts(
         (stage, positions, rows): (Mat<'_>, Mat<'_>, usize),
         (mut ids, mut history): (MatMut<'_>, MatMut<'_>),

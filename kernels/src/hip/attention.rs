@@ -127,10 +127,12 @@ impl HipDevice {
         // SAFETY: `check` compared the pool with its layout, and the layer is inside.
         let pool = unsafe { kv.as_ptr().add(offset) };
         let shape = Shape { args, layout, pool, group: args.heads / layout.kv_heads };
-        if !shape.on_matrix_units(self.half(), &o) {
+        let decode_rows = args.rows.bounds.decode_rows.min(args.rows.len());
+        // Tiles of many queries leave no key out.
+        let leaves_out = args.first > 0 && decode_rows < args.rows.len();
+        if leaves_out || !shape.on_matrix_units(self.half(), &o) {
             return self.attend_plain(s, &mut o, &shape);
         }
-        let decode_rows = args.rows.bounds.decode_rows.min(args.rows.len());
         self.attend_decodes(s, &mut o, &shape, decode_rows)?;
         self.attend_prefills(s, &mut o, &shape, decode_rows)
     }
@@ -164,8 +166,11 @@ impl HipDevice {
         let [dim, block, group, fp8] = shape.defines();
         let few = ("FEW", u32::from(few));
         let (stages, together) = (("STAGES", fit.stages as u32), ("TOGETHER", together as u32));
-        let defines = [dim, block, group, fp8, few, stages, together];
-        let kernel = self.kernel(&DECODE, "attention_decode", &defines)?;
+        let unseen = ("UNSEEN", shape.args.first as u32);
+        let defines = [dim, block, group, fp8, few, stages, together, unseen];
+        // What nobody leaves out has no define: the other kernels are as they were.
+        let defines = &defines[..defines.len() - usize::from(shape.args.first == 0)];
+        let kernel = self.kernel(&DECODE, "attention_decode", defines)?;
         // As many blocks as run at once: each takes an equal share of all splits.
         let blocks = (fit.blocks * self.multiprocessors() as usize).min(rows * kv_heads * splits);
         let threads = DECODE_WAVES as u32 * self.wave();
@@ -294,6 +299,7 @@ impl HipDevice {
         let launch = shape.rows(launch.arg(shape.args.q).arg_ptr(shape.pool));
         let launch = launch.u32(shape.args.rows.len() as u32).u32(shape.group as u32);
         let launch = launch.u32(layout.kv_heads as u32).u32(shape.table_width());
+        let launch = launch.u32(shape.args.first as u32);
         // SAFETY: as above.
         unsafe { shape.strides(launch, o_stride).overlaps_predecessor().go(self, s) }
     }
@@ -350,6 +356,7 @@ fn check(
     check_size(KERNEL, "columns of o", o.cols(), args.q.cols())?;
     check_size(KERNEL, "pool bytes", kv.bytes().min(layout.bytes()), layout.bytes())?;
     check_most(KERNEL, "head size", layout.head_dim, PLAIN_HEAD)?;
+    check_most(KERNEL, "first position", args.first, TILE)?;
     layout.check_activations(KERNEL, "q", args.q.dtype())?;
     check_dtype(KERNEL, "o", o.dtype(), args.q.dtype())?;
     let rows = &args.rows;

@@ -186,6 +186,30 @@ impl HipDevice {
         unsafe { launch.go(self, s) }
     }
 
+    pub(super) fn name_drafts(
+        &self,
+        s: &Stream,
+        mut drafts: MatMut<'_>,
+        (pass, rows): (usize, usize),
+        names: Mat<'_>,
+    ) -> Result<(), DeviceError> {
+        for x in [drafts.dtype(), names.dtype()] {
+            check_dtype(KERNEL, "names", x, DType::I32)?;
+        }
+        check_least(KERNEL, "passes", drafts.rows(), pass + 1)?;
+        check_least(KERNEL, "rows", drafts.cols(), rows)?;
+        // SAFETY: inside the matrix, whose sizes were just checked.
+        let first = unsafe { drafts.as_mut_ptr().add(pass * drafts.stride() * size_of::<i32>()) };
+        let grid = (rows.div_ceil(THREADS as usize) as u32, 1, 1);
+        let launch = Launch::new(self.draft_kernel("draft_name")?, grid, THREADS, 0)
+            .overlaps_predecessor()
+            .arg_ptr(first)
+            .arg(names)
+            .u32(rows as u32);
+        // SAFETY: drafts are ids of logits, of which there are as many as names.
+        unsafe { launch.go(self, s) }
+    }
+
     pub(super) fn place_drafts(
         &self,
         s: &Stream,

@@ -360,6 +360,16 @@ impl Kernels for HipDevice {
         self.choose_drafts_of_parts(s, drafts, place, logits, gather)
     }
 
+    fn draft_name(
+        &self,
+        s: &Stream,
+        drafts: MatMut<'_>,
+        place: (usize, usize),
+        names: Mat<'_>,
+    ) -> Result<(), DeviceError> {
+        self.name_drafts(s, drafts, place, names)
+    }
+
     fn draft_place(
         &self,
         s: &Stream,

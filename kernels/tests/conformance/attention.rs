@@ -16,6 +16,8 @@ const POSITIONS: usize = 512;
 /// A small attention: shapes, weights, and requests with keys for every position.
 struct Case {
     heads: usize,
+    /// First position that is seen.
+    first: usize,
     layout: KvLayout,
     rotary: usize,
     /// Per request: projections of every token `[len][(N + 2 K) D]` and its block table.
@@ -60,7 +62,7 @@ impl Case {
             (weight(), weight())
         });
         let rotary = if seed.is_multiple_of(3) { head_dim / 2 } else { head_dim };
-        Self { heads, layout, rotary, requests, norms, rope: rope(rotary) }
+        Self { heads, first: 0, layout, rotary, requests, norms, rope: rope(rotary) }
     }
 
     fn width(&self) -> usize {
@@ -116,7 +118,7 @@ impl Case {
         for head in 0..self.heads {
             let value_head = self.heads + self.layout.kv_heads + head / group;
             let q = self.turned::<T>(request, position, head);
-            let scores: Vec<f64> = keys[head / group][..=position]
+            let scores: Vec<f64> = keys[head / group][self.first..=position]
                 .iter()
                 .map(|k| q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() * f64::from(self.scale()))
                 .collect();
@@ -124,7 +126,7 @@ impl Case {
             let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
             let sum: f64 = weights.iter().sum();
             let mut o = vec![0.0; dim];
-            for (p, w) in weights.iter().enumerate() {
+            for (p, w) in (self.first..).zip(&weights) {
                 let at = p * self.width() + value_head * dim;
                 for (o, v) in o.iter_mut().zip(&self.requests[request].0[at..]) {
                     *o += w / sum * f64::from(*v);
@@ -199,6 +201,7 @@ impl Case {
             heads: self.heads,
             layer: 1,
             scale: self.scale(),
+            first: self.first,
         };
         let mut o = vec![T::of(0.0); tokens * self.heads * dim];
         let out = MatMut::of(&mut o, tokens, self.heads * dim).unwrap();
@@ -224,7 +227,10 @@ fn rope(rotary: usize) -> (Vec<f32>, Vec<f32>) {
 }
 
 fn check<T: Real>(case: &Case, what: &str) {
-    let chunks = case.whole();
+    let mut chunks = case.whole();
+    for (_, from, _) in &mut chunks {
+        *from = case.first; // Nobody asks before.
+    }
     let expected: Vec<f64> = chunks
         .iter()
         .flat_map(|&(i, from, to)| {
@@ -236,6 +242,16 @@ fn check<T: Real>(case: &Case, what: &str) {
         let got = case.step::<T>(&device, &mut case.pool(&device), &chunks);
         let worst = error(&got, &expected);
         assert!(worst < tolerance::<T>(), "{what} {:?} {:?}: {worst:e}", T::DTYPE, device.isa());
+    }
+}
+
+/// A draft layer has nothing of a request's first token.
+#[test]
+fn the_first_position_is_left_out() {
+    for heads in [(4, 2, 64), (2, 1, 80)] {
+        let lens = &[2usize, 17, 70, 130][..];
+        check::<f32>(&Case { first: 1, ..Case::new::<f32>(5, heads, 16, lens) }, "from 1");
+        check::<bf16>(&Case { first: 1, ..Case::new::<bf16>(5, heads, 16, lens) }, "from 1");
     }
 }
 
@@ -490,6 +506,7 @@ fn lying_tables_are_refused() {
             heads: 1,
             layer: 0,
             scale: 1.0,
+            first: 0,
         };
         let out = MatMut::of(&mut o, 3, 16).unwrap();
         device.paged_attention(&S, out, (&pool, &layout), &args)

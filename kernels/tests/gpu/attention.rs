@@ -14,6 +14,8 @@ type Heads = (usize, usize, usize, usize);
 /// Rows, and a pool that holds their keys and values on both devices.
 struct Case {
     heads: usize,
+    /// First position that is seen.
+    first: usize,
     layouts: [KvLayout; 2],
     pools: [Buffer; 2],
     /// Tokens and context of each row.
@@ -75,7 +77,8 @@ impl Case {
             [pair.gpu.alloc(gpu.bytes()).unwrap(), pair.cpu.alloc(layouts[1].bytes()).unwrap()];
         pair.gpu.upload(&mut pools[0], 0, &bytes(&values[0], dtype)).unwrap();
         pair.cpu.upload(&mut pools[1], 0, &bytes(&values[1], on_cpu(dtype))).unwrap();
-        Self { heads, layouts, pools, rows: rows.to_vec(), tables, seats, width, successive: 1 }
+        let (rows, first, successive) = (rows.to_vec(), 0, 1);
+        Self { heads, first, layouts, pools, rows, tables, seats, width, successive }
     }
 
     /// Rows of one token each in place of each request's, which was one of `tokens` tokens.
@@ -126,7 +129,8 @@ impl Case {
                 bounds,
             };
             let scale = (self.layouts[0].head_dim as f32).powf(-0.5);
-            let args = Attention { q: view(q), rows: step, heads: self.heads, layer: 1, scale };
+            let (heads, first) = (self.heads, self.first);
+            let args = Attention { q: view(q), rows: step, heads, layer: 1, scale, first };
             let out = if at == 0 { o.gpu_mut() } else { o.cpu_mut() };
             let pool = (&self.pools[at], &self.layouts[at]);
             devices[at].paged_attention(&S, out, pool, &args).unwrap();
@@ -144,8 +148,13 @@ fn bytes(values: &[f32], dtype: DType) -> Vec<u8> {
 }
 
 pub(crate) fn check(pair: &Pair, heads: Heads, dtype: DType, rows: &[(usize, usize)]) {
+    check_from(pair, heads, dtype, (rows, 0));
+}
+
+/// The same without the positions before `first`.
+fn check_from(pair: &Pair, heads: Heads, dtype: DType, (rows, first): (&[(usize, usize)], usize)) {
     let mut numbers = pair.numbers(heads.0 as u64);
-    let case = Case::new(pair, &mut numbers, heads, dtype, rows);
+    let case = Case { first, ..Case::new(pair, &mut numbers, heads, dtype, rows) };
     let q = case.queries(pair, &mut numbers);
     let what = format!("{heads:?} {dtype:?} {rows:?}");
     pair.check(&what, &case.run(pair, &q, true), tolerance(dtype));
@@ -173,6 +182,21 @@ fn attention_agrees_with_the_cpu() {
         // Shapes that the tile kernels leave out.
         check(pair, (4, 2, 48, 6), BF16, &[(1, 9), (7, 20)]);
         check(pair, (2, 1, 80, 16), F32, &[(1, 40), (9, 70)]);
+    }
+}
+
+/// A draft layer has nothing of a request's first token.
+#[test]
+fn the_first_position_is_left_out() {
+    use DType::{BF16, F32};
+    for pair in &pairs() {
+        let decodes = [(1, 2), (1, 17), (1, 300), (1, 16), (1, 33), (1, 1000)];
+        for rows in [&decodes[..], &decodes[..3]] {
+            check_from(pair, (4, 2, 128, 16), BF16, (rows, 1));
+            check_from(pair, (16, 1, 64, 32), BF16, (rows, 1));
+            check_from(pair, (4, 2, 48, 6), F32, (rows, 1));
+        }
+        check_from(pair, (4, 2, 64, 16), BF16, (&[(1, 5), (7, 20)], 1));
     }
 }
 

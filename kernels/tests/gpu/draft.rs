@@ -296,6 +296,23 @@ fn ranks_choose_what_whole_rows_say() {
 }
 
 #[test]
+fn drafts_are_called_by_their_names() {
+    let mut numbers = Numbers::fresh(11);
+    let (drafts, names) = (below(&mut numbers, 3 * 300, 50), below(&mut numbers, 50, 9000));
+    for device in devices() {
+        let data = [(&drafts[..], 300), (&names[..], 50)];
+        let left = twins(&device, &data, |of, _, mut mats| {
+            let names = mats.pop().unwrap();
+            of.draft_name(&S, mats.pop().unwrap(), (1, 290), names.as_ref()).unwrap();
+        });
+        for (i, (named, draft)) in left[0].iter().zip(&drafts).enumerate() {
+            let expected = if (300..590).contains(&i) { names[*draft as usize] } else { *draft };
+            assert_eq!(*named, expected, "{i}");
+        }
+    }
+}
+
+#[test]
 fn drafts_become_ids_and_history() {
     let mut numbers = Numbers::fresh(9);
     let rows = rows().len();

@@ -90,7 +90,7 @@ pub(crate) fn check(pair: &Pair, heads: Heads, dtype: DType, decode: bool) {
         };
         let scale = SCALES[0] * (head_dim as f32).powf(-0.5);
         let q = view(&q).rows_from(TOKENS - asked, asked);
-        let args = Attention { q, rows: step, heads: query_heads, layer: 1, scale };
+        let args = Attention { q, rows: step, heads: query_heads, layer: 1, scale, first: 0 };
         let out = if at == 0 { o.gpu_mut() } else { o.cpu_mut() };
         device.paged_attention(&S, out, (&pools[at], &layouts[at]), &args).unwrap();
     }

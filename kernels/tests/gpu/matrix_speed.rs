@@ -134,7 +134,8 @@ fn attend(
     let table_rows = Some(seats.gpu());
     let step = BatchRows { cu_q: cu_q.gpu(), context_lens, block_tables, table_rows, bounds };
     let time = microseconds(pair, 8, |i| {
-        let args = Attention { q: queries.gpu(), rows: step, heads, layer: i % 2, scale: 0.088 };
+        let args =
+            Attention { q: queries.gpu(), rows: step, heads, layer: i % 2, scale: 0.088, first: 0 };
         pair.gpu.paged_attention(&S, o.gpu_mut(), (&pool, &layout), &args).unwrap();
     });
     let seen = q * (2 * context - q + 1) / 2;

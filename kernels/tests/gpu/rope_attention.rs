@@ -145,7 +145,8 @@ impl<T: Real> Case<T> {
         } else {
             let mut q = Array::<T>::poisoned(device, rows, heads * dim);
             device.qk_norm_rope_kv_write(&S, q.mat_mut(), kv, &qk).unwrap();
-            let args = Attention { q: q.mat(), rows: batch, heads, layer: 1, scale: SCALE };
+            let args =
+                Attention { q: q.mat(), rows: batch, heads, layer: 1, scale: SCALE, first: 0 };
             device.paged_attention(&S, o.mat_mut(), (&pool.buffer, &self.layout), &args).unwrap();
         }
         device.synchronize(&S).unwrap();

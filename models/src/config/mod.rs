@@ -5,6 +5,7 @@
 
 #[cfg(test)]
 mod deepseek_tests;
+mod eagle;
 mod error;
 mod fields;
 mod generation;
@@ -16,6 +17,7 @@ mod rope;
 #[cfg(test)]
 mod tests;
 
+pub use eagle::EagleConfig;
 pub use error::ConfigError;
 pub use generation::GenerationConfig;
 pub use quantization::{Ignored, Quantization, ScaleGrid};
@@ -65,6 +67,8 @@ pub struct Config {
     pub draft_layers: usize,
     /// Whether these are read. No file says so: it is up to who loads the model.
     pub drafting: bool,
+    /// Of a checkpoint that drafts for another model.
+    pub eagle: Option<EagleConfig>,
     /// Experts, if some layers have them.
     pub moe: Option<MoeConfig>,
     /// How linear layers are quantised, if they are.
@@ -138,6 +142,8 @@ pub enum Architecture {
     DeepseekV2,
     /// `DeepseekV3ForCausalLM`
     DeepseekV3,
+    /// `LlamaForCausalLMEagle3`, which drafts for another model
+    LlamaEagle3,
 }
 
 /// A dtype that a checkpoint may declare.
@@ -223,7 +229,7 @@ impl Config {
     /// Channels of the hidden state at the end of a block: who drafts behind it begins with that.
     #[must_use]
     pub fn edge_channels(&self) -> usize {
-        if self.drafting { self.hidden } else { 0 }
+        if self.drafting || self.eagle.is_some() { self.hidden } else { 0 }
     }
 
     /// Layers with experts.
@@ -235,7 +241,7 @@ impl Config {
 
 impl Architecture {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Llama,
         Self::Mistral,
         Self::Qwen2,
@@ -243,6 +249,7 @@ impl Architecture {
         Self::Qwen3Moe,
         Self::DeepseekV2,
         Self::DeepseekV3,
+        Self::LlamaEagle3,
     ];
 
     /// The name in `config.json`.
@@ -256,6 +263,7 @@ impl Architecture {
             Self::Qwen3Moe => "Qwen3MoeForCausalLM",
             Self::DeepseekV2 => "DeepseekV2ForCausalLM",
             Self::DeepseekV3 => "DeepseekV3ForCausalLM",
+            Self::LlamaEagle3 => "LlamaForCausalLMEagle3",
         }
     }
 }

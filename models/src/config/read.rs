@@ -8,12 +8,12 @@ use super::latent::latent;
 use super::moe::moe;
 use super::rope::RopeConfig;
 use super::{
-    Architecture, CheckpointDType, Config, ConfigError, GenerationConfig, LatentConfig,
-    Quantization,
+    Architecture, CheckpointDType, Config, ConfigError, EagleConfig, GenerationConfig,
+    LatentConfig, Quantization,
 };
 
 pub(super) const WIDTH_LIMIT: u64 = 1 << 20;
-const VOCAB_LIMIT: u64 = 1 << 24;
+pub(super) const VOCAB_LIMIT: u64 = 1 << 24;
 pub(super) const LAYER_LIMIT: u64 = 1 << 12;
 const POSITION_LIMIT: u64 = 1 << 24;
 
@@ -36,9 +36,10 @@ pub(super) fn config(fields: &Fields, generation: GenerationConfig) -> Result<Co
     let (qkv_bias, out_bias) = match architecture {
         Architecture::Llama | Architecture::Qwen3 | Architecture::Qwen3Moe => (bias, bias),
         Architecture::Qwen2 => (true, false),
-        Architecture::Mistral | Architecture::DeepseekV2 | Architecture::DeepseekV3 => {
-            (false, false)
-        }
+        Architecture::Mistral
+        | Architecture::DeepseekV2
+        | Architecture::DeepseekV3
+        | Architecture::LlamaEagle3 => (false, false),
     };
     let stated_eos = fields.tokens("eos_token_id")?;
     let config = Config {
@@ -60,6 +61,7 @@ pub(super) fn config(fields: &Fields, generation: GenerationConfig) -> Result<Co
         latent,
         draft_layers: draft_layers(fields, architecture)?,
         drafting: false,
+        eagle: EagleConfig::read(fields, architecture, hidden)?,
         moe: moe(fields, architecture, layers)?,
         quantization: Quantization::read(fields)?,
         dtype: dtype(fields)?,
@@ -97,6 +99,7 @@ fn refuse_unsupported(fields: &Fields, architecture: Architecture) -> Result<(),
             | Architecture::Qwen2
             | Architecture::DeepseekV2
             | Architecture::DeepseekV3
+            | Architecture::LlamaEagle3
     );
     if fixed && fields.flag("attention_bias", false)? {
         return Err(fields.unsupported("attention_bias", "this architecture fixes its biases"));
@@ -116,7 +119,10 @@ fn refuse_windows(
     const WHY: &str = "every layer must attend to the whole context";
     let window = fields.size_or_none("sliding_window", POSITION_LIMIT)?;
     let on = match architecture {
-        Architecture::Llama | Architecture::DeepseekV2 | Architecture::DeepseekV3 => false,
+        Architecture::Llama
+        | Architecture::DeepseekV2
+        | Architecture::DeepseekV3
+        | Architecture::LlamaEagle3 => false,
         Architecture::Mistral => window.is_some(),
         Architecture::Qwen2 | Architecture::Qwen3 => {
             let from = fields.number_or_none("max_window_layers")?.unwrap_or(28.0);

@@ -129,7 +129,7 @@ fn what_is_not_supported_is_refused_by_name() {
     refuse(
         json!({"architectures": ["GPT2LMHeadModel"]}),
         expect![
-            "config.json: field `architectures`: `GPT2LMHeadModel` is not supported; supported are LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM"
+            "config.json: field `architectures`: `GPT2LMHeadModel` is not supported; supported are LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, LlamaForCausalLMEagle3"
         ],
     );
     refuse(

@@ -9,6 +9,12 @@ use ops::{AttentionShape, DType, QkRopeWeights, Tensor};
 #[derive(Debug)]
 pub(crate) struct Attention {
     qkv: ColumnParallelLinear,
+    heads: Heads,
+}
+
+/// Attention behind its projections `[T, (N + 2 K) D]`.
+#[derive(Debug)]
+pub(crate) struct Heads {
     norm: Option<QkNorm>,
     rope: Rope,
     shape: AttentionShape,
@@ -17,6 +23,9 @@ pub(crate) struct Attention {
     kv_scales: [f32; 2],
     out: RowParallelLinear,
 }
+
+/// What queries, keys and values are made by, in the order in which they lie.
+pub(crate) const PROJECTIONS: [&str; 3] = ["q_proj", "k_proj", "v_proj"];
 
 /// Names under which files store the factors of quantised keys and values.
 const CACHE_SCALES: [[&str; 3]; 2] =
@@ -45,24 +54,8 @@ impl Attention {
         rope: &Rope,
         layer: usize,
     ) -> Result<Self, LoadError> {
-        let heads = w.ranks().query_heads(config);
-        let heads = heads.map_err(|e| w.split("q_proj", e))?.len();
-        let kv_scales = match w.kv_dtype() {
-            DType::F8E4M3 => {
-                let [key, value] = CACHE_SCALES;
-                [w.scale(&key)?.unwrap_or(1.0), w.scale(&value)?.unwrap_or(1.0)]
-            }
-            _ => [1.0; 2],
-        };
-        let scale = (config.head_dim as f32).powf(-0.5) * kv_scales[0];
-        Ok(Self {
-            qkv: ColumnParallelLinear::load(w, &["q_proj", "k_proj", "v_proj"], config.qkv_bias)?,
-            norm,
-            rope: rope.clone(),
-            shape: AttentionShape { heads, layer, scale },
-            kv_scales,
-            out: RowParallelLinear::load_times(w, "o_proj", config.out_bias, kv_scales[1])?,
-        })
+        let qkv = ColumnParallelLinear::load(w, &PROJECTIONS, config.qkv_bias)?;
+        Ok(Self { qkv, heads: Heads::load(config, w, norm, rope, layer)? })
     }
 
     /// What reads its weights first.
@@ -72,7 +65,7 @@ impl Attention {
 
     /// Tells what reads its weights behind those of the output projection.
     pub(crate) fn precede(&mut self, mlp: &GatedMlp) {
-        self.out.precede(mlp.first(), true);
+        self.heads.out.precede(mlp.first(), true);
     }
 
     /// With `asked`, i32 `[n]`, the stream is of those tokens alone from here on.
@@ -84,19 +77,70 @@ impl Attention {
         asked: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
         let qkv = self.qkv.forward(f, x, norm)?; // [T, (N + 2 K) D]
+        let (heads, weights) = (&self.heads, self.heads.weights());
+        let mut o = f.ops.rope_attention(&qkv, &weights, &heads.shape, f.kv, f.batch)?; // [T, N D]
+        if let Some(rows) = asked {
+            x.keep(f, rows)?; // [n, H]
+            o = f.ops.gather_rows(&o, rows)?; // [n, N D]
+        }
+        heads.out.add_to(f, x, &o) // [T or n, H]; all-reduced over f.tp
+    }
+}
+
+impl Heads {
+    /// `layer` is the layer of the KV pool.
+    pub(crate) fn load(
+        config: &Config,
+        w: &Weights<'_>,
+        norm: Option<QkNorm>,
+        rope: &Rope,
+        layer: usize,
+    ) -> Result<Self, LoadError> {
+        let heads = w.ranks().query_heads(config);
+        let heads = heads.map_err(|e| w.split("q_proj", e))?.len();
+        let kv_scales = match w.kv_dtype() {
+            DType::F8E4M3 => {
+                let [key, value] = CACHE_SCALES;
+                [w.scale(&key)?.unwrap_or(1.0), w.scale(&value)?.unwrap_or(1.0)]
+            }
+            _ => [1.0; 2],
+        };
+        let scale = (config.head_dim as f32).powf(-0.5) * kv_scales[0];
+        Ok(Self {
+            norm,
+            rope: rope.clone(),
+            shape: AttentionShape { heads, layer, scale },
+            kv_scales,
+            out: RowParallelLinear::load_times(w, "o_proj", config.out_bias, kv_scales[1])?,
+        })
+    }
+
+    /// Attention of a layer that has nothing of a request's first token, which nobody sees and where nobody asks.
+    pub(crate) fn behind_the_first(
+        &self,
+        f: &Forward<'_>,
+        x: &mut Residual,
+        qkv: &Tensor,
+    ) -> Result<(), ForwardError> {
+        let q = self.keep(f, qkv)?; // [T, N D]
+        let o = f.ops.paged_attention(&q, (&self.shape, 1), f.kv, f.batch)?; // [T, N D]
+        self.out.add_to(f, x, &o) // [T, H]; all-reduced over f.tp
+    }
+
+    /// Keeps keys and values for later tokens, and returns the queries `[T, N D]`.
+    pub(crate) fn keep(&self, f: &Forward<'_>, qkv: &Tensor) -> Result<Tensor, ForwardError> {
+        let (ops, weights) = (f.ops, self.weights());
+        Ok(ops.qk_norm_rope_kv_write(qkv, &weights, &self.shape, f.kv, f.batch)?)
+    }
+
+    fn weights(&self) -> QkRopeWeights<'_> {
         let norm = self.norm.as_ref();
-        let weights = QkRopeWeights {
+        QkRopeWeights {
             q_norm: norm.map(|n| &n.q),
             k_norm: norm.map(|n| &n.k),
             eps: norm.map_or(0.0, |n| n.eps),
             rope: &self.rope.table,
             kv_scales: self.kv_scales,
-        };
-        let mut o = f.ops.rope_attention(&qkv, &weights, &self.shape, f.kv, f.batch)?; // [T, N D]
-        if let Some(rows) = asked {
-            x.keep(f, rows)?; // [n, H]
-            o = f.ops.gather_rows(&o, rows)?; // [n, N D]
         }
-        self.out.add_to(f, x, &o) // [T or n, H]; all-reduced over f.tp
     }
 }

@@ -59,11 +59,17 @@ impl<L: DecoderLayer + Send> Model for Decoder<L> {
     fn forward(&self, f: &Forward<'_>, ids: &Tensor) -> Result<Tensor, ForwardError> {
         let mut x = Residual::new(self.embed.forward(f, ids)?); // [T, H]
         for (i, layer) in self.layers.iter().enumerate() {
+            x.tap(f, i)?;
             let last = i + 1 == self.layers.len();
             layer.forward(f, &mut x, f.asked.filter(|_| last))?;
             x.show(f, i)?;
         }
+        x.tap(f, self.layers.len())?;
         x.normed(f, &self.norm)
+    }
+
+    fn embed(&self, f: &Forward<'_>, ids: &Tensor) -> Result<Tensor, ForwardError> {
+        self.embed.forward(f, ids)
     }
 
     fn draft(

@@ -11,7 +11,7 @@ pub(crate) struct DraftLayer<L> {
     embedding_norm: RmsNorm,
     hidden_norm: RmsNorm,
     /// The columns of `W` that meet the embedding, and those that meet the hidden state.
-    join: [PackedLinear; 2],
+    join: Vec<PackedLinear>,
     layer: L,
     norm: RmsNorm,
 }
@@ -27,7 +27,7 @@ impl<L: DecoderLayer> DraftLayer<L> {
         Ok(Self {
             embedding_norm: RmsNorm::load(&w.at("enorm"), config.rms_eps)?,
             hidden_norm: RmsNorm::load(&w.at("hnorm"), config.rms_eps)?,
-            join: w.linear_halves("eh_proj")?,
+            join: w.linear_parts(&["eh_proj"], 2)?,
             layer: L::load(config, w, rope, i)?,
             norm: RmsNorm::load(&w.at("shared_head.norm"), config.rms_eps)?,
         })
@@ -64,9 +64,8 @@ impl<L: DecoderLayer> DraftLayer<L> {
         let part = |x: &Tensor, norm: &RmsNorm, w: &PackedLinear| {
             f.ops.linear(&f.ops.rms_norm(x, &norm.weight, norm.eps)?, w)
         };
-        let [of_embedding, of_hidden] = &self.join;
-        let embedding = part(embedding, &self.embedding_norm, of_embedding)?;
-        let hidden = part(before, &self.hidden_norm, of_hidden)?;
+        let embedding = part(embedding, &self.embedding_norm, &self.join[0])?;
+        let hidden = part(before, &self.hidden_norm, &self.join[1])?;
         Ok(Residual::new(f.ops.add(&embedding, &hidden)?))
     }
 }

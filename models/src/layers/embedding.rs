@@ -1,5 +1,6 @@
 //! Token embedding and head, split over `f.tp` by rows of the vocabulary, and one matrix if tied.
 
+use crate::table::{EMBEDDING, HEAD};
 use crate::{Config, Forward, ForwardError, LoadError, Weights};
 use ops::{DType, Embedding, PackedLinear, Tensor};
 
@@ -16,6 +17,12 @@ pub(crate) struct LmHead {
 }
 
 impl VocabParallelEmbedding {
+    /// The matrix `name` of `vocab` rows.
+    pub(crate) fn load(w: &Weights<'_>, name: &str, vocab: usize) -> Result<Self, LoadError> {
+        let (rows, _) = w.ranks().vocab(vocab);
+        Ok(Self(Embedding::from_rows(w.vocab_rows(name)?, rows.start)))
+    }
+
     /// `[T]` to `[T, H]`.
     pub(crate) fn forward(&self, f: &Forward<'_>, ids: &Tensor) -> Result<Tensor, ForwardError> {
         let mut x = f.ops.embed(&self.0, ids)?;
@@ -30,16 +37,19 @@ impl LmHead {
         config: &Config,
         w: &Weights<'_>,
     ) -> Result<(VocabParallelEmbedding, Self), LoadError> {
-        const EMBEDDING: &str = "model.embed_tokens.weight";
-        let (rows, _) = w.ranks().vocab(config.vocab);
         if config.tied {
+            let (rows, _) = w.ranks().vocab(config.vocab);
             let head = w.vocab_linear(EMBEDDING)?;
             let embedding = VocabParallelEmbedding(head.tied_embedding(rows.start));
             return Ok((embedding, Self { head, vocab: config.vocab }));
         }
-        let table = Embedding::from_rows(w.vocab_rows(EMBEDDING)?, rows.start);
-        let head = w.vocab_linear("lm_head.weight")?;
-        Ok((VocabParallelEmbedding(table), Self { head, vocab: config.vocab }))
+        let embedding = VocabParallelEmbedding::load(w, EMBEDDING, config.vocab)?;
+        Ok((embedding, Self::load(w, HEAD, config.vocab)?))
+    }
+
+    /// The matrix `name` of `vocab` rows.
+    pub(crate) fn load(w: &Weights<'_>, name: &str, vocab: usize) -> Result<Self, LoadError> {
+        Ok(Self { head: w.vocab_linear(name)?, vocab })
     }
 
     /// `hidden [n, H]` to the logits f32 `[n, V of this rank]`. On the last ranks columns of padding follow, see

@@ -18,7 +18,7 @@ mod norm;
 mod residual;
 mod rope;
 
-pub(crate) use attention::{Attention, QkNorm};
+pub(crate) use attention::{Attention, Heads, PROJECTIONS, QkNorm};
 pub(crate) use decoder::{Decoder, DecoderLayer};
 pub(crate) use draft::DraftLayer;
 pub(crate) use embedding::{LmHead, VocabParallelEmbedding};

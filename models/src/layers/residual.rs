@@ -125,6 +125,24 @@ impl Residual {
         Ok(())
     }
 
+    /// Shows what enters layer `layer` to who drafts from it.
+    pub(crate) fn tap(&mut self, f: &Forward<'_>, layer: usize) -> Result<(), ForwardError> {
+        let Some(taps) = f.taps.filter(|taps| taps.wants(layer)) else { return Ok(()) };
+        let Some(Pending { delta, partial }) = &mut self.pending else {
+            return taps.take_in(f, layer, &self.x);
+        };
+        if std::mem::take(partial) {
+            f.tp.all_reduce(f.ops.stream(), delta.mat_mut()?)?;
+        }
+        taps.take_in(f, layer, &f.ops.add(&self.x, delta)?)
+    }
+
+    /// The stream `[T, H]` as a norm left it.
+    pub(crate) fn into_stream(self) -> Tensor {
+        debug_assert!(self.pending.is_none(), "a norm adds what is pending");
+        self.x
+    }
+
     /// T
     pub(crate) fn rows(&self) -> usize {
         self.x.rows()

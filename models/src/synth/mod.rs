@@ -5,5 +5,6 @@ mod tokenizer;
 mod values;
 mod write;
 
+pub(crate) use values::offset;
 pub use values::{Generator, Values};
 pub use write::{SynthDType, SynthError, SynthOptions, write};

@@ -52,7 +52,7 @@ const BYTES: usize = 256;
 impl Family {
     pub(super) fn of(architecture: Architecture) -> Self {
         match architecture {
-            Architecture::Llama => Self {
+            Architecture::Llama | Architecture::LlamaEagle3 => Self {
                 special: LLAMA3,
                 template: LLAMA3_TEMPLATE,
                 bos: Some("<|begin_of_text|>"),

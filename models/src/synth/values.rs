@@ -19,6 +19,8 @@ pub enum Values {
     Bias,
     /// `1 + k / 128` with `k` from −8 to 7.
     Norm,
+    /// Whole numbers: the draft vocabulary spread evenly over all ids, see [`offset`].
+    Offsets,
     /// Of an fp8 linear, whose elements are `x` rounded: `2^(e − 1)` to `2^(e + 2)`.
     Scale,
 }
@@ -43,7 +45,7 @@ impl Generator {
             Values::Linear => gain_exponent(inputs),
             Values::Scale => gain_exponent(inputs) - 1,
             Values::Router => gain_exponent(inputs) + 2,
-            Values::Embedding | Values::Norm => 0,
+            Values::Embedding | Values::Norm | Values::Offsets => 0,
             Values::Bias => -4,
         };
         let e4m3 = std::array::from_fn(|i| E4m3::from_f32(level(i as u64)).to_bits());
@@ -70,6 +72,11 @@ impl Generator {
     fn word(&self, i: u64) -> u64 {
         mix(self.key.wrapping_add(i.wrapping_add(1).wrapping_mul(GAMMA)))
     }
+}
+
+/// How far behind its own number the id of draft `i` is, of so many `drafts` that are spread evenly over `ids`.
+pub(crate) fn offset(i: u64, (drafts, ids): (usize, usize)) -> i64 {
+    (i * ids as u64 / drafts.max(1) as u64 - i) as i64
 }
 
 /// One of 128 odd multiples of 1/128.

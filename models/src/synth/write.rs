@@ -1,7 +1,7 @@
 //! Writes a synthetic checkpoint: what `from_pretrained` and the loader here read alike.
 
 use super::tokenizer::Family;
-use super::values::{Generator, Values};
+use super::values::{Generator, Values, offset};
 use crate::config::CheckpointDType;
 use crate::table::{TensorSpec, copies, tensors};
 use crate::{Config, ConfigError};
@@ -44,6 +44,8 @@ pub struct SynthOptions {
     pub shard_bytes: u64,
 }
 
+/// What says of each id whether it can be drafted: the other direction of the offsets, which nobody reads.
+const MARKS: &str = "t2d";
 /// Files of published checkpoints are about this large.
 const SHARD_BYTES: u64 = 5_000_000_000;
 
@@ -91,6 +93,12 @@ pub fn write(
 ) -> Result<(), SynthError> {
     let mut config = Config::from_file(config_path)?;
     config.drafting = config.draft_layers > 0;
+    if config.eagle.is_some() {
+        // It speaks by the model that it drafts for.
+        at(out, fs::create_dir_all(out))?;
+        write_config(config_path, &config, out, options.dtype)?;
+        return write_weights(&all(&config, options), out, options, progress);
+    }
     let family = Family::of(config.architecture);
     if config.vocab < family.least_vocab() {
         let (path, least) = (config_path.to_owned(), family.least_vocab());
@@ -141,21 +149,32 @@ enum Element {
     BF16,
     F16,
     E4m3,
+    /// Of so many drafts by so many ids.
+    Offsets((usize, usize)),
+    /// Which ids these are.
+    Marks((usize, usize)),
 }
 
 /// Every weight, and what draft layers repeat of them.
 fn all(config: &Config, options: &SynthOptions) -> Vec<Stored> {
-    let specs = tensors(config);
+    let mut specs = tensors(config);
+    specs.retain(|spec| !spec.optional);
+    let marks = specs.iter().find(|spec| spec.values == Values::Offsets).map(|spec| {
+        let element = Element::Marks((spec.elements(), config.vocab));
+        let generator = Generator::new(MARKS, options.seed, Values::Offsets, 1);
+        Stored { name: MARKS.to_owned(), shape: vec![config.vocab], element, generator }
+    });
     let repeated = |(copy, of): (String, &str)| {
         let spec = specs.iter().find(|spec| spec.name == of)?;
-        stored(spec, options).pop().map(|weight| Stored { name: copy, ..weight })
+        stored(spec, (options, config.vocab)).pop().map(|weight| Stored { name: copy, ..weight })
     };
     let copies = copies(config).into_iter().filter_map(repeated);
-    specs.iter().flat_map(|spec| stored(spec, options)).chain(copies).collect()
+    let weights = specs.iter().flat_map(|spec| stored(spec, (options, config.vocab)));
+    weights.chain(copies).chain(marks).collect()
 }
 
 /// A weight, with its scales if it is quantised.
-fn stored(spec: &TensorSpec, options: &SynthOptions) -> Vec<Stored> {
+fn stored(spec: &TensorSpec, (options, vocab): (&SynthOptions, usize)) -> Vec<Stored> {
     let [_, inputs] = spec.matrix();
     let tensor = |name: &str, shape, element, values| Stored {
         generator: Generator::new(name, options.seed, values, inputs),
@@ -171,11 +190,19 @@ fn stored(spec: &TensorSpec, options: &SynthOptions) -> Vec<Stored> {
         ];
     }
     let element = match options.dtype {
+        _ if spec.values == Values::Offsets => Element::Offsets((spec.elements(), vocab)),
         SynthDType::F32 => Element::F32,
         SynthDType::BF16 => Element::BF16,
         SynthDType::F16 => Element::F16,
     };
     vec![tensor(&spec.name, spec.shape.clone(), element, spec.values)]
+}
+
+/// Whether an id is one of so many drafts that are spread evenly over the ids.
+fn is_draft(id: u64, spread: (usize, usize)) -> bool {
+    let (drafts, ids) = (spread.0 as u64, spread.1.max(1) as u64);
+    let near = id * drafts / ids; // The draft, or the one before it.
+    (near..drafts.min(near + 2)).any(|i| i as i64 + offset(i, spread) == id as i64)
 }
 
 impl Stored {
@@ -186,9 +213,10 @@ impl Stored {
     fn bytes(&self) -> u64 {
         self.elements()
             * match self.element {
+                Element::Offsets(_) => 8,
                 Element::F32 => 4,
                 Element::BF16 | Element::F16 => 2,
-                Element::E4m3 => 1,
+                Element::E4m3 | Element::Marks(_) => 1,
             }
     }
 
@@ -198,6 +226,8 @@ impl Stored {
             Element::BF16 => "BF16",
             Element::F16 => "F16",
             Element::E4m3 => "F8_E4M3",
+            Element::Offsets(_) => "I64",
+            Element::Marks(_) => "BOOL",
         }
     }
 
@@ -209,6 +239,8 @@ impl Stored {
                 Element::BF16 => to.write_all(&bf16::from_f32(values.value(i)).to_le_bytes())?,
                 Element::F16 => to.write_all(&f16::from_f32(values.value(i)).to_le_bytes())?,
                 Element::E4m3 => to.write_all(&[values.e4m3(i)])?,
+                Element::Offsets(spread) => to.write_all(&offset(i, spread).to_le_bytes())?,
+                Element::Marks(spread) => to.write_all(&[is_draft(i, spread).into()])?,
             }
         }
         Ok(())

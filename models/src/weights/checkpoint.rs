@@ -50,6 +50,18 @@ impl Checkpoint {
         self.tensors.keys().map(String::as_str)
     }
 
+    /// Calls tensors whose names begin with `from` as if they began with `to`, but for those whose new name is taken.
+    pub(crate) fn rename(&mut self, from: &str, to: &str) {
+        let old: Vec<String> =
+            self.tensors.keys().filter(|name| name.starts_with(from)).cloned().collect();
+        for name in old {
+            let new = format!("{to}{}", &name[from.len()..]);
+            if !self.tensors.contains_key(&new) {
+                self.tensors.remove(&name).and_then(|place| self.tensors.insert(new, place));
+            }
+        }
+    }
+
     pub(crate) fn get(&self, name: &str) -> Option<&Stored> {
         self.tensors.get(name).map(|(_, stored)| stored)
     }

@@ -134,16 +134,49 @@ impl<'a> Weights<'a> {
         self.stacked(&[name], bias, factor)
     }
 
-    /// Two projections whose sum `name` is: of the first half of its inputs, and of the second.
-    pub fn linear_halves(&self, name: &str) -> Result<[PackedLinear; 2], LoadError> {
-        let part = self.part(format_args!("{name}.weight"))?;
+    /// The projections `names`, stacked, as `parts` whose sum they are: of the first inputs, of as many behind them, and so on.
+    pub fn linear_parts(
+        &self,
+        names: &[&str],
+        parts: usize,
+    ) -> Result<Vec<PackedLinear>, LoadError> {
+        let part = |name: &&str| self.part(format_args!("{name}.weight"));
+        let all = names.iter().map(part).collect::<Result<Vec<_>, _>>()?;
         let pack = |which: usize| -> Result<_, OpError> {
-            let (matrix, ops) = (part.matrix()?, self.store.ops);
-            let half = matrix.cols() / 2;
-            ops.pack_linear(&[matrix.column_range(which * half, half)], None)
+            let inputs = |part: &'_ HostPart<'_>| part.matrix().map(|matrix| matrix.cols() / parts);
+            let rows = all.iter().map(|part| {
+                let inputs = inputs(part)?;
+                Ok(part.matrix()?.column_range(which * inputs, inputs))
+            });
+            self.store.ops.pack_linear(&rows.collect::<Result<Vec<_>, OpError>>()?, None)
         };
-        let both = || -> Result<_, OpError> { Ok([pack(0)?, pack(1)?]) };
-        both().map_err(|e| self.device(name, e))
+        let packed = (0..parts).map(pack).collect::<Result<_, _>>();
+        packed.map_err(|e| self.device(names.join("|"), e))
+    }
+
+    /// Whether the checkpoint has the weight `name`, which it may leave out; nobody takes it otherwise.
+    pub fn has(&self, name: &str) -> bool {
+        let has =
+            self.store.left.borrow().get(name).is_some_and(|spec| self.store.source.has(spec));
+        if !has {
+            self.skip(name);
+        }
+        has
+    }
+
+    /// What each draft is called by the model that it is made for, i32 `[1, drafts]`; `name` holds how far behind its number
+    /// that is. `None` = all are called by their numbers.
+    pub fn draft_names(&self, name: &str) -> Result<Option<Tensor>, LoadError> {
+        if !self.has(name) {
+            return Ok(None);
+        }
+        let store = &self.store;
+        let spec = store.left.borrow_mut().remove(name);
+        let unknown = LoadError::Table { tensor: name.to_owned(), what: "was read twice" };
+        let offsets = store.source.offsets(&spec.ok_or(unknown)?, store.config.vocab)?;
+        let ids = offsets.iter().enumerate().map(|(draft, offset)| (draft as i64 + offset) as i32);
+        let names = store.ops.id_table(&ids.collect::<Vec<_>>());
+        names.map(Some).map_err(|e| self.device(name, e))
     }
 
     fn stacked(&self, names: &[&str], bias: bool, factor: f32) -> Result<PackedLinear, LoadError> {

@@ -7,6 +7,7 @@
 use super::checkpoint::Checkpoint;
 use super::header::StoredDType;
 use crate::error::TensorFault;
+use crate::synth::Values;
 use crate::table::{EMBEDDING, HEAD, TensorSpec, copies};
 use crate::{Config, LoadError};
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,6 +17,8 @@ use std::ops::Range;
 const IGNORED: &[&str] = &[
     ".rotary_emb.inv_freq", // Old exports store what the configuration already says.
 ];
+/// What a checkpoint that drafts for another model stores beside: of each id, whether it can be drafted.
+const MARKS: &str = "t2d";
 /// Factors of keys and values, by the end of their name: read where the cache is quantised.
 const CACHE_SCALES: &[&str] = &[".k_scale", ".v_scale"];
 
@@ -49,6 +52,7 @@ pub(crate) fn locate(
             }
             (true, None) => whole(checkpoint, spec)?,
             (false, Some(fused)) => fused.part(checkpoint)?,
+            (false, None) if spec.optional => continue,
             (false, None) => {
                 missing.push(spec.name.clone());
                 continue;
@@ -76,7 +80,8 @@ pub(crate) fn locate(
         }
     }
     let ends = |name: &str| IGNORED.iter().chain(CACHE_SCALES).any(|end| name.ends_with(end));
-    let ignored = |name: &str| ends(name) || is_draft(name, config);
+    let marks = |name: &str| config.eagle.is_some() && name == MARKS;
+    let ignored = |name: &str| ends(name) || is_draft(name, config) || marks(name);
     let left_over = checkpoint.names().filter(|name| !used.contains(*name) && !ignored(name));
     let left_over: Vec<String> = left_over.map(str::to_owned).collect();
     if missing.is_empty() && left_over.is_empty() {
@@ -96,9 +101,25 @@ fn is_draft(name: &str, config: &Config) -> bool {
 /// A weight stored under its own name. What is stored decides whether it is quantised.
 fn whole(checkpoint: &Checkpoint, spec: &TensorSpec) -> Result<Located, LoadError> {
     let scales = spec.scales.as_ref();
-    let (bytes, dtype) = check(checkpoint, &spec.name, &spec.shape, scales.is_some())?;
+    let may_be = match spec.values {
+        Values::Offsets => MayBe::Offsets,
+        _ if scales.is_some() => MayBe::Fp8,
+        _ => MayBe::Float,
+    };
+    let (bytes, dtype) = check(checkpoint, &spec.name, &spec.shape, may_be)?;
     let scales = scales.filter(|_| dtype == StoredDType::F8E4M3).map(|s| s.name.clone());
     Ok(Located { stored: spec.name.clone(), dtype, bytes: 0..bytes, scales })
+}
+
+/// What a stored tensor may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum MayBe {
+    /// Of a float type that is computed in.
+    Float,
+    /// Such a type, or fp8.
+    Fp8,
+    /// 64-bit whole numbers.
+    Offsets,
 }
 
 /// Size in bytes and dtype of a stored tensor that must have `shape`.
@@ -106,15 +127,20 @@ fn check(
     checkpoint: &Checkpoint,
     name: &str,
     shape: &[usize],
-    may_be_fp8: bool,
+    may_be: MayBe,
 ) -> Result<(usize, StoredDType), LoadError> {
     let Some(stored) = checkpoint.get(name) else {
         return Err(checkpoint.fault(name, TensorFault::NotInFile));
     };
     let float = matches!(stored.dtype, StoredDType::F32 | StoredDType::BF16 | StoredDType::F16);
-    let fp8 = may_be_fp8 && stored.dtype == StoredDType::F8E4M3;
-    if !float && !fp8 {
-        let fault = TensorFault::WrongDType(stored.dtype.name());
+    let fp8 = may_be == MayBe::Fp8 && stored.dtype == StoredDType::F8E4M3;
+    let fault = match may_be {
+        MayBe::Offsets if stored.dtype == StoredDType::I64 => None,
+        MayBe::Offsets => Some(TensorFault::OffsetDType(stored.dtype.name())),
+        _ if float || fp8 => None,
+        _ => Some(TensorFault::WrongDType(stored.dtype.name())),
+    };
+    if let Some(fault) = fault {
         return Err(checkpoint.fault(name, fault));
     }
     if !stored.shape.iter().copied().eq(shape.iter().map(|d| *d as u64)) {
@@ -131,7 +157,7 @@ fn check_scales(checkpoint: &Checkpoint, spec: &TensorSpec, name: &str) -> Resul
     let [rows, cols] = spec.scale_shape(grid);
     let flat = checkpoint.get(name).is_some_and(|stored| stored.shape.len() == 1) && cols == 1;
     let shape = [rows, cols];
-    check(checkpoint, name, &shape[..if flat { 1 } else { 2 }], false).map(drop)
+    check(checkpoint, name, &shape[..if flat { 1 } else { 2 }], MayBe::Float).map(drop)
 }
 
 /// The place of one expert's weight in a tensor that holds all experts of a layer.
@@ -165,7 +191,7 @@ impl Fused {
     }
 
     fn part(&self, checkpoint: &Checkpoint) -> Result<Located, LoadError> {
-        let (_, dtype) = check(checkpoint, &self.name, &self.shape, false)?;
+        let (_, dtype) = check(checkpoint, &self.name, &self.shape, MayBe::Float)?;
         let [_, all_rows, cols] = self.shape;
         let row_bytes = cols * dtype.bytes() as usize;
         let start = (self.expert * all_rows + self.row) * row_bytes;

@@ -7,8 +7,8 @@ use super::checkpoint::Checkpoint;
 use super::header::StoredDType;
 use super::plan::{Located, locate};
 use crate::sharding::Slice;
-use crate::synth::{Generator, Values};
-use crate::table::TensorSpec;
+use crate::synth::{self, Generator, Values};
+use crate::table::{MIDLAYER, TensorSpec};
 use crate::{Config, LoadError, TensorFault};
 use half::bf16;
 use ops::{DType, HostMat, OpError};
@@ -61,14 +61,47 @@ impl Source {
         config: &Config,
         specs: &[TensorSpec],
     ) -> Result<Self, LoadError> {
-        let checkpoint = Checkpoint::open(dir)?;
+        let mut checkpoint = Checkpoint::open(dir)?;
+        if config.eagle.is_some() {
+            let [name, other] = MIDLAYER;
+            checkpoint.rename(other, name);
+        }
         let located = locate(&checkpoint, config, specs)?;
         Ok(Self::Files { checkpoint, located })
+    }
+
+    /// Whether there is such a weight: it may be optional.
+    pub(crate) fn has(&self, spec: &TensorSpec) -> bool {
+        match self {
+            Self::Files { located, .. } => located.contains_key(&spec.name),
+            Self::Synth { .. } => !spec.optional,
+        }
+    }
+
+    /// All whole numbers of a weight of [`Values::Offsets`], which are those of drafts among so many ids.
+    pub(crate) fn offsets(&self, spec: &TensorSpec, ids: usize) -> Result<Vec<i64>, LoadError> {
+        let count = spec.elements();
+        let Self::Files { checkpoint, located } = self else {
+            return Ok((0..count as u64).map(|i| synth::offset(i, (count, ids))).collect());
+        };
+        let place = located.get(&spec.name).and_then(|place| checkpoint.bytes(&place.stored));
+        let missing = || LoadError::Table { tensor: spec.name.clone(), what: "has no bytes" };
+        let words = place.ok_or_else(missing)?.as_chunks::<8>().0;
+        let offsets: Vec<i64> = words.iter().map(|word| i64::from_le_bytes(*word)).collect();
+        let id = |(i, offset): (usize, &i64)| (i as i64).checked_add(*offset);
+        for (draft, offset) in offsets.iter().enumerate() {
+            if !id((draft, offset)).is_some_and(|id| (0..ids as i64).contains(&id)) {
+                let fault = TensorFault::Offset { draft, offset: *offset, ids };
+                return Err(checkpoint.fault(&spec.name, fault));
+            }
+        }
+        Ok(offsets)
     }
 
     /// Bytes that reading this slice of `spec` takes.
     pub(crate) fn bytes(&self, spec: &TensorSpec, slice: &Slice) -> u64 {
         let size = match self {
+            _ if !self.has(spec) => 0,
             Self::Files { located, .. } => located.get(&spec.name).map_or(0, |l| l.dtype.bytes()),
             Self::Synth { .. } if spec.quantised().is_some() => DType::F8E4M3.bytes() as u64,
             Self::Synth { .. } => DType::BF16.bytes() as u64,

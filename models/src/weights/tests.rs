@@ -2,6 +2,7 @@
 #![allow(clippy::needless_pass_by_value)] // Tables of values read better without borrows.
 
 mod drafts;
+mod eagle3;
 mod quantised;
 
 use super::Source;

@@ -6,7 +6,7 @@ use super::executor_process::{
 };
 use super::latents::{model, model_with};
 use super::process::command;
-use super::ranks::{metric, start};
+use super::ranks::{metric, start, synth};
 use crate::http_client::{get, post};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -311,4 +311,91 @@ fn what_has_no_draft_layer_or_cannot_run_it_is_refused_by_name() {
         assert!(!output.status.success(), "{flags:?}: {said}");
         assert!(said.contains("--speculative-config") && said.contains(named), "{flags:?}: {said}");
     }
+}
+
+/// A dense model of six layers, and a layer that drafts 96 of its ids.
+fn watched(members: &Value) -> [tempfile::TempDir; 2] {
+    let model = synth(&json!({
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 272,
+        "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96, "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 1024, "eos_token_id": 2
+    }));
+    let mut layer = json!({
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "vocab_size": 272,
+        "draft_vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "intermediate_size": 96, "rms_norm_eps": 1e-6, "max_position_embeddings": 1024,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+    });
+    layer.as_object_mut().unwrap().extend(members.as_object().unwrap().clone());
+    [model, synth(&layer)]
+}
+
+fn eagle3(layer: &str, drafts: u8) -> String {
+    json!({"method": "eagle3", "model": layer, "num_speculative_tokens": drafts}).to_string()
+}
+
+#[test]
+fn a_layer_that_begins_with_states_of_the_model_changes_no_answer() {
+    let both = watched(&json!({}));
+    let latents = model();
+    let [dense, latents, layer] = [&both[0], &latents, &both[1]]
+        .map(|dir| dir.path().join("model").to_str().unwrap().to_owned());
+    let dp = ["--data-parallel-size", "2", "--enable-expert-parallel"];
+    for (model, worlds) in [
+        (&dense, [&[][..], CRAMPED, &["--tensor-parallel-size", "2"]]),
+        (&latents, [&["--tensor-parallel-size", "2", "--enable-expert-parallel"], &dp[..2], &dp]),
+    ] {
+        let sizes = [model, "--num-gpu-blocks-override", "256", "--max-num-batched-tokens", "64"];
+        let plain = start(&sizes);
+        let expected = ids_of_all(plain.address);
+        drop(plain);
+        for flags in worlds {
+            let sizes = if flags == CRAMPED { &sizes[..1] } else { &sizes };
+            let config = eagle3(&layer, 3);
+            let drafting = start(&[sizes, flags, &["--speculative-config", &config]].concat());
+            let at = drafting.address;
+            for time in ["cold", "behind prefix hits"] {
+                assert!(ids_of_all(at) == expected, "{flags:?}, {time}");
+            }
+            let [rows, tokens, right] =
+                ["drafts", "draft_tokens", "accepted_tokens"].map(|name| counted(at, name));
+            println!("{flags:?}: {right} of {tokens} drafts accepted");
+            assert!(2.0 * rows < tokens && tokens <= 3.0 * rows, "{tokens} for {rows} rows");
+            assert!(right < tokens, "{right} of {tokens}");
+        }
+    }
+}
+
+#[test]
+fn a_layer_that_does_not_fit_is_refused_by_field() {
+    let refused = |members: Value, config: &dyn Fn(&str) -> String, named: &str| {
+        let both = watched(&members);
+        let [model, layer] =
+            both.each_ref().map(|dir| dir.path().join("model").to_str().unwrap().to_owned());
+        let flags = [model.as_str(), "--port", "0", "--speculative-config", &config(&layer)];
+        let output = command(&flags).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(named), "{named}: {said}");
+        assert!(said.contains("--speculative-config"), "{said}");
+    };
+    let by = |drafts| move |layer: &str| eagle3(layer, drafts);
+    refused(json!({}), &by(5), "num_speculative_tokens 5: 1 to 4 by eagle3");
+    refused(json!({"vocab_size": 300}), &by(2), "field `vocab_size`");
+    refused(
+        json!({"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3}),
+        &by(2),
+        "field `hidden_size`",
+    );
+    refused(json!({"target_hidden_size": 96}), &by(2), "field `target_hidden_size`");
+    let deep = json!({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 6]}});
+    refused(deep, &by(2), "what enters layer 7, of a model of 6 layers");
+    let other = |layer: &str| eagle3(layer, 2).replace("eagle3", "draft_model");
+    refused(json!({}), &other, "drafts by method eagle3");
+    let both = watched(&json!({}));
+    let layer = both[1].path().join("model").to_str().unwrap().to_owned();
+    let output = command(&[&layer, "--port", "0"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("LlamaForCausalLMEagle3 drafts for another model"), "{said}");
 }

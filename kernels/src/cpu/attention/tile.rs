@@ -77,6 +77,8 @@ impl Tile {
         for start in (0..seen).step_by(KEY_TILE) {
             let keys = KEY_TILE.min(seen - start);
             self.score(call, s, &blocks, start, keys);
+            let unseen = call.args.first.saturating_sub(start).min(KEY_TILE);
+            s.scores.iter_mut().for_each(|scores| scores[..unseen].fill(f32::NEG_INFINITY));
             self.weigh(call, s, start);
             self.gather(call, s, &blocks, start, keys);
         }

@@ -134,7 +134,8 @@ impl CpuDevice {
             },
         };
         let q_mat = Mat::of(&q, tokens, count * dim)?;
-        let args = Attention { q: q_mat, rows, heads: count, layer: 0, scale: call.args.scale };
+        let args =
+            Attention { q: q_mat, rows, heads: count, layer: 0, scale: call.args.scale, first: 0 };
         let mut out = vec![T::store(0.0); tokens * count * dim];
         self.attend(MatMut::of(&mut out, tokens, count * dim)?, (&pool, &layout), &args)?;
         for (t, padded) in out.chunks_exact((count * dim).max(1)).enumerate() {

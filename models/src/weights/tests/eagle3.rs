@@ -1,0 +1,111 @@
+//! A layer that drafts for another model: what it may leave to that one, and ids that it cannot say.
+
+use super::*;
+use crate::error::TensorFault;
+use crate::table::OFFSETS;
+
+/// Stored tensors, to be changed.
+type Tensors = BTreeMap<String, (String, Vec<u64>, Vec<u8>)>;
+
+fn folder(members: Value) -> Folder {
+    let mut json = json!({
+        "architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 272, "draft_vocab_size": 40,
+        "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 48, "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 64
+    });
+    json.as_object_mut().unwrap().extend(members.as_object().unwrap().clone());
+    Folder::of(&json.to_string(), u64::MAX)
+}
+
+fn offsets(folder: &Folder) -> Result<Vec<i64>, LoadError> {
+    let specs = tensors(&folder.config);
+    let spec = specs.iter().find(|spec| spec.name == OFFSETS).unwrap();
+    Source::open(folder.path(), &folder.config, &specs)?.offsets(spec, folder.config.vocab)
+}
+
+#[test]
+fn its_drafts_are_ids_of_the_model() {
+    let written = folder(json!({}));
+    let found = offsets(&written).unwrap();
+    let ids: Vec<i64> = (0..).zip(&found).map(|(draft, offset)| draft + offset).collect();
+    assert!(ids.is_sorted_by(|a, b| a < b) && ids[0] == 0 && ids[39] == 39 * 272 / 40);
+    let synth = Source::Synth { seed: 1, threads: 1 };
+    let specs = tensors(&written.config);
+    let spec = specs.iter().find(|spec| spec.name == OFFSETS).unwrap();
+    assert_eq!(synth.offsets(spec, 272).unwrap(), found);
+    // The other direction says the same.
+    written.edit(|t| {
+        let marks: Vec<i64> =
+            (0..).zip(&t["t2d"].2).filter(|(_, m)| **m == 1).map(|m| m.0).collect();
+        assert_eq!(marks, ids);
+        let word = |offset: i64| offset.to_le_bytes();
+        t.get_mut(OFFSETS).unwrap().2[39 * 8..].copy_from_slice(&word(272 - 39));
+    });
+    let error = offsets(&written).unwrap_err();
+    let fault = TensorFault::Offset { draft: 39, offset: 233, ids: 272 };
+    assert!(error.to_string().contains(&fault.to_string()), "{error}");
+    assert!(error.to_string().contains("tensor `d2t`: 39 +233 is none of 272 ids"), "{error}");
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let broken = |change: fn(&mut Tensors)| {
+        let folder = folder(json!({}));
+        folder.edit(change);
+        folder.error()
+    };
+    expect!["DIR: weights do not match the configuration: 2 missing: d2t, midlayer.hidden_norm.weight; 0 left over"]
+        .assert_eq(&broken(|t| {
+            for name in [OFFSETS, "midlayer.hidden_norm.weight"] {
+                t.remove(name);
+            }
+        }));
+    expect![
+        "DIR/model.safetensors: tensor `d2t`: dtype F32 is not supported for offsets of ids; I64 is"
+    ]
+    .assert_eq(&broken(|t| {
+        let (dtype, _, bytes) = t.get_mut(OFFSETS).unwrap();
+        *dtype = "F32".to_owned();
+        bytes.truncate(40 * 4);
+    }));
+    expect!["DIR/model.safetensors: tensor `lm_head.weight`: shape [40, 64], but the configuration says [41, 64]"]
+        .assert_eq(&{
+            let mut folder = folder(json!({}));
+            folder.config.eagle.as_mut().unwrap().vocab = 41;
+            folder.edit(|t| {
+                let (_, shape, bytes) = t.get_mut(OFFSETS).unwrap();
+                shape[0] += 1;
+                bytes.extend([0; 8]);
+            });
+            folder.error()
+        });
+}
+
+#[test]
+fn it_leaves_to_the_model_what_both_have() {
+    let found = folder(json!({})).locate().unwrap();
+    assert!(!found.contains_key("embed_tokens.weight") && found.contains_key(OFFSETS));
+    let all = folder(json!({"draft_vocab_size": 272})).locate().unwrap();
+    assert!(!all.contains_key(OFFSETS), "every id is its own");
+    let narrow = folder(json!({"target_hidden_size": 32}));
+    assert!(narrow.locate().unwrap().contains_key("embed_tokens.weight"));
+    narrow.edit(|t| drop(t.remove("embed_tokens.weight")));
+    assert!(narrow.error().contains("1 missing: embed_tokens.weight"));
+}
+
+/// Newer checkpoints call the layer `layers.0`.
+#[test]
+fn both_spellings_are_read() {
+    let folder = folder(json!({}));
+    folder.edit(|t| {
+        let names: Vec<String> =
+            t.keys().filter(|name| name.starts_with("midlayer.")).cloned().collect();
+        for name in names {
+            let weight = t.remove(&name).unwrap();
+            t.insert(name.replace("midlayer.", "layers.0."), weight);
+        }
+    });
+    assert!(folder.error().contains("midlayer."), "as it is stored");
+    assert_eq!(offsets(&folder).unwrap().len(), 40);
+}
