@@ -55,6 +55,8 @@ impl Executor {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Self, ExecutorError> {
         let settings = &config.settings;
+        config.model.drafting =
+            settings.speculation.is_some_and(|how| how.drafter == Drafter::Layer);
         let placement = settings.placement.as_ref();
         check_world(settings.parallel, &config.model, placement)?;
         if let Some(draft) = &config.draft {
@@ -63,10 +65,6 @@ impl Executor {
         let ranks = ranks::ranks(settings.parallel, settings.rank)?;
         let models = (&config.model, config.draft.as_ref());
         check_speculation(settings.speculation, models)?;
-        config.model.drafting =
-            settings.speculation.is_some_and(|how| how.drafter == Drafter::Layer);
-        let settings = &config.settings;
-        let placement = settings.placement.as_ref();
         let Opened { kernels, gpu, threads } = device::open(settings)?;
         let [tp, dp] = ranks::groups(settings, gpu.as_ref(), progress)?;
         let dtype = device::dtype(settings);

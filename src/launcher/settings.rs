@@ -18,6 +18,7 @@ use crate::server::trace::Tracer;
 use anyhow::{Context, Result, anyhow, bail};
 use axum::http::StatusCode;
 use executor::{ExecutorConfig, GPU_LOGPROBS_MAX, KvSize};
+use models::Config;
 use models::config::GenerationConfig;
 use protocol::{
     Acceptance, Capture, Device, Drafter, Epoch, ExpertPlacement, Parallel, Rank, Settings,
@@ -286,6 +287,9 @@ pub fn check_world(args: &ServeArgs, files: &ModelFiles) -> Result<()> {
         let checked = executor::check_draft_world(parallel, draft);
         checked.with_context(|| format!("{}: the model that drafts", args.speculation.flag()))?;
     }
+    let how = args.speculation.speculation();
+    let drafting = how.is_some_and(|how| how.drafter == Drafter::Layer);
+    let model = &Config { drafting, ..model.clone() };
     let placed = placement(args)?;
     let checked = executor::check_world(parallel, model, placed.as_ref());
     checked.with_context(|| {
@@ -294,7 +298,6 @@ pub fn check_world(args: &ServeArgs, files: &ModelFiles) -> Result<()> {
             file.map_or(String::new(), |file| format!(", --expert-placement {}", file.display()));
         format!("--tensor-parallel-size {tp_size}, --data-parallel-size {dp_size}{placed}")
     })?;
-    let how = args.speculation.speculation();
     let checked = executor::check_speculation(how, (model, draft));
     checked.map_err(|error| anyhow!("{}: {error}", args.speculation.flag()))
 }
