@@ -35,7 +35,8 @@ impl Fault {
     /// What probes did not say within `bound`, or, unless others had the processors meanwhile, said though it was not so.
     pub(super) fn untrue(&self, bound: Duration) -> Option<String> {
         let late = |told: Option<Duration>| told.is_none_or(|after| after > bound);
-        let unnoticed = late(self.told) && self.lasted > bound;
+        // Whoever looks on a busy machine may miss what is over soon.
+        let unnoticed = late(self.told) && self.lasted > bound.min(SOON * 3 / 2);
         let still = self.kind != TERM && self.kind != KILL && late(self.well_told);
         let wrong = bound <= SOON && !self.wrong.is_empty();
         (unnoticed || still || wrong).then(|| format!("{self:?}"))
