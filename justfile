@@ -65,6 +65,11 @@ accuracy:
 clients *TOOLS:
     tests/conformance/clients/run.sh target/debug/hadron target/clients {{TOOLS}}
 
+# Two hosts in network namespaces whose link is cut, and a job of Slurm on both; as root: tests/bench/results/cpu/two_hosts.md.
+two-hosts:
+    cargo build --release
+    tests/conformance/cluster/two_hosts.sh target/release/hadron
+
 # Ten thousand cases of schemathesis; commit what it prints last in tests/conformance/clients/results/.
 schemathesis:
     tests/conformance/clients/run.sh target/debug/hadron target/clients schemathesis

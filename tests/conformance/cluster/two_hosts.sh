@@ -1,0 +1,128 @@
+#!/usr/bin/env bash
+# Two hosts on one machine: network namespaces with a link between them, which is cut; then a job of two nodes by Slurm itself.
+#
+# usage: two_hosts.sh HADRON          as root; Debian: apt-get install slurm-wlm munge iproute2 curl jq
+# Prints what happened and when, and ends with 1 at the first thing that is not as promised.
+set -euo pipefail
+hadron=$(realpath "$1")
+repo=$(realpath "$(dirname "$0")/../../..")
+work=$(mktemp -d /tmp/two-hosts.XXXXXX)
+export HADRON_CLUSTER_SECRET=0123456789abcdef0123456789abcdef PATH="$(dirname "$hadron"):$PATH"
+hosts=(10.77.0.1 10.77.0.2)
+
+on() { local node=$1; shift; ip netns exec "hadron$node" unshare --uts sh -c "hostname node$node; exec \"\$0\" \"\$@\"" "$@"; }
+now_ms() { echo $(($(date +%s%N) / 1000000)); }
+fail() { echo "FAILED: $*"; tail -n 20 "$work"/*.log; exit 1; }
+within() { # seconds, what, command...
+    local until=$(($(now_ms) + $1 * 1000)) what=$2; shift 2
+    until "$@" >/dev/null 2>&1; do [ "$(now_ms)" -lt "$until" ] || fail "$what"; sleep 0.05; done
+}
+ready() { on 0 curl -sf "http://${hosts[0]}:$1/readyz"; }
+# The greedy ids of a long answer by the replica that is named.
+ids() { on 0 curl -s --fail-with-body --max-time 60 "http://${hosts[0]}:$1/v1/completions" "${@:3}" -H 'Content-Type: application/json' \
+    -d "{\"prompt\":[3,4,5,6],\"max_tokens\":2000,\"ignore_eos\":true,\"temperature\":0,\"return_token_ids\":true${2:+,\"data_parallel_rank\":$2}}" | jq -c '.choices[0].token_ids'; }
+clean() {
+    set +e
+    exec 2>/dev/null
+    for node in 0 1; do ip netns pids "hadron$node" | xargs -r kill -KILL; ip netns del "hadron$node"; done
+    [ -z "${munged:-}" ] || kill "$munged"
+    cp "$work/hosts" /etc/hosts
+    rm -rf "$work"
+}
+cp /etc/hosts "$work/hosts"
+trap clean EXIT
+
+for node in 0 1; do
+    ip netns add "hadron$node"
+    ip -n "hadron$node" link set lo up
+done
+ip link add link0 netns hadron0 type veth peer name link1 netns hadron1
+for node in 0 1; do
+    ip -n "hadron$node" addr add "${hosts[$node]}/24" dev "link$node"
+    ip -n "hadron$node" link set "link$node" up
+    echo "${hosts[$node]} node$node" >>/etc/hosts
+done
+
+serve() { # node; in a shell of its own, which becomes the server
+    local node=$1
+    exec ip netns exec "hadron$node" "$hadron" serve --nnodes 2 --node-rank "$node" --master-addr "${hosts[0]}" --data-parallel-size 2 --threads 1 \
+        --dtype float32 --host "${hosts[$node]}" --port 8000 2>>"$work/node$node.log"
+}
+
+echo "== two namespaces"
+serve 0 & node0=$!
+(HADRON_CLUSTER_SECRET=ffffffffffffffffffffffffffffffff; serve 1) && fail "a wrong secret was taken"
+grep -q secret "$work/node1.log" || fail "nobody says that the secret is wrong"
+echo "a wrong secret is refused: $(grep -m1 -o '[^:]*secret.*' "$work/node1.log")"
+serve 1 & node1=$!
+within 30 "the start of two nodes" ready 8000
+alone=$(ids 8000 0) || fail "node 0 refuses: $(on 0 curl -s "http://${hosts[0]}:8000/v1/models")"
+[ "$(ids 8000 1)" = "$alone" ] || fail "the other host says something else"
+echo "both hosts answer, with the same $(jq length <<<"$alone") ids"
+
+for _ in 1 2 3; do ids 8000 "" >>"$work/answers" & asking+=($!); done
+sleep 0.3
+ip -n hadron0 link set link0 down
+cut=$(now_ms)
+within 15 "node 1 gives up" sh -c "! kill -0 $node1"
+wait $node1 && fail "node 1 ended with 0" || code=$?
+echo "link cut: node 1 has ended after $(($(now_ms) - cut)) ms, with code $code"
+wait "${asking[@]}" || fail "a request was lost"
+[ "$(sort -u "$work/answers")" = "$alone" ] && [ "$(wc -l <"$work/answers")" = 3 ] || fail "a token was changed or repeated"
+echo "three requests under way ended with the same ids, after $(($(now_ms) - cut)) ms; $(grep -c 'restarting\|lost\|gave up' "$work/node0.log") lines of node 0 tell of the loss"
+within 5 "node 0 serves on" ready 8000
+ip -n hadron0 link set link0 up
+serve 1 & node1=$!
+back=$(now_ms)
+within 30 "node 1 joins again" sh -c "grep -q 'executor is back' '$work/node0.log'"
+[ "$(ids 8000 1)" = "$alone" ] || fail "the host that came back says something else"
+echo "link back: node 1 serves again after $(($(now_ms) - back)) ms"
+kill -TERM $node0
+wait $node0 || fail "node 0 ended with $?"
+within 10 "node 1 ends with node 0" sh -c "! kill -0 $node1"
+unset HADRON_CLUSTER_SECRET
+
+mkdir -p "$work/slurm" /run/munge
+[ -f /etc/munge/munge.key ] || mungekey
+chown munge: /run/munge /etc/munge/munge.key
+if ! munge -n >/dev/null 2>&1; then
+    runuser -u munge -- munged
+    munged=$(cat /run/munge/munged.pid)
+fi
+cat >"$work/slurm/slurm.conf" <<CONF
+ClusterName=hadron
+SlurmctldHost=node0(${hosts[0]})
+SlurmUser=root
+AuthType=auth/munge
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+ReturnToService=2
+StateSaveLocation=$work/slurm/state
+SlurmdSpoolDir=$work/slurm/spool.%n
+SlurmdPidFile=$work/slurm/slurmd.%n.pid
+SlurmctldPidFile=$work/slurm/slurmctld.pid
+SlurmdLogFile=$work/slurmd.%n.log
+SlurmctldLogFile=$work/slurmctld.log
+SlurmdParameters=config_overrides
+NodeName=node0 NodeAddr=${hosts[0]} CPUs=$(nproc) State=UNKNOWN
+NodeName=node1 NodeAddr=${hosts[1]} CPUs=$(nproc) State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+CONF
+echo CgroupPlugin=cgroup/v1 >"$work/slurm/cgroup.conf"
+mkdir -p "$work/slurm/"{state,spool.node0,spool.node1}
+export SLURM_CONF=$work/slurm/slurm.conf
+echo "== a job of two nodes, $(srun -V)"
+(on 0 slurmctld -D >/dev/null 2>&1 &)
+for node in 0 1; do (on "$node" slurmd -D -N "node$node" >/dev/null 2>&1 &) done
+within 30 "the nodes of Slurm are idle" sh -c "ip netns exec hadron0 sinfo -h -o %D%t | grep -q 2idle"
+echo key >"$work/keys"; chmod 600 "$work/keys"
+job=$(HADRON_KEYS=$work/keys on 0 sbatch --parsable --output="$work/job.log" "$repo/deploy/slurm/hadron.sbatch" --device cpu --threads 1 --dtype float32)
+within 60 "the job serves" on 0 curl -sf "http://${hosts[0]}:8000/readyz"
+[ "$(ids 8000 0 -H 'Authorization: Bearer key')" = "$alone" ] || fail "node 0 of the job says something else"
+[ "$(ids 8000 1 -H 'Authorization: Bearer key')" = "$alone" ] || fail "node 1 of the job says something else"
+echo "job $job runs on $(ip netns exec hadron0 squeue -h -o %N -j "$job"): both nodes answer with the same ids"
+on 0 scancel "$job"
+within 40 "the job ends" sh -c "! ip netns exec hadron0 squeue -h -j $job | grep -q ."
+within 5 "nothing of the job is left" sh -c "! (ip netns pids hadron0; ip netns pids hadron1) | xargs ps -o args= -p | grep -q 'hadron serve\|hadron executor'"
+echo "cancelled: nothing of it is left"
