@@ -276,25 +276,30 @@ fn a_model_that_drafts_for_another_changes_no_answer() {
     }
 }
 
+/// Both a layer of the model's own and one that is fed by the model's states.
 #[test]
 fn a_killed_executor_drafts_on_after_its_return() {
-    let model = model_with(1);
-    let folder = model.path().join("model").to_str().unwrap().to_owned();
-    let sizes = [folder.as_str(), "--num-gpu-blocks-override", "256"];
-    let plain = start(&sizes);
-    let expected = ids_of_all(plain.address);
-    drop(plain);
-    let flags = ["--executor", "process", "--speculative-config", LAYER];
-    let process = start(&[&sizes[..], &flags].concat());
-    let at = process.address;
-    let asked = thread::spawn(move || ids_of_all(at));
-    within(Duration::from_mins(1), "drafts", || counted(at, "draft_tokens") > 0.0);
-    let former = executor(&process);
-    send(former, "-KILL");
-    assert!(asked.join().unwrap() == expected, "across the death of an executor");
-    within(Duration::from_mins(1), "the restart", || is_ready(at));
-    assert_ne!(executor(&process), former);
-    assert!(ids_of_all(at) == expected, "after it");
+    let own = model_with(1);
+    let [dense, layer] = watched(&json!({}));
+    let [own, dense, layer] =
+        [&own, &dense, &layer].map(|dir| dir.path().join("model").to_str().unwrap().to_owned());
+    for (folder, config) in [(&own, LAYER.to_owned()), (&dense, eagle3(&layer, 3))] {
+        let sizes = [folder.as_str(), "--num-gpu-blocks-override", "256"];
+        let plain = start(&sizes);
+        let expected = ids_of_all(plain.address);
+        drop(plain);
+        let flags = ["--executor", "process", "--speculative-config", &config];
+        let process = start(&[&sizes[..], &flags].concat());
+        let at = process.address;
+        let asked = thread::spawn(move || ids_of_all(at));
+        within(Duration::from_mins(1), "drafts", || counted(at, "draft_tokens") > 0.0);
+        let former = executor(&process);
+        send(former, "-KILL");
+        assert!(asked.join().unwrap() == expected, "{config}: across the death of an executor");
+        within(Duration::from_mins(1), "the restart", || is_ready(at));
+        assert_ne!(executor(&process), former);
+        assert!(ids_of_all(at) == expected, "{config}: after it");
+    }
 }
 
 #[test]

@@ -1,0 +1,55 @@
+#!/usr/bin/env python3
+"""Folders of models without weights whose shapes the results speak of: shapes.py OUT.
+
+They are served with `--load-format synth`; the tokenizer is the demo model's, since load is ids. Sizes are those of
+deepseek-ai/DeepSeek-V2-Lite, deepseek-ai/DeepSeek-V3 and Qwen/Qwen3-8B as published.
+"""
+import json
+import pathlib
+import shutil
+import sys
+
+YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1}
+LATENT = {
+    "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000, "max_position_embeddings": 163840,
+    "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "moe_layer_freq": 1,
+    "attention_bias": False, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 2,
+}  # fmt: skip
+LITE = LATENT | {
+    "hidden_size": 2048, "num_hidden_layers": 27, "num_attention_heads": 16, "num_key_value_heads": 16,
+    "q_lora_rank": None, "intermediate_size": 10944, "moe_intermediate_size": 1408, "n_routed_experts": 64,
+    "num_experts_per_tok": 6, "n_shared_experts": 2, "first_k_dense_replace": 1, "vocab_size": 102400, "routed_scaling_factor": 1.0,
+    "rope_scaling": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
+}  # fmt: skip
+V3 = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "topk_method": "noaux_tc", "scoring_func": "sigmoid",
+      "norm_topk_prob": True, "num_nextn_predict_layers": 1}  # fmt: skip
+QWEN = {
+    "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1000000, "max_position_embeddings": 40960, "hidden_size": 4096,
+    "intermediate_size": 12288, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+    "attention_bias": False, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 2,
+}  # fmt: skip
+
+SHAPES = {
+    "v2-lite": LITE | {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "topk_method": "greedy",
+                       "scoring_func": "softmax", "norm_topk_prob": False, "n_group": 1, "topk_group": 1},
+    "v2-lite-mtp": LITE | V3 | {"n_group": 1, "topk_group": 1},
+    "v3-slice": LATENT | V3 | {
+        "hidden_size": 7168, "num_hidden_layers": 6, "num_attention_heads": 128, "num_key_value_heads": 128,
+        "q_lora_rank": 1536, "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256,
+        "num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 3, "vocab_size": 129280,
+        "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+        "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    },
+    "qwen3-8b": QWEN | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 36},
+    "qwen3-8b-eagle3": QWEN | {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1,
+                               "draft_vocab_size": 32000},
+}  # fmt: skip
+
+out = pathlib.Path(sys.argv[1])
+demo = pathlib.Path(__file__).resolve().parents[2] / "data/demo"
+for name, shape in SHAPES.items():
+    folder = out / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(shape, indent=1))
+    shutil.copy(demo / "tokenizer.json", folder)
+    shutil.copy(demo / "tokenizer_config.json", folder)
