@@ -164,3 +164,33 @@ fn unseen_prompt_logprobs(
     cold.scored += unseen.len() as u32;
     unseen
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{EngineConfig, Submit};
+    use kvcache::KvConfig;
+    use protocol::{KvGroup, KvKind, KvSpec};
+    use std::ops::Range;
+
+    /// A row that recomputes more than was delivered, and goes on behind the prompt.
+    #[test]
+    fn scores_of_a_prompt_are_delivered_once_and_end_with_it() {
+        let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
+        let spec = KvSpec { block_tokens: 4, groups: vec![group] };
+        let config = EngineConfig::new(Limits::cpu(8, 100), KvConfig::new(spec, 8, [1, 2]));
+        let submit = Submit::greedy(1, (0..9).collect(), &config.kv.hasher());
+        let mut request = Request::new(submit, 0, 0, &config);
+        let entries = |positions: Range<u32>| -> ThinVec<TokenLogprobs> {
+            let of = |token| TokenLogprobs { token, logprob: -1.0, rank: 1, top: Vec::new() };
+            positions.map(of).collect()
+        };
+        let mut told = |start, end| -> Vec<Token> {
+            let unseen = unseen_prompt_logprobs(&mut request, start, entries(start + 1..end));
+            unseen.iter().map(|entry| entry.token).collect()
+        };
+        assert_eq!(told(0, 5), [1, 2, 3, 4]);
+        assert_eq!(told(2, 12), [5, 6, 7, 8]);
+        assert!(told(0, 9).is_empty());
+    }
+}

@@ -232,6 +232,8 @@ mod tests {
         let seen = view(&domains([(1, 2), (1, 1)]), &Limits::cpu(8, 100));
         assert_eq!((seen.ranks, seen.ranks_with_prefill, seen.decodes), (2, 1, 2));
         assert_eq!(seen.tokens_per_step, Limits::cpu(8, 100).tokens_per_step);
+        let both = view(&domains([(1, 2), (0, 1)]), &Limits::cpu(8, 100));
+        assert_eq!((both.ranks_with_prefill, both.decodes), (2, 1));
         let started = Gate { started: true, ..Gate::default() };
         assert_eq!(rows(started, [(1, 2), (1, 1)], false), (vec![1, 1], 1), "held");
         assert_eq!(rows(Gate::default(), [(1, 2), (1, 1)], false), (vec![2, 1], 0), "fires");

@@ -85,28 +85,12 @@ impl Placer {
 mod tests {
     use super::*;
     use kvcache::{KvConfig, Table};
-    use protocol::{KvGroup, KvKind, KvSpec, RequestId, Sampling, Token};
+    use protocol::{KvGroup, KvKind, KvSpec};
 
     const BLOCK_TOKENS: u32 = 4;
 
     fn submit(tokens: u32, config: &KvConfig) -> Submit {
-        let tokens: Vec<Token> = (0..tokens).collect();
-        let mut keys = Vec::new();
-        config.hasher().extend(&mut keys, &tokens, None);
-        Submit {
-            id: RequestId(1),
-            tokens,
-            max_tokens: 8,
-            sampling: Sampling::greedy(),
-            masked_from: None,
-            key: 0,
-            eos_ids: Vec::new(),
-            stop_ids: Vec::new(),
-            priority: 0,
-            extra: None,
-            replica: None,
-            keys,
-        }
+        Submit::greedy(1, (0..tokens).collect(), &config.hasher())
     }
 
     /// A cache that holds so many of the request's blocks.

@@ -6,13 +6,13 @@
 //! 8 tokens of `a` cached and idle. `free` blocks are vacant besides.
 
 use super::*;
-use crate::commit::commit;
+use crate::commit::{commit, launch};
 use crate::line::Key;
 use crate::request::PREEMPTIONS_MAX;
 use crate::{EngineConfig, Submit};
 use expect_test::{Expect, expect};
 use kvcache::{Content, KvConfig, Published, Table};
-use protocol::{KvGroup, KvKind, KvSpec, Replica, RequestId, Sampling, Token};
+use protocol::{KvGroup, KvKind, KvSpec, Replica, Token};
 
 struct Scene {
     state: State,
@@ -101,22 +101,7 @@ fn held(entry: &Written, block_tokens: u32) -> u32 {
 
 fn request(entry: &Written, arrival: u64, config: &EngineConfig) -> Request {
     let tokens = tokens(entry.like, entry.known);
-    let mut keys = Vec::new();
-    config.kv.hasher().extend(&mut keys, &tokens, None);
-    let submit = Submit {
-        id: RequestId(u64::from(entry.name)),
-        tokens,
-        max_tokens: 8,
-        sampling: Sampling::greedy(),
-        masked_from: None,
-        key: 0,
-        eos_ids: Vec::new(),
-        stop_ids: Vec::new(),
-        priority: 0,
-        extra: None,
-        replica: None,
-        keys,
-    };
+    let submit = Submit::greedy(u64::from(entry.name), tokens, &config.kv.hasher());
     let mut request = Request::new(submit, arrival, 0, config);
     request.cold.key = Key { priority: 0, arrival };
     request.guarded = entry.guarded;
@@ -197,6 +182,18 @@ fn decodes_come_first_and_in_order() {
     check("| run a 4/20, b 3/4 | wait c 0/4", expect!["run b[3,4) a[4,20) c[0,4) admit c"]);
     check("step=1 | run a 8/9, b 3/4", expect!["run a[8,9)"]);
     check("| run a 9/9, b 3/4", expect!["run b[3,4)"]); // `a` waits for its row in flight.
+}
+
+#[test]
+fn a_row_without_mask_is_planned_behind_one_under_way() {
+    let Scene { mut state, mut kv, limits, .. } = scene("| run a 8/9");
+    for start in [8, 9] {
+        let plan = plan(&state, &kv, &limits, Plan::default());
+        let rows = plan.rows.iter().map(|row| (row.start, row.len));
+        assert_eq!(rows.collect::<Vec<_>>(), [(start, 1)]);
+        commit(&mut state, &mut kv, &plan, 0);
+        launch(&mut state, &mut kv, &plan.rows, false);
+    }
 }
 
 #[test]

@@ -36,6 +36,29 @@ pub struct Submit {
     pub keys: Vec<BlockKey>,
 }
 
+#[cfg(test)]
+impl Submit {
+    /// A greedy request for 8 tokens behind `tokens`.
+    pub(crate) fn greedy(id: u64, tokens: Vec<Token>, hasher: &kvcache::Hasher) -> Self {
+        let mut keys = Vec::new();
+        hasher.extend(&mut keys, &tokens, None);
+        Self {
+            id: RequestId(id),
+            tokens,
+            max_tokens: 8,
+            sampling: Sampling::greedy(),
+            masked_from: None,
+            key: 0,
+            eos_ids: Vec::new(),
+            stop_ids: Vec::new(),
+            priority: 0,
+            extra: None,
+            replica: None,
+            keys,
+        }
+    }
+}
+
 /// Why a request was refused: the user's fault or a full queue, never a failure.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
