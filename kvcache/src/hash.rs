@@ -114,11 +114,6 @@ impl Hasher {
         Self { block_tokens, guard_key: key, hash_mask, planted }
     }
 
-    /// Tokens per block.
-    pub fn block_tokens(&self) -> u32 {
-        self.block_tokens
-    }
-
     /// Appends the keys of the full blocks of `tokens` that `keys` lacks.
     pub fn extend(&self, keys: &mut Vec<BlockKey>, tokens: &[Token], extra: Option<&ExtraKeys>) {
         let bs = self.block_tokens as usize;

@@ -248,7 +248,10 @@ impl Run {
     }
 
     fn follow_events(&mut self) {
-        for event in self.kv.take_events() {
+        let told = self.kv.has_events();
+        let events = self.kv.take_events();
+        assert_eq!((told, self.kv.has_events()), (!events.is_empty(), false));
+        for event in events {
             match event {
                 KvEvent::Stored { hashes, parent, tokens, extra_keys, .. } => {
                     assert!(parent.is_none_or(|parent| self.mirror.contains(&parent)));

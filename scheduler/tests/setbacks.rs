@@ -151,3 +151,29 @@ fn an_answer_for_a_request_that_has_left_is_dropped_and_counted() {
     bench.answer(0);
     assert_eq!(bench.stats[0].rows_dropped_total, 1);
 }
+
+#[test]
+fn an_answer_of_executors_that_are_gone_is_dropped_and_counted() {
+    let mut bench = Bench::new(1, 16);
+    bench.submit(1, 6);
+    let mut batch = bench.sent[0].clone().expect("a step is under way");
+    batch.epoch.0 += 1; // Everything else is what is awaited.
+    let awaited = bench.sent[0].replace(batch);
+    bench.answer(0);
+    assert_eq!(bench.stats[0].outputs_dropped_total, 1);
+    bench.sent[0] = awaited;
+    bench.answer(0);
+    assert_eq!(bench.stats[0].outputs_dropped_total, 1);
+}
+
+#[test]
+fn replicas_in_lockstep_are_lost_together_and_others_alone() {
+    for (lockstep, expected) in [(true, &[0, 1][..]), (false, &[1])] {
+        let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
+        let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
+        let config = EngineConfig::new(Limits::cpu(64, 100), KvConfig::new(spec, 16, [1, 2]));
+        let engine = Engine::new(EngineConfig { replicas: 2, lockstep, ..config }).unwrap();
+        let group: Vec<u16> = engine.group(Replica(1)).map(|replica| replica.0).collect();
+        assert_eq!(group, expected);
+    }
+}
