@@ -186,7 +186,8 @@ mod tests {
     #[test]
     fn gate_table() {
         assert!(Gate::default().fires(&HELD), "first step");
-        assert!(!fires(0, HELD), "some ranks have no prefill");
+        let plenty = GateView { pending: 400, ..HELD };
+        assert!(!fires(0, plenty), "some ranks have no prefill, the others more than a step of it");
         assert!(fires(0, GateView { ranks_with_prefill: 0, ..HELD }), "nothing to hold");
         assert!(fires(0, GateView { decodes: 0, ..HELD }), "nothing else to run");
         assert!(fires(0, GateView { kv_usage: 0.9, ..HELD }), "blocks run out");

@@ -143,10 +143,3 @@ pub enum Refusal {
         replicas: u16,
     },
 }
-
-impl Refusal {
-    /// Whether trying again later may help (429) instead of never (400).
-    pub fn is_temporary(&self) -> bool {
-        matches!(self, Self::QueueFull { .. } | Self::QueueTokens { .. } | Self::NotNow { .. })
-    }
-}

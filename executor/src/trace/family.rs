@@ -9,6 +9,13 @@ const FAMILIES: &[(&str, &str)] = &[
     ("attention_decode", "attention decode"),
     ("attention_lone", "attention decode"),
     ("attention", "attention"),
+    ("latent_gather", "attention prefill"),
+    ("latent_prefill", "attention prefill"),
+    ("latent_decode", "attention decode"),
+    ("latent_groups", "attention decode"),
+    ("latent_heads", "queries to latents, means to values"),
+    ("latent_plain", "attention"),
+    ("latent_write", "rotation and KV write"),
     ("embed", "embedding"),
     ("copy_rows", "embedding"),
     ("rms_norm", "norms"),
@@ -23,6 +30,9 @@ const FAMILIES: &[(&str, &str)] = &[
     ("library_product", "products"),
     ("cast_rows", "products"),
     ("moe", "experts"),
+    ("place_experts", "experts"),
+    ("sum_rows", "experts"),
+    ("one_shot", "collectives"),
     ("silu", "elementwise"),
     ("add_rows", "elementwise"),
 ];
@@ -39,6 +49,28 @@ pub(super) fn family(lap: &Lap) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+    use std::path::Path;
+
+    /// But for those that are launched beside the layers.
+    #[test]
+    fn every_kernel_has_a_family() {
+        let csrc = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/csrc");
+        let beside = ["draft_", "part_", "prepare_step", "sample_"];
+        let mut kernels = 0;
+        for folder in fs::read_dir(&csrc).unwrap().map(|entry| entry.unwrap().path()) {
+            let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
+            let text = fs::read_to_string(folder.join(format!("{name}.hip"))).unwrap_or_default();
+            let exported = text.split("EXPORT(").skip(1).filter_map(|rest| rest.split_once(')'));
+            for (kernel, _) in exported {
+                kernels += 1;
+                let begins = |beginning: &str| kernel.starts_with(beginning);
+                let known = FAMILIES.iter().any(|(beginning, _)| begins(beginning));
+                assert!(known || beside.into_iter().any(begins), "{kernel} has no family");
+            }
+        }
+        assert!(kernels > 50, "{kernels} kernels");
+    }
 
     #[test]
     fn kernels_have_families_in_the_layers_only() {
