@@ -240,9 +240,11 @@ mod tests {
 
     #[test]
     fn salt_encoding_is_the_documented_one() {
-        let mut bytes = Vec::new();
+        let ids = [9, 9];
+        let mut bytes = ids.to_vec();
         lora_and_salt(None, Some("tenant-a")).encode(0, 4, &mut bytes);
-        let mut expected = vec![3, 8, 0, 0, 0];
+        let mut expected = ids.to_vec();
+        expected.extend([3, 8, 0, 0, 0]);
         expected.extend(b"tenant-a");
         expected.extend([0x0d, 0, 0, 0, 0, 0, 0, 0x80]);
         assert_eq!(bytes, expected);

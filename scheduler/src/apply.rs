@@ -170,17 +170,45 @@ mod tests {
     use super::*;
     use crate::{EngineConfig, Submit};
     use kvcache::KvConfig;
-    use protocol::{KvGroup, KvKind, KvSpec};
+    use protocol::{KvGroup, KvKind, KvSpec, Tokens};
     use std::ops::Range;
+
+    fn request(prompt: u32) -> Request {
+        let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
+        let spec = KvSpec { block_tokens: 4, groups: vec![group] };
+        let config = EngineConfig::new(Limits::cpu(8, 100), KvConfig::new(spec, 8, [1, 2]));
+        let submit = Submit::greedy(1, (0..prompt).collect(), &config.kv.hasher());
+        Request::new(Submit { masked_from: Some(0), ..submit }, 0, 0, &config)
+    }
+
+    #[test]
+    fn a_mask_is_late_for_a_row_that_samples_and_said_nothing() {
+        let request = request(9);
+        let row = |samples| FlightRow {
+            slot: Slot(0),
+            request: request.id,
+            epoch: 0,
+            len: 9,
+            drafts: 2,
+            samples,
+        };
+        let late = RowOutput { error: Some(RowError::MaskLate), ..RowOutput::default() };
+        assert!(is_late(&request, &row(true), &late));
+        assert!(!is_late(&request, &row(false), &late));
+        assert!(!is_late(&request, &row(true), &RowOutput::default()));
+        for said in [
+            RowOutput { drafted: 1, ..late.clone() },
+            RowOutput { accepted: 1, ..late.clone() },
+            RowOutput { emitted: Tokens::one(7), ..late.clone() },
+        ] {
+            assert!(!is_late(&request, &row(true), &said), "{said:?}");
+        }
+    }
 
     /// A row that recomputes more than was delivered, and goes on behind the prompt.
     #[test]
     fn scores_of_a_prompt_are_delivered_once_and_end_with_it() {
-        let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
-        let spec = KvSpec { block_tokens: 4, groups: vec![group] };
-        let config = EngineConfig::new(Limits::cpu(8, 100), KvConfig::new(spec, 8, [1, 2]));
-        let submit = Submit::greedy(1, (0..9).collect(), &config.kv.hasher());
-        let mut request = Request::new(submit, 0, 0, &config);
+        let mut request = request(9);
         let entries = |positions: Range<u32>| -> ThinVec<TokenLogprobs> {
             let of = |token| TokenLogprobs { token, logprob: -1.0, rank: 1, top: Vec::new() };
             positions.map(of).collect()

@@ -239,6 +239,9 @@ mod tests {
         assert_eq!(rows(started, [(1, 2), (1, 1)], false), (vec![1, 1], 1), "held");
         assert_eq!(rows(Gate::default(), [(1, 2), (1, 1)], false), (vec![2, 1], 0), "fires");
         assert_eq!(rows(started, [(0, 0), (0, 0)], false), (vec![0, 0], 0), "nobody waits");
+        let first = Gate::default();
+        assert_eq!(rows(first, [(1, 2), (1, 1)], true), (vec![1, 1], 0), "not all have prefill");
+        assert_eq!(rows(first, [(1, 2), (1, 2)], true), (vec![2, 2], 0), "all have");
     }
 
     #[test]
