@@ -7,7 +7,7 @@ use super::gemm::wide;
 use super::launch::Launch;
 use super::source::Source;
 use super::tensor_map::TensorMap;
-use crate::{DeviceError, LatentAttention, LatentLayout, MatMut, PackedGroup, Stream};
+use crate::{DeviceError, LatentAttention, LatentLayout, MatMut, PackedGroup, RowBounds, Stream};
 
 static HEADS: Source = Source {
     name: "latent_heads/latent_heads.hip",
@@ -82,6 +82,8 @@ pub(super) struct Absorbed<'a> {
     /// First byte of the layer.
     pool: *const u8,
     transposed: &'a PackedGroup,
+    /// Rows of at least `RowBounds::LONG` tokens are somebody else's.
+    short_alone: bool,
     by: By,
 }
 
@@ -130,12 +132,13 @@ struct HeadRows<P> {
 }
 
 impl HipDevice {
-    /// What attends on matrix units, if these sizes fit.
+    /// What attends on matrix units, if these sizes fit; `short_alone`: to rows of fewer than `RowBounds::LONG` tokens.
     pub(super) fn absorbed<'a>(
         &self,
         layout: &'a LatentLayout,
         pool: *const u8,
         args: &'a LatentAttention<'a>,
+        short_alone: bool,
     ) -> Result<Option<Absorbed<'a>>, DeviceError> {
         let LatentLayout { latent, rotary, block_tokens, dtype, .. } = *layout;
         let (key, value) = (args.heads.key.n(), args.heads.value.n());
@@ -161,7 +164,7 @@ impl HipDevice {
                 stages => By::Waves { stages, step_bytes },
             }
         };
-        Ok(Some(Absorbed { args, layout, pool, transposed, by }))
+        Ok(Some(Absorbed { args, layout, pool, transposed, short_alone, by }))
     }
 
     /// Whether warpgroups gather means over such a pool: shared memory has room for them, its rows are whole panels, and rows are not so
@@ -177,15 +180,21 @@ impl HipDevice {
             && groups_bytes(layout) + STATIC_BYTES_OF_GROUPS <= self.shared_bytes() as usize
     }
 
+    /// Outputs of all rows, or of those of fewer than `RowBounds::LONG` tokens.
     pub(super) fn attend_absorbed(
         &self,
         s: &Stream,
         o: &mut MatMut<'_>,
         call: &Absorbed<'_>,
     ) -> Result<(), DeviceError> {
-        let (args, latent, tokens) = (call.args, call.layout.latent, o.rows());
+        let (args, latent) = (call.args, call.layout.latent);
+        let bounds = &args.rows.bounds;
+        // Long rows among the short ones are taken to the latents in vain.
+        let most =
+            if call.short_alone { bounds.short_tokens.max(bounds.decode_rows) } else { o.rows() };
+        let tokens = most.min(o.rows());
         if tokens == 0 {
-            return Ok(()); // A replica that keeps others company.
+            return Ok(()); // All rows are long, or a replica keeps others company.
         }
         let heads = args.heads.key.len();
         let tiles = heads.div_ceil(call.tile());
@@ -208,7 +217,7 @@ impl HipDevice {
             let grid = (runs as u32, tiles as u32, 1);
             self.gather_means(s, call, (taken, partial), grid, (0, rows, splits))?;
         }
-        if rows < args.rows.len() {
+        if rows < tokens {
             let runs = (tokens - rows).div_ceil(call.together(ANY_NUMBER, self.wave()));
             let blocks = match call.by {
                 By::Waves { .. } => runs,
@@ -255,6 +264,9 @@ impl HipDevice {
         let rotary = ("ROTARY", layout.rotary as u32);
         let block = ("BLOCK_TOKENS", layout.block_tokens as u32);
         let each = ("EACH_TOKEN", u32::from(splits == 0));
+        // What leaves nobody out has no define.
+        let leaves_out = splits == 0 && call.short_alone;
+        let long = ("LONG_ROW", RowBounds::LONG as u32);
         let most = if splits == 0 { ANY_NUMBER } else { args.rows.bounds.successive.max(1) };
         let together = call.together(most, self.wave());
         let launch = match &call.by {
@@ -267,8 +279,10 @@ impl HipDevice {
                     each,
                     ("UNSEEN", args.first as u32),
                     ("TOGETHER", together as u32),
+                    long,
                 ];
-                let kernel = self.kernel(&DECODE, "latent_decode", &defines)?;
+                let defines = &defines[..defines.len() - usize::from(!leaves_out)];
+                let kernel = self.kernel(&DECODE, "latent_decode", defines)?;
                 let tile_waves = if self.wave() == 64 { 2 } else { 8 };
                 let threads = together as u32 * tile_waves * self.wave();
                 Launch::new(kernel, grid, threads, (stages * step_bytes) as u32)
@@ -276,8 +290,9 @@ impl HipDevice {
             By::Groups { few, .. } => {
                 // Tokens that take all keys they see have no splits: one kernel for any number of rows beside them.
                 let few = ("FEW", u32::from(*few && splits > 0));
-                let defines = [latent, rotary, block, each, few];
-                let kernel = self.kernel(&GROUPS, "latent_groups", &defines)?;
+                let defines = [latent, rotary, block, each, few, long];
+                let defines = &defines[..defines.len() - usize::from(!leaves_out)];
+                let kernel = self.kernel(&GROUPS, "latent_groups", defines)?;
                 Launch::new(kernel, grid, GROUPS_THREADS, groups_bytes(layout) as u32)
             }
         };

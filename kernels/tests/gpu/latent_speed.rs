@@ -110,12 +110,7 @@ fn measure(pair: &Pair, heads: usize, asked: &Asked, context: usize) {
     let (contexts, seats) = (pair.put(&asked.contexts, 1, rows), pair.put(&asked.seats, 1, rows));
     let tables: Vec<i32> = (0..blocks).map(|i| (i * 7919 % blocks) as i32).collect();
     let tables = pair.put(&tables, asked.requests, width);
-    let bounds = RowBounds {
-        decode_rows: if q == 1 { rows } else { 0 },
-        successive: asked.together,
-        longest_q: q,
-        longest_context: context,
-    };
+    let bounds = RowBounds::of(std::iter::repeat_n((q, context), rows), asked.together);
     let step = BatchRows {
         cu_q: cu_q.gpu(),
         context_lens: contexts.gpu(),
