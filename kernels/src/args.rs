@@ -244,3 +244,37 @@ pub struct Experts<'a> {
     /// Down projections `[H, I]`.
     pub down: &'a PackedGroup,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_say_where_short_rows_end_and_what_long_ones_see() {
+        let long = RowBounds::LONG;
+        let rows = [(1, 9), (1, 0), (long, 900), (long - 1, 400), (long + 1, 300), (long, 0)];
+        let bounds = RowBounds::of(rows, 2);
+        let exact = RowBounds {
+            decode_rows: 2,
+            successive: 2,
+            longest_q: long + 1,
+            longest_context: 900,
+            short_tokens: 2 * long + 1,
+            long_keys: 1200,
+        };
+        assert_eq!(bounds, exact);
+        let decodes = RowBounds::of([(1, 7), (1, 8)], 1);
+        assert_eq!((decodes.short_tokens, decodes.long_keys, decodes.longest_q), (2, 0, 0));
+    }
+
+    #[test]
+    fn bounds_of_any_rows_hold_for_those_that_need_most() {
+        let long = RowBounds::LONG;
+        for lens in [vec![long; 4], vec![long - 1, 1], vec![3 * long, 1, 1], vec![1, 1, 1]] {
+            let any = RowBounds::of_any(lens.iter().sum(), lens.len(), 5000);
+            let exact = RowBounds::of(lens.iter().map(|&len| (len, 5000)), 1);
+            assert!(any.longest_q >= exact.longest_q && any.long_keys >= exact.long_keys);
+            assert!(any.short_tokens >= exact.short_tokens, "{lens:?}");
+        }
+    }
+}

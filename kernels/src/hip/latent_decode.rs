@@ -189,7 +189,6 @@ impl HipDevice {
     ) -> Result<(), DeviceError> {
         let (args, latent) = (call.args, call.layout.latent);
         let bounds = &args.rows.bounds;
-        // Long rows among the short ones are taken to the latents in vain.
         let most =
             if call.short_alone { bounds.short_tokens.max(bounds.decode_rows) } else { o.rows() };
         let tokens = most.min(o.rows());
@@ -210,7 +209,7 @@ impl HipDevice {
         let turned = call.transposed.k() + call.layout.rotary;
         let q = HeadRows { at: args.q.as_ptr(), head: turned, stride: args.q.stride() };
         let latents = HeadRows { at: taken, head: latent, stride };
-        self.multiply_heads(s, &latents, &q, call.transposed, tokens)?;
+        self.multiply_heads(s, call, &latents, &q, (call.transposed, tokens))?;
         if rows > 0 {
             // Blocks of all heads take the same runs of the list of splits.
             let runs = (self.decode_blocks(call) / tiles).clamp(1, rows * splits);
@@ -230,7 +229,7 @@ impl HipDevice {
         let means = HeadRows { at: taken.cast_const(), head: latent, stride };
         let (values, o_stride) = (args.heads.value, o.stride());
         let o = HeadRows { at: o.as_mut_ptr(), head: values.n(), stride: o_stride };
-        self.multiply_heads(s, &o, &means, values, tokens)
+        self.multiply_heads(s, call, &o, &means, (values, tokens))
     }
 
     /// As many blocks as run at once.
@@ -329,17 +328,21 @@ impl HipDevice {
         unsafe { launch.go(self, s) }
     }
 
-    /// `y[t, h] = W_h x[t, h]` for `tokens` rows.
+    /// `y[t, h] = W_h x[t, h]` for the first `tokens` tokens.
     fn multiply_heads(
         &self,
         s: &Stream,
+        call: &Absorbed<'_>,
         y: &HeadRows<*mut u8>,
         x: &HeadRows<*const u8>,
-        w: &PackedGroup,
-        tokens: usize,
+        (w, tokens): (&PackedGroup, usize),
     ) -> Result<(), DeviceError> {
-        let defines = [("INPUTS", w.k() as u32), ("OUTPUTS", w.n() as u32)];
-        let kernel = self.kernel(&HEADS, "latent_heads", &defines)?;
+        let rows = &call.args.rows;
+        let leaves_out = call.short_alone && rows.bounds.longest_q >= RowBounds::LONG;
+        let long = ("LONG_ROW", RowBounds::LONG as u32);
+        let defines = [("INPUTS", w.k() as u32), ("OUTPUTS", w.n() as u32), long];
+        let defines = &defines[..defines.len() - usize::from(!leaves_out)];
+        let kernel = self.kernel(&HEADS, "latent_heads", defines)?;
         let own = match w.k() / 32 {
             16.. => 1,
             8.. => 2,
@@ -350,15 +353,17 @@ impl HipDevice {
         let blocks = (w.n() / strip_rows).div_ceil(strips);
         let at_once = HEADS_BLOCKS * self.multiprocessors() as usize;
         let parts = (at_once / (blocks * w.len())).clamp(1, tokens.div_ceil(HEADS_ROWS));
-        let rows = tokens.div_ceil(parts).next_multiple_of(HEADS_ROWS);
-        let grid = (blocks as u32, w.len() as u32, tokens.div_ceil(rows) as u32);
+        let each = tokens.div_ceil(parts).next_multiple_of(HEADS_ROWS);
+        let grid = (blocks as u32, w.len() as u32, tokens.div_ceil(each) as u32);
         let launch = Launch::new(kernel, grid, HEADS_THREADS, 0)
             .overlaps_predecessor()
             .arg_ptr(y.at)
             .arg_ptr(x.at)
             .arg_ptr(w.as_ptr())
+            .arg(rows.cu_q)
+            .u32(rows.len() as u32)
             .u32(tokens as u32)
-            .u32(rows as u32)
+            .u32(each as u32)
             .u32(x.head as u32)
             .u32(x.stride as u32)
             .u32(y.stride as u32);

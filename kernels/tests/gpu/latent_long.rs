@@ -178,7 +178,7 @@ pub(crate) fn check(pair: &Pair, sizes: Sizes, rows: Rows<'_>, dtype: DType) {
 }
 
 /// The same numbers on devices that differ in how many bytes they make at a time.
-fn with_bytes(bytes: Option<usize>) -> Vec<Pair> {
+pub(crate) fn with_bytes(bytes: Option<usize>) -> Vec<Pair> {
     let change = |config| HipConfig { expanded_bytes: bytes, half: Half::BF16, ..config };
     devices_with(change).into_iter().map(Pair::new).collect()
 }
