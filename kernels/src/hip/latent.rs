@@ -4,6 +4,7 @@
 use super::attention::LOG2_E;
 use super::check::{check_dtype, check_least, check_most, check_size};
 use super::device::HipDevice;
+use super::latent_expanded::Expanded;
 use super::launch::Launch;
 use super::source::Source;
 use crate::{
@@ -92,6 +93,9 @@ impl HipDevice {
         let Some(absorbed) = self.absorbed(layout, pool, args, expanded.is_some())? else {
             return self.attend_latent_plain(s, &mut o, (pool, layout), args);
         };
+        // One piece of memory serves both, one after the other.
+        let expanded_bytes = expanded.as_ref().map_or(0, Expanded::scratch_bytes);
+        self.scratch(expanded_bytes.max(absorbed.scratch_bytes()))?;
         self.attend_absorbed(s, &mut o, &absorbed)?;
         expanded.map_or(Ok(()), |call| self.attend_expanded(s, &mut o, &call))
     }

@@ -113,6 +113,26 @@ impl Absorbed<'_> {
         }
     }
 
+    /// Tokens up to the last one that is attended to.
+    fn tokens(&self) -> usize {
+        let (bounds, all) = (&self.args.rows.bounds, self.args.q.rows());
+        let short = bounds.short_tokens.max(bounds.decode_rows);
+        if self.short_alone { short.min(all) } else { all }
+    }
+
+    /// Rows of one token, in front.
+    fn decode_rows(&self) -> usize {
+        self.args.rows.bounds.decode_rows.min(self.args.rows.len())
+    }
+
+    /// Of taken queries, and of what splits leave.
+    pub(super) fn scratch_bytes(&self) -> usize {
+        let (heads, latent) = (self.args.heads.key.len(), self.layout.latent);
+        let record_bytes = heads.min(self.tile()) * (latent + RECORD_FACTS) * 4;
+        let records = self.decode_rows() * heads.div_ceil(self.tile()) * self.splits();
+        self.tokens() * heads * latent * 2 + records * record_bytes
+    }
+
     /// Most splits of a row.
     fn splits(&self) -> usize {
         let lengths = match self.by {
@@ -187,23 +207,14 @@ impl HipDevice {
         o: &mut MatMut<'_>,
         call: &Absorbed<'_>,
     ) -> Result<(), DeviceError> {
-        let (args, latent) = (call.args, call.layout.latent);
-        let bounds = &args.rows.bounds;
-        let most =
-            if call.short_alone { bounds.short_tokens.max(bounds.decode_rows) } else { o.rows() };
-        let tokens = most.min(o.rows());
+        let (args, latent, tokens) = (call.args, call.layout.latent, call.tokens());
         if tokens == 0 {
             return Ok(()); // All rows are long, or a replica keeps others company.
         }
-        let heads = args.heads.key.len();
-        let tiles = heads.div_ceil(call.tile());
-        let rows = args.rows.bounds.decode_rows.min(args.rows.len());
-        let splits = call.splits();
-        let record_bytes = heads.min(call.tile()) * (latent + RECORD_FACTS) * 4;
-        let partial_bytes = rows * tiles * splits * record_bytes;
-        let stride = heads * latent;
+        let (heads, rows, splits) = (args.heads.key.len(), call.decode_rows(), call.splits());
+        let (tiles, stride) = (heads.div_ceil(call.tile()), heads * latent);
         // Means take the place of the queries they come from.
-        let taken = self.scratch(tokens * stride * 2 + partial_bytes)?;
+        let taken = self.scratch(call.scratch_bytes())?;
         // SAFETY: behind the taken queries, in the same scratch memory.
         let partial = unsafe { taken.add(tokens * stride * 2) };
         let turned = call.transposed.k() + call.layout.rotary;

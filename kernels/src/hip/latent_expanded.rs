@@ -51,7 +51,8 @@ pub(super) struct Expanded<'a> {
     /// First byte of the layer.
     pool: *const u8,
     by: By,
-    bytes: usize,
+    need: Need,
+    plan: Plan,
 }
 
 /// How keys are attended to.
@@ -137,6 +138,16 @@ struct Part {
 }
 
 impl Expanded<'_> {
+    /// Bytes of what is made, and carried, at a time.
+    pub(super) fn scratch_bytes(&self) -> usize {
+        if self.has_rows() { self.need.scratch_bytes(self.plan) } else { 0 }
+    }
+
+    /// Whether any row may be long.
+    fn has_rows(&self) -> bool {
+        self.args.rows.bounds.longest_q >= RowBounds::LONG
+    }
+
     /// Channels of a query and of a key.
     fn query(&self) -> usize {
         self.args.heads.key.n() + self.layout.rotary
@@ -144,16 +155,21 @@ impl Expanded<'_> {
 
     /// Rows of one token, in front, which are somebody else's.
     fn first_row(&self) -> usize {
-        self.args.rows.bounds.decode_rows.min(self.args.rows.len())
+        first_row(self.args)
     }
+}
 
-    /// Keys of all long rows at most, each row's filled up to whole steps.
-    fn keys(&self, tokens: usize) -> usize {
-        let (bounds, first) = (&self.args.rows.bounds, self.first_row());
-        let rows = (self.args.rows.len() - first).min((tokens - first) / RowBounds::LONG);
-        let filled = bounds.long_keys + rows * (STEP_KEYS - 1);
-        (filled / STEP_KEYS).max(1) * STEP_KEYS
-    }
+fn first_row(args: &LatentAttention<'_>) -> usize {
+    args.rows.bounds.decode_rows.min(args.rows.len())
+}
+
+/// Keys of all long rows at most, each row's filled up to whole steps.
+fn keys_of(args: &LatentAttention<'_>) -> usize {
+    let first = first_row(args);
+    let tokens = args.q.rows().saturating_sub(first);
+    let rows = (args.rows.len() - first).min(tokens / RowBounds::LONG);
+    let filled = args.rows.bounds.long_keys + rows * (STEP_KEYS - 1);
+    (filled / STEP_KEYS).max(1) * STEP_KEYS
 }
 
 impl HipDevice {
@@ -182,8 +198,21 @@ impl HipDevice {
             let stages = (room / waves_bytes(key + layout.rotary, value)).min(most);
             By::Waves { stages }
         };
-        let fits = fits && !matches!(by, By::Waves { stages: 0 });
-        fits.then_some(Expanded { args, layout, pool, by, bytes })
+        if !fits || matches!(by, By::Waves { stages: 0 }) {
+            return None;
+        }
+        let tile = self.tokens_of_block(&by);
+        let need = Need {
+            bytes,
+            keys: keys_of(args),
+            heads: args.heads.key.len(),
+            row_bytes: layout.width() * 2,
+            head_bytes: (key + value) * 2,
+            tiles: args.q.rows() / tile + args.rows.len() - first_row(args),
+            carried_bytes: (tile * value + 4 * THREADS as usize) * 4,
+            busy: FILLED * self.multiprocessors() as usize,
+        };
+        Some(Expanded { args, layout, pool, by, plan: need.plan(), need })
     }
 
     /// Outputs of the rows of at least `RowBounds::LONG` tokens.
@@ -193,24 +222,12 @@ impl HipDevice {
         o: &mut MatMut<'_>,
         call: &Expanded<'_>,
     ) -> Result<(), DeviceError> {
-        let (args, layout, tokens) = (call.args, call.layout, o.rows());
-        if args.rows.bounds.longest_q < RowBounds::LONG || tokens == 0 {
+        if !call.has_rows() || o.rows() == 0 {
             return Ok(());
         }
-        let (key, value) = (args.heads.key.n(), args.heads.value.n());
-        let (heads, block_tokens) = (args.heads.key.len(), self.tokens_of_block(call));
-        let need = Need {
-            bytes: call.bytes,
-            keys: call.keys(tokens),
-            heads,
-            row_bytes: layout.width() * 2,
-            head_bytes: (key + value) * 2,
-            tiles: tokens / block_tokens + args.rows.len() - call.first_row(),
-            carried_bytes: (block_tokens * value + 4 * THREADS as usize) * 4,
-            busy: FILLED * self.multiprocessors() as usize,
-        };
-        let plan = need.plan();
-        let at = self.scratch(need.scratch_bytes(plan))?;
+        let Expanded { args, layout, need, plan, .. } = call;
+        let (key, value, heads) = (args.heads.key.n(), args.heads.value.n(), need.heads);
+        let at = self.scratch(call.scratch_bytes())?;
         let (values, latents) = (plan.heads * key, plan.heads * (key + value));
         let stride = latents + layout.width();
         // SAFETY: behind the rows, in the same scratch memory if anything is carried.
@@ -237,8 +254,8 @@ impl HipDevice {
     }
 
     /// Tokens of a block's tile.
-    fn tokens_of_block(&self, call: &Expanded<'_>) -> usize {
-        match call.by {
+    fn tokens_of_block(&self, by: &By) -> usize {
+        match by {
             By::Groups => GROUPS_TILE,
             By::Waves { .. } => (THREADS / self.wave()) as usize * TILE,
         }
@@ -350,7 +367,7 @@ impl HipDevice {
 
     /// The kernel and its grid.
     fn prefill_launch(&self, call: &Expanded<'_>, part: Part) -> Result<Launch, DeviceError> {
-        let (args, tile) = (call.args, self.tokens_of_block(call));
+        let (args, tile) = (call.args, self.tokens_of_block(&call.by));
         let (key, value) = (args.heads.key.n(), args.heads.value.n());
         let how = match call.by {
             By::Groups => ("GROUPS", 1),
