@@ -39,6 +39,7 @@ pub(crate) fn open(settings: &Settings) -> Result<Opened, ExecutorError> {
         cache_dir: settings.kernel_cache.clone(),
         half: half(settings.dtype),
         emulated_wave: libraries.and_then(|named| named.emulated_wave),
+        ..HipConfig::default()
     };
     let cores = available_parallelism().map_or(1, usize::from);
     let gpu = Arc::new(HipDevice::open(&hip)?);

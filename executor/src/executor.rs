@@ -14,7 +14,7 @@ use crate::{
 };
 use models::sharding::{Indivisible, Ranks};
 use models::{LoadError, LoadOptions, kv_layout, kv_spec, load_eagle3, load_model};
-use ops::{DType, Ops, StepShape};
+use ops::{DType, Ops, RowBounds, StepShape};
 use protocol::{
     Batch, Drafter, ExpertPlacement, KvSpec, Memory, Phase, Ready, Settings, Speculation,
     StepOutput,
@@ -260,7 +260,18 @@ impl Executor {
         let pass = |lens: &Vec<u32>| rehearsal::shape(lens, questions, width);
         let graphs = self.graph_shapes();
         let few = (1..=FEW_ROWS.min(self.rows_max())).map(|rows| pass(&vec![1; rows as usize]));
-        few.chain(passes.iter().map(pass)).chain(graphs).chain([self.deepest()]).collect()
+        let passes = self.longest(passes).into_iter().chain(few).chain(passes.iter().map(pass));
+        passes.chain(graphs).chain([self.deepest()]).collect()
+    }
+
+    /// The prefill of most tokens behind the longest contexts, in rows of any length: what attention needs most memory for
+    /// beside decodes.
+    fn longest(&self, passes: &[Vec<u32>]) -> Option<StepShape> {
+        let settings = &self.config.settings;
+        let tokens = passes.iter().map(|lens| lens.iter().sum::<u32>()).max()? as usize;
+        let rows = (settings.max_num_seqs as usize).min((tokens / RowBounds::LONG).max(1));
+        let bounds = RowBounds::of_any(tokens, rows, settings.max_model_len as usize);
+        Some(StepShape { tokens, rows, questions: rows.min(self.questions()), bounds })
     }
 
     /// The widest decode step with the longest contexts, launch by launch: what attention needs most memory

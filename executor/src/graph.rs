@@ -140,8 +140,7 @@ fn tightest<R>(
 
 /// A step of `rows` rows of one token each, of which up to `successive` may be a request's, with up to `longest` keys.
 pub(crate) fn shape(rows: usize, successive: usize, longest: usize) -> StepShape {
-    let bounds =
-        RowBounds { decode_rows: rows, successive, longest_q: 0, longest_context: longest };
+    let bounds = RowBounds::of(std::iter::repeat_n((1, longest), rows), successive);
     StepShape { tokens: rows, rows, questions: rows, bounds }
 }
 

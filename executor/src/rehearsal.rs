@@ -33,14 +33,7 @@ pub(crate) fn rehearse(
 /// request.
 pub(crate) fn shape(lens: &[u32], questions: usize, successive: usize) -> StepShape {
     let rows = lens.len();
-    let decode_rows = lens.iter().take_while(|&&len| len == 1).count();
-    let longest = |lens: &[u32]| lens.iter().max().map_or(0, |&len| len as usize);
-    let bounds = RowBounds {
-        decode_rows,
-        successive,
-        longest_q: longest(&lens[decode_rows..]),
-        longest_context: longest(lens),
-    };
+    let bounds = RowBounds::of(lens.iter().map(|&len| (len as usize, len as usize)), successive);
     let tokens = lens.iter().sum::<u32>() as usize;
     StepShape { tokens, rows, questions: rows.min(questions), bounds }
 }

@@ -699,16 +699,8 @@ fn collective_timing(engine: &Engine) -> CollectiveTiming {
 
 /// Bounds of the rows of a stage, which has those of one token first.
 fn bounds(stage: &Stage, limits: &StepLimits) -> RowBounds {
-    let decode_rows = stage.rows.iter().take_while(|row| row.len == 1).count();
-    let most = |of: &dyn Fn(&StageRow) -> i32, from: usize| {
-        stage.rows[from..].iter().map(of).max().unwrap_or(0) as usize
-    };
-    RowBounds {
-        decode_rows,
-        successive: if limits.apart { limits.width() } else { 1 },
-        longest_q: most(&|row| row.len, decode_rows),
-        longest_context: most(&|row| row.start + row.len, 0),
-    }
+    let lengths = |row: &StageRow| (row.len as usize, (row.start + row.len) as usize);
+    RowBounds::of(stage.rows.iter().map(lengths), if limits.apart { limits.width() } else { 1 })
 }
 
 fn ns_since(start: Instant) -> u64 {

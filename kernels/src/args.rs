@@ -32,22 +32,56 @@ pub struct RowBounds {
     pub longest_q: usize,
     /// Keys of the longest row of all.
     pub longest_context: usize,
+    /// Tokens of the step up to the last row of fewer than [`LONG`](Self::LONG): behind them all rows are long.
+    pub short_tokens: usize,
+    /// Keys of all long rows together.
+    pub long_keys: usize,
 }
 
 impl RowBounds {
     /// Contexts up to which a step of one row is worth a recording of its own: attention divides their keys otherwise.
     pub const SHORT: usize = 2048;
+    /// Tokens from which on a row is long: latent attention on a GPU makes keys and values of all that it sees, which is less work than
+    /// taking its queries to the latents. By operations alone both cost the same at `C (M + V) / (2 C − M − V)`, 170 tokens in DeepSeek-V3.
+    pub const LONG: usize = 256;
+
+    /// Exact bounds of rows of so many tokens and keys each. Those of one token, in front, may be up to `successive` of a request.
+    #[must_use]
+    pub fn of(rows: impl IntoIterator<Item = (usize, usize)>, successive: usize) -> Self {
+        let mut bounds = Self { successive, ..Self::default() };
+        let (mut tokens, mut in_front) = (0, true);
+        for (own, context) in rows {
+            tokens += own;
+            in_front &= own == 1;
+            if in_front {
+                bounds.decode_rows += 1;
+            } else {
+                bounds.longest_q = bounds.longest_q.max(own);
+            }
+            bounds.longest_context = bounds.longest_context.max(context);
+            if own < Self::LONG {
+                bounds.short_tokens = tokens;
+            } else {
+                bounds.long_keys += context;
+            }
+        }
+        bounds
+    }
 
     /// What holds for any `rows` rows of `tokens` tokens in all, none of them empty, and `positions`
     /// positions in a block table.
     #[must_use]
     pub fn of_any(tokens: usize, rows: usize, positions: usize) -> Self {
         let decode_rows = if tokens == rows { rows } else { 0 };
+        let longest_q = tokens + 1 - rows.clamp(1, tokens + 1);
+        let long_rows = if longest_q < Self::LONG { 0 } else { rows.min(tokens / Self::LONG) };
         Self {
             decode_rows,
             successive: 1,
-            longest_q: tokens + 1 - rows.clamp(1, tokens + 1),
+            longest_q,
             longest_context: positions,
+            short_tokens: tokens,
+            long_keys: long_rows * positions,
         }
     }
 }
@@ -209,4 +243,38 @@ pub struct Experts<'a> {
     pub gate_up: &'a PackedGroup,
     /// Down projections `[H, I]`.
     pub down: &'a PackedGroup,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_say_where_short_rows_end_and_what_long_ones_see() {
+        let long = RowBounds::LONG;
+        let rows = [(1, 9), (1, 0), (long, 900), (long - 1, 400), (long + 1, 300), (long, 0)];
+        let bounds = RowBounds::of(rows, 2);
+        let exact = RowBounds {
+            decode_rows: 2,
+            successive: 2,
+            longest_q: long + 1,
+            longest_context: 900,
+            short_tokens: 2 * long + 1,
+            long_keys: 1200,
+        };
+        assert_eq!(bounds, exact);
+        let decodes = RowBounds::of([(1, 7), (1, 8)], 1);
+        assert_eq!((decodes.short_tokens, decodes.long_keys, decodes.longest_q), (2, 0, 0));
+    }
+
+    #[test]
+    fn bounds_of_any_rows_hold_for_those_that_need_most() {
+        let long = RowBounds::LONG;
+        for lens in [vec![long; 4], vec![long - 1, 1], vec![3 * long, 1, 1], vec![1, 1, 1]] {
+            let any = RowBounds::of_any(lens.iter().sum(), lens.len(), 5000);
+            let exact = RowBounds::of(lens.iter().map(|&len| (len, 5000)), 1);
+            assert!(any.longest_q >= exact.longest_q && any.long_keys >= exact.long_keys);
+            assert!(any.short_tokens >= exact.short_tokens, "{lens:?}");
+        }
+    }
 }

@@ -23,16 +23,8 @@ pub struct BatchInputs {
 impl BatchInputs {
     /// Exact bounds of the rows.
     fn bounds(&self) -> RowBounds {
-        let tokens: Vec<usize> = self.cu_q.windows(2).map(|w| (w[1] - w[0]) as usize).collect();
-        let decode_rows = tokens.iter().take_while(|&&n| n == 1).count();
-        let longest = |x: Option<&usize>| x.copied().unwrap_or(0);
-        let longest_context = self.context_lens.iter().max().map_or(0, |&n| n as usize);
-        RowBounds {
-            decode_rows,
-            successive: 1,
-            longest_q: longest(tokens[decode_rows..].iter().max()),
-            longest_context,
-        }
+        let tokens = self.cu_q.windows(2).map(|w| (w[1] - w[0]) as usize);
+        RowBounds::of(tokens.zip(self.context_lens.iter().map(|&n| n as usize)), 1)
     }
 }
 

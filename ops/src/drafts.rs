@@ -116,12 +116,7 @@ impl DraftBuffers {
             context_lens: self.context_lens.narrow(&[rows])?,
             block_tables: tables.narrow(tables.shape())?,
             table_rows: Some(self.row_seats.narrow(&[rows])?),
-            bounds: RowBounds {
-                decode_rows: rows,
-                successive: 1,
-                longest_q: 0,
-                longest_context: longest,
-            },
+            bounds: RowBounds::of(std::iter::repeat_n((1, longest), rows), 1),
         };
         Ok((batch, self.ids.narrow(&[rows])?))
     }

@@ -8,7 +8,8 @@
 // Probabilities are rounded to half_t before they meet the values; their sum is taken before. Scores, maxima, sums and
 // outputs are f32. Maxima are in units of log2(e).
 //
-// -DHEAD_DIM=64|128; -DKV_FP8=1: the pool holds fp8 e4m3.
+// -DHEAD_DIM=64|128; -DKV_FP8=1: the pool holds fp8 e4m3. -DQUERY_DIM=n: queries and keys have more channels than values, a multiple
+// of 32.
 #pragma once
 #include "dev/strip.h"
 
@@ -21,7 +22,10 @@ typedef fp8 KV;
 typedef half_t KV;
 #endif
 
-enum : u32 { TILE_KEYS = 16, QUERIES = 16, D = HEAD_DIM };
+#ifndef QUERY_DIM
+#  define QUERY_DIM HEAD_DIM
+#endif
+enum : u32 { TILE_KEYS = 16, QUERIES = 16, D = HEAD_DIM, QUERY_PARTS = QUERY_DIM / 32 };
 // Below every score, and a difference of two of them is still a number.
 #define NO_SCORE (-1e30f)
 
@@ -72,8 +76,8 @@ DEV float over_keys_sum(float v) { return group_sum<4>(v); }
 struct Values { half_x8 v[KEYS][D / 64]; };
 #endif
 
-struct Queries { StripX v[D / 32]; };
-struct Keys { half_x8 v[KEY_ROWS][D / 32]; };
+struct Queries { StripX v[QUERY_PARTS]; };
+struct Keys { half_x8 v[KEY_ROWS][QUERY_PARTS]; };
 struct Scores { float v[SLOTS][KEYS]; };
 struct Running {
     float max[SLOTS], sum[SLOTS];  // sum: of this lane's keys only, until the end
@@ -93,7 +97,7 @@ template <class At> DEV Queries load_queries(const At& at) {
     Queries q;
     UNROLL for (u32 j = 0; j < STRIP_X; ++j) {
         const half_t* row = at(strip_x_row(j));
-        UNROLL for (u32 i = 0; i < D / 32; ++i)
+        UNROLL for (u32 i = 0; i < QUERY_PARTS; ++i)
             q.v[i].v[j] = row ? *(const half_x8*)(row + i * 32 + strip_k()) : zero8();
     }
     return q;
@@ -103,7 +107,7 @@ template <class At> DEV Queries load_queries(const At& at) {
 DEV Keys load_keys(const KV* keys, u32 stride) {
     Keys k;
     UNROLL for (u32 j = 0; j < KEY_ROWS; ++j)
-        UNROLL for (u32 i = 0; i < D / 32; ++i) k.v[j][i] = load_kv8(keys + key_row(j) * stride + i * 32 + strip_k());
+        UNROLL for (u32 i = 0; i < QUERY_PARTS; ++i) k.v[j][i] = load_kv8(keys + key_row(j) * stride + i * 32 + strip_k());
     return k;
 }
 
@@ -111,11 +115,11 @@ DEV Scores score(const Queries& q, const Keys& k) {
     Scores s;
 #if WAVE == 64
     f32x4 c{{0.f, 0.f, 0.f, 0.f}};
-    UNROLL for (u32 i = 0; i < D / 32; ++i) strip_mma(c, StripX{{k.v[0][i]}}, q.v[i].v[0]);
+    UNROLL for (u32 i = 0; i < QUERY_PARTS; ++i) strip_mma(c, StripX{{k.v[0][i]}}, q.v[i].v[0]);
     UNROLL for (u32 i = 0; i < KEYS; ++i) s.v[0][i] = c.v[i];
 #else
     f32x4 c[2] = {{{0.f, 0.f, 0.f, 0.f}}, {{0.f, 0.f, 0.f, 0.f}}};
-    UNROLL for (u32 i = 0; i < D / 32; ++i)
+    UNROLL for (u32 i = 0; i < QUERY_PARTS; ++i)
         UNROLL for (u32 j = 0; j < 2; ++j) strip_mma(c[j], q.v[i], k.v[j][i]);
     UNROLL for (u32 i = 0; i < SLOTS; ++i)
         UNROLL for (u32 j = 0; j < KEYS; ++j) s.v[i][j] = c[j >> 1].v[i * 2 + (j & 1)];

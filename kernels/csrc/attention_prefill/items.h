@@ -18,14 +18,6 @@ DEV u32 seen_by(const Item& item, u32 pair) { return item.before + pair / HEAD_G
 // Where a search for ever later items is: rows looked at now are WAVE from `row` on.
 struct Search { u32 row, items_before; };
 
-DEV u32 sum_up_to_lane(u32 v) {
-    for (u32 step = 1; step < WAVE; step *= 2) {
-        const u32 other = shfl(v, lane() - step);
-        if (lane() >= step) v += other;
-    }
-    return v;
-}
-
 // The item of that number; every lane of the wave must come. Behind the last one, items_before is how many there are.
 DEV Item find(Search& search, const Job& job, u32 number) {
     for (; search.row < job.rows; search.row += WAVE) {

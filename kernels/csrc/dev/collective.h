@@ -45,6 +45,15 @@ template <u32 GROUP, class T> DEV T group_max(T v DEV_SITE) { return group_reduc
 template <class T> DEV T wave_sum(T v DEV_SITE) { return group_reduce<Sum, WAVE>(v DEV_AT); }
 template <class T> DEV T wave_max(T v DEV_SITE) { return group_reduce<Max, WAVE>(v DEV_AT); }
 
+// Of the lanes up to this one, itself included.
+DEV u32 sum_up_to_lane(u32 v) {
+    for (u32 step = 1; step < WAVE; step *= 2) {
+        const u32 other = shfl(v, lane() - step);
+        if (lane() >= step) v += other;
+    }
+    return v;
+}
+
 // Over the block; every thread must come, and gets the result. bdim() is a multiple of WAVE.
 template <class Op, class T> DEV T block_reduce(T v DEV_SITE) {
     SHARED(T, parts, 32);

@@ -5,12 +5,14 @@
 //   w [heads][OUTPUTS][INPUTS]; all half_t, rows of x and W aligned to 16 bytes
 //
 //   -DINPUTS=n (a multiple of 32)  -DOUTPUTS=n (a multiple of 16)
+//   -DLONG_ROW=n  tokens of rows of at least n tokens are left out, but for some at their ends: cu_q i32 [row_count + 1] says whose they are
 //   rows  of x that a block goes through, a multiple of 16
 // Grid: (strips of a head by those of a block, heads, T by rows). Block: 128.
 // Rounding: the output once. A row's result is the same sum in the same order whatever the others hold.
 // Roofline: bytes of W; a wave holds its strips of W in registers while rows of x pass.
 #include "dev.h"
 #include "dev/strip.h"
+#include "attention/row_of.h"
 
 enum : u32 {
     PIECES = INPUTS / 32,
@@ -31,15 +33,28 @@ DEV Strips load_strips(const half_t* w, u32 first) {
     return s;
 }
 
+// The first of the 16 tokens from `at` on, or of as many so much further on, that are not all of a long row.
+DEV u32 past_long_rows(const i32* cu_q, u32 row_count, u32 at, u32 end) {
+#ifdef LONG_ROW
+    while (at < end) {
+        const u32 row = row_of(cu_q, row_count, at), row_end = (u32)cu_q[row + 1];
+        if (row_end < at + 16 || row_end - (u32)cu_q[row] < LONG_ROW) break;
+        at += (row_end - at) / 16 * 16;
+    }
+#endif
+    return at;
+}
+
 KERNEL(128)
-latent_heads(half_t* y, const half_t* x, const half_t* w, u32 tokens, u32 rows, u32 x_head, u32 x_stride, u32 y_stride) {
+latent_heads(half_t* y, const half_t* x, const half_t* w, const i32* cu_q, u32 row_count, u32 tokens, u32 rows, u32 x_head,
+             u32 x_stride, u32 y_stride) {
     const u32 head = bid_y(), strip = (bid_x() * WAVES + wave()) * OWN;
     if (strip >= STRIPS) return;
     const Strips own = load_strips(w + (u64)head * OUTPUTS * INPUTS, strip);
     grid_wait();
     grid_release();
     const u32 end = (bid_z() + 1) * rows < tokens ? (bid_z() + 1) * rows : tokens;
-    for (u32 at = bid_z() * rows; at < end; at += 16) {
+    for (u32 at = bid_z() * rows; (at = past_long_rows(cu_q, row_count, at, end)) < end; at += 16) {
         f32x4 sums[OWN];
         UNROLL for (u32 i = 0; i < OWN; ++i) sums[i] = f32x4{{0.f, 0.f, 0.f, 0.f}};
         UNROLL for (u32 k = 0; k < PIECES; ++k) {

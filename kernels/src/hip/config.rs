@@ -43,7 +43,13 @@ pub struct HipConfig {
     pub half: Half,
     /// The libraries are the SIMT emulator, with waves of so many lanes (64 or 32).
     pub emulated_wave: Option<u32>,
+    /// Bytes of keys and values that latent attention makes at a time for rows of many tokens; `None`: it makes none, and takes the
+    /// queries of these rows to the latents as those of others.
+    pub expanded_bytes: Option<usize>,
 }
+
+/// Such bytes where nothing else is said.
+const EXPANDED_BYTES: usize = 256 << 20;
 
 impl Default for HipConfig {
     fn default() -> Self {
@@ -54,6 +60,7 @@ impl Default for HipConfig {
             cache_dir: None,
             half: Half::default(),
             emulated_wave: None,
+            expanded_bytes: Some(EXPANDED_BYTES),
         }
     }
 }

@@ -24,6 +24,8 @@ use crate::{
 #[derive(Debug)]
 pub struct HipDevice {
     pub(super) half: Half,
+    /// As in the configuration.
+    pub(super) expanded_bytes: Option<usize>,
     runtime: Arc<Runtime>,
     jit: Jit,
     modules: Modules,
@@ -50,6 +52,7 @@ impl HipDevice {
         };
         Ok(Self {
             half: config.half,
+            expanded_bytes: config.expanded_bytes,
             library,
             runtime,
             jit,

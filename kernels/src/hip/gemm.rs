@@ -29,6 +29,20 @@ const SKINNY_STRIPS: [usize; 4] = [1, 2, 4, 8];
 /// Rows of `W` up to which each gets a block of its own in f32.
 const ROW_OUTPUTS: usize = 512;
 
+/// A matrix `[n, k]` of weights, or some rows of one.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lines {
+    pub(super) at: *const u8,
+    pub(super) n: usize,
+    pub(super) k: usize,
+}
+
+impl From<&Packed> for Lines {
+    fn from(w: &Packed) -> Self {
+        Self { at: w.as_ptr(), n: w.n(), k: w.k() }
+    }
+}
+
 /// A launch of `skinny`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SkinnyShape {
@@ -78,7 +92,7 @@ impl HipDevice {
         if !alone || !self.fits_many(x.rows(), x.dtype(), w) || !self.reaches(&y, x) {
             return Err(too_many(x.rows()));
         }
-        self.many(s, y, x, w, around.silu_mul)
+        self.many(s, y, x, w.into(), around.silu_mul)
     }
 
     /// `y = x Wᵀ + bias` for shapes that have been checked.
@@ -97,12 +111,12 @@ impl HipDevice {
             return self.skinny(s, y, x, w, &Around { bias, ..Around::default() });
         }
         if bias.is_none() && self.fits_many(x.rows(), x.dtype(), w) && self.reaches(&y, x) {
-            return self.many(s, y, x, w, false);
+            return self.many(s, y, x, w.into(), false);
         }
         if self.streams_rows(x.rows(), x.dtype(), w) && Self::lies_right(x, &mut y) {
             return self.stream_rows(s, y, x, w, &Around { bias, ..Around::default() });
         }
-        self.tiles(s, y, x, w, bias)
+        self.tiles(s, y, x, w.into(), bias)
     }
 
     /// Whether `rows` rows of `dtype` go through the kernel for few rows, which takes all of `Around`.
@@ -174,13 +188,13 @@ impl HipDevice {
         unsafe { launch.go(self, s) }
     }
 
-    /// Any number of rows on the matrix units.
-    fn tiles(
+    /// Any number of rows on the matrix units; a row has the same bits in any company.
+    pub(super) fn tiles(
         &self,
         s: &Stream,
         mut y: MatMut<'_>,
         x: Mat<'_>,
-        w: &Packed,
+        w: Lines,
         bias: Option<Mat<'_>>,
     ) -> Result<(), DeviceError> {
         let tile_rows = if x.rows() <= 64 { 64 } else { 128 };
@@ -190,13 +204,13 @@ impl HipDevice {
             ("TILE_M", tile_rows as u32),
         ];
         let kernel = self.kernel(&GEMM, "gemm", &defines)?;
-        let tiles = (w.n().div_ceil(TILE_OUTPUTS), x.rows().div_ceil(tile_rows));
+        let tiles = (w.n.div_ceil(TILE_OUTPUTS), x.rows().div_ceil(tile_rows));
         let grid = (tiles.0 as u32, tiles.1 as u32, 1);
         let y_stride = y.stride() as u32;
         let launch = Launch::new(kernel, grid, THREADS, self.tile_bytes(tile_rows))
             .out(&mut y)
             .arg(x)
-            .arg_ptr(w.as_ptr())
+            .arg_ptr(w.at)
             .arg_or_null(bias);
         // SAFETY: `check` compared all shapes; rows are aligned to 16 bytes.
         unsafe {
@@ -253,10 +267,11 @@ const TILE_LINE_BYTES: usize = 80;
 pub(super) fn sizes(
     launch: Launch,
     (rows, x_stride): (usize, usize),
-    w: &Packed,
+    w: impl Into<Lines>,
     y_stride: u32,
 ) -> Launch {
-    let launch = launch.u32(rows as u32).u32(w.n() as u32).u32(w.k() as u32);
+    let Lines { n, k, .. } = w.into();
+    let launch = launch.u32(rows as u32).u32(n as u32).u32(k as u32);
     launch.u32(y_stride).u32(x_stride as u32)
 }
 

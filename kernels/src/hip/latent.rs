@@ -1,9 +1,10 @@
-//! Latent attention: norm, rotation and store of latents, then attention over them, absorbed: on matrix units
-//! (`latent_decode.rs`), or any shape by a plain kernel.
+//! Latent attention: norm, rotation and store of latents, then attention over them: absorbed, on matrix units (`latent_decode.rs`) or,
+//! any shape, by a plain kernel; rows of many tokens expanded (`latent_expanded.rs`).
 
 use super::attention::LOG2_E;
 use super::check::{check_dtype, check_least, check_most, check_size};
 use super::device::HipDevice;
+use super::latent_expanded::Expanded;
 use super::launch::Launch;
 use super::source::Source;
 use crate::{
@@ -88,10 +89,15 @@ impl HipDevice {
         let first = layout.row(args.layer, 0) * layout.dtype.bytes();
         // SAFETY: as above.
         let pool = unsafe { kv.as_ptr().add(first) };
-        match self.absorbed(layout, pool, args)? {
-            Some(call) => self.attend_absorbed(s, &mut o, &call),
-            None => self.attend_latent_plain(s, &mut o, (pool, layout), args),
-        }
+        let expanded = self.expanded(layout, pool, args, &o);
+        let Some(absorbed) = self.absorbed(layout, pool, args, expanded.is_some())? else {
+            return self.attend_latent_plain(s, &mut o, (pool, layout), args);
+        };
+        // One piece of memory serves both, one after the other.
+        let expanded_bytes = expanded.as_ref().map_or(0, Expanded::scratch_bytes);
+        self.scratch(expanded_bytes.max(absorbed.scratch_bytes()))?;
+        self.attend_absorbed(s, &mut o, &absorbed)?;
+        expanded.map_or(Ok(()), |call| self.attend_expanded(s, &mut o, &call))
     }
 
     fn attend_latent_plain(

@@ -7,7 +7,7 @@ use super::gemm::wide;
 use super::launch::Launch;
 use super::source::Source;
 use super::tensor_map::TensorMap;
-use crate::{DeviceError, LatentAttention, LatentLayout, MatMut, PackedGroup, Stream};
+use crate::{DeviceError, LatentAttention, LatentLayout, MatMut, PackedGroup, RowBounds, Stream};
 
 static HEADS: Source = Source {
     name: "latent_heads/latent_heads.hip",
@@ -82,6 +82,8 @@ pub(super) struct Absorbed<'a> {
     /// First byte of the layer.
     pool: *const u8,
     transposed: &'a PackedGroup,
+    /// Rows of at least `RowBounds::LONG` tokens are somebody else's.
+    short_alone: bool,
     by: By,
 }
 
@@ -111,6 +113,26 @@ impl Absorbed<'_> {
         }
     }
 
+    /// Tokens up to the last one that is attended to.
+    fn tokens(&self) -> usize {
+        let (bounds, all) = (&self.args.rows.bounds, self.args.q.rows());
+        let short = bounds.short_tokens.max(bounds.decode_rows);
+        if self.short_alone { short.min(all) } else { all }
+    }
+
+    /// Rows of one token, in front.
+    fn decode_rows(&self) -> usize {
+        self.args.rows.bounds.decode_rows.min(self.args.rows.len())
+    }
+
+    /// Of taken queries, and of what splits leave.
+    pub(super) fn scratch_bytes(&self) -> usize {
+        let (heads, latent) = (self.args.heads.key.len(), self.layout.latent);
+        let record_bytes = heads.min(self.tile()) * (latent + RECORD_FACTS) * 4;
+        let records = self.decode_rows() * heads.div_ceil(self.tile()) * self.splits();
+        self.tokens() * heads * latent * 2 + records * record_bytes
+    }
+
     /// Most splits of a row.
     fn splits(&self) -> usize {
         let lengths = match self.by {
@@ -130,12 +152,13 @@ struct HeadRows<P> {
 }
 
 impl HipDevice {
-    /// What attends on matrix units, if these sizes fit.
+    /// What attends on matrix units, if these sizes fit; `short_alone`: to rows of fewer than `RowBounds::LONG` tokens.
     pub(super) fn absorbed<'a>(
         &self,
         layout: &'a LatentLayout,
         pool: *const u8,
         args: &'a LatentAttention<'a>,
+        short_alone: bool,
     ) -> Result<Option<Absorbed<'a>>, DeviceError> {
         let LatentLayout { latent, rotary, block_tokens, dtype, .. } = *layout;
         let (key, value) = (args.heads.key.n(), args.heads.value.n());
@@ -161,7 +184,7 @@ impl HipDevice {
                 stages => By::Waves { stages, step_bytes },
             }
         };
-        Ok(Some(Absorbed { args, layout, pool, transposed, by }))
+        Ok(Some(Absorbed { args, layout, pool, transposed, short_alone, by }))
     }
 
     /// Whether warpgroups gather means over such a pool: shared memory has room for them, its rows are whole panels, and rows are not so
@@ -177,38 +200,34 @@ impl HipDevice {
             && groups_bytes(layout) + STATIC_BYTES_OF_GROUPS <= self.shared_bytes() as usize
     }
 
+    /// Outputs of all rows, or of those of fewer than `RowBounds::LONG` tokens.
     pub(super) fn attend_absorbed(
         &self,
         s: &Stream,
         o: &mut MatMut<'_>,
         call: &Absorbed<'_>,
     ) -> Result<(), DeviceError> {
-        let (args, latent, tokens) = (call.args, call.layout.latent, o.rows());
+        let (args, latent, tokens) = (call.args, call.layout.latent, call.tokens());
         if tokens == 0 {
-            return Ok(()); // A replica that keeps others company.
+            return Ok(()); // All rows are long, or a replica keeps others company.
         }
-        let heads = args.heads.key.len();
-        let tiles = heads.div_ceil(call.tile());
-        let rows = args.rows.bounds.decode_rows.min(args.rows.len());
-        let splits = call.splits();
-        let record_bytes = heads.min(call.tile()) * (latent + RECORD_FACTS) * 4;
-        let partial_bytes = rows * tiles * splits * record_bytes;
-        let stride = heads * latent;
+        let (heads, rows, splits) = (args.heads.key.len(), call.decode_rows(), call.splits());
+        let (tiles, stride) = (heads.div_ceil(call.tile()), heads * latent);
         // Means take the place of the queries they come from.
-        let taken = self.scratch(tokens * stride * 2 + partial_bytes)?;
+        let taken = self.scratch(call.scratch_bytes())?;
         // SAFETY: behind the taken queries, in the same scratch memory.
         let partial = unsafe { taken.add(tokens * stride * 2) };
         let turned = call.transposed.k() + call.layout.rotary;
         let q = HeadRows { at: args.q.as_ptr(), head: turned, stride: args.q.stride() };
         let latents = HeadRows { at: taken, head: latent, stride };
-        self.multiply_heads(s, &latents, &q, call.transposed, tokens)?;
+        self.multiply_heads(s, call, &latents, &q, (call.transposed, tokens))?;
         if rows > 0 {
             // Blocks of all heads take the same runs of the list of splits.
             let runs = (self.decode_blocks(call) / tiles).clamp(1, rows * splits);
             let grid = (runs as u32, tiles as u32, 1);
             self.gather_means(s, call, (taken, partial), grid, (0, rows, splits))?;
         }
-        if rows < args.rows.len() {
+        if rows < tokens {
             let runs = (tokens - rows).div_ceil(call.together(ANY_NUMBER, self.wave()));
             let blocks = match call.by {
                 By::Waves { .. } => runs,
@@ -221,7 +240,7 @@ impl HipDevice {
         let means = HeadRows { at: taken.cast_const(), head: latent, stride };
         let (values, o_stride) = (args.heads.value, o.stride());
         let o = HeadRows { at: o.as_mut_ptr(), head: values.n(), stride: o_stride };
-        self.multiply_heads(s, &o, &means, values, tokens)
+        self.multiply_heads(s, call, &o, &means, (values, tokens))
     }
 
     /// As many blocks as run at once.
@@ -255,6 +274,9 @@ impl HipDevice {
         let rotary = ("ROTARY", layout.rotary as u32);
         let block = ("BLOCK_TOKENS", layout.block_tokens as u32);
         let each = ("EACH_TOKEN", u32::from(splits == 0));
+        // What leaves nobody out has no define.
+        let leaves_out = splits == 0 && call.short_alone;
+        let long = ("LONG_ROW", RowBounds::LONG as u32);
         let most = if splits == 0 { ANY_NUMBER } else { args.rows.bounds.successive.max(1) };
         let together = call.together(most, self.wave());
         let launch = match &call.by {
@@ -267,8 +289,10 @@ impl HipDevice {
                     each,
                     ("UNSEEN", args.first as u32),
                     ("TOGETHER", together as u32),
+                    long,
                 ];
-                let kernel = self.kernel(&DECODE, "latent_decode", &defines)?;
+                let defines = &defines[..defines.len() - usize::from(!leaves_out)];
+                let kernel = self.kernel(&DECODE, "latent_decode", defines)?;
                 let tile_waves = if self.wave() == 64 { 2 } else { 8 };
                 let threads = together as u32 * tile_waves * self.wave();
                 Launch::new(kernel, grid, threads, (stages * step_bytes) as u32)
@@ -276,8 +300,9 @@ impl HipDevice {
             By::Groups { few, .. } => {
                 // Tokens that take all keys they see have no splits: one kernel for any number of rows beside them.
                 let few = ("FEW", u32::from(*few && splits > 0));
-                let defines = [latent, rotary, block, each, few];
-                let kernel = self.kernel(&GROUPS, "latent_groups", &defines)?;
+                let defines = [latent, rotary, block, each, few, long];
+                let defines = &defines[..defines.len() - usize::from(!leaves_out)];
+                let kernel = self.kernel(&GROUPS, "latent_groups", defines)?;
                 Launch::new(kernel, grid, GROUPS_THREADS, groups_bytes(layout) as u32)
             }
         };
@@ -314,17 +339,21 @@ impl HipDevice {
         unsafe { launch.go(self, s) }
     }
 
-    /// `y[t, h] = W_h x[t, h]` for `tokens` rows.
+    /// `y[t, h] = W_h x[t, h]` for the first `tokens` tokens.
     fn multiply_heads(
         &self,
         s: &Stream,
+        call: &Absorbed<'_>,
         y: &HeadRows<*mut u8>,
         x: &HeadRows<*const u8>,
-        w: &PackedGroup,
-        tokens: usize,
+        (w, tokens): (&PackedGroup, usize),
     ) -> Result<(), DeviceError> {
-        let defines = [("INPUTS", w.k() as u32), ("OUTPUTS", w.n() as u32)];
-        let kernel = self.kernel(&HEADS, "latent_heads", &defines)?;
+        let rows = &call.args.rows;
+        let leaves_out = call.short_alone && rows.bounds.longest_q >= RowBounds::LONG;
+        let long = ("LONG_ROW", RowBounds::LONG as u32);
+        let defines = [("INPUTS", w.k() as u32), ("OUTPUTS", w.n() as u32), long];
+        let defines = &defines[..defines.len() - usize::from(!leaves_out)];
+        let kernel = self.kernel(&HEADS, "latent_heads", defines)?;
         let own = match w.k() / 32 {
             16.. => 1,
             8.. => 2,
@@ -335,15 +364,17 @@ impl HipDevice {
         let blocks = (w.n() / strip_rows).div_ceil(strips);
         let at_once = HEADS_BLOCKS * self.multiprocessors() as usize;
         let parts = (at_once / (blocks * w.len())).clamp(1, tokens.div_ceil(HEADS_ROWS));
-        let rows = tokens.div_ceil(parts).next_multiple_of(HEADS_ROWS);
-        let grid = (blocks as u32, w.len() as u32, tokens.div_ceil(rows) as u32);
+        let each = tokens.div_ceil(parts).next_multiple_of(HEADS_ROWS);
+        let grid = (blocks as u32, w.len() as u32, tokens.div_ceil(each) as u32);
         let launch = Launch::new(kernel, grid, HEADS_THREADS, 0)
             .overlaps_predecessor()
             .arg_ptr(y.at)
             .arg_ptr(x.at)
             .arg_ptr(w.as_ptr())
+            .arg(rows.cu_q)
+            .u32(rows.len() as u32)
             .u32(tokens as u32)
-            .u32(rows as u32)
+            .u32(each as u32)
             .u32(x.head as u32)
             .u32(x.stride as u32)
             .u32(y.stride as u32);

@@ -2,7 +2,7 @@
 //! matrix library.
 
 use super::device::HipDevice;
-use super::gemm::{sizes, wide};
+use super::gemm::{Lines, sizes, wide};
 use super::launch::Launch;
 use super::source::Source;
 use super::tensor_map::{BOX_ROWS, Boxed};
@@ -38,9 +38,13 @@ impl HipDevice {
         let tiles = rows.div_ceil(TILE_ROWS) * w.n().div_ceil(TILE_LINES);
         half && whole
             && rows >= ROWS
-            && self.shared_bytes() >= SHARED_BYTES
-            && self.multiplies_in_groups()
+            && self.has_room_for_many()
             && fills(tiles, self.multiprocessors() as usize / CLUSTER)
+    }
+
+    /// Whether this GPU has warpgroups and what a block of them needs.
+    pub(super) fn has_room_for_many(&self) -> bool {
+        self.shared_bytes() >= SHARED_BYTES && self.multiplies_in_groups()
     }
 
     /// Whether the copy engine reaches the rows of both.
@@ -49,13 +53,13 @@ impl HipDevice {
     }
 
     /// `y = x Wᵀ`, or with `gated` `silu(gate) · up` of it, in the 16-bit type; shapes have been checked, rows of x and y
-    /// are `wide`.
+    /// are `wide`. A row has the same bits in any company.
     pub(super) fn many(
         &self,
         s: &Stream,
         mut y: MatMut<'_>,
         x: Mat<'_>,
-        w: &Packed,
+        w: Lines,
         gated: bool,
     ) -> Result<(), DeviceError> {
         let kernel = self.kernel(&MANY, "linear_many", &[("GATED", u32::from(gated))])?;
@@ -64,22 +68,23 @@ impl HipDevice {
             self.boxes_of(&Boxed { matrix, rows, columns, stride, box_rows })
         };
         let y_map = boxed(y.as_mut_ptr().cast_const(), rows, outputs, y_stride, BOX_ROWS)?;
-        let x_map = boxed(x.as_ptr(), rows, w.k(), x.stride(), HALF)?;
-        let w_map = boxed(w.as_ptr(), w.n(), w.k(), w.k(), HALF)?;
-        let launch = Launch::new(kernel, (self.many_blocks(rows, w), 1, 1), THREADS, SHARED_BYTES)
-            .out(&mut y)
-            .arg(x)
-            .arg_ptr(w.as_ptr())
-            .record(&y_map.0)
-            .record(&x_map.0)
-            .record(&w_map.0);
+        let x_map = boxed(x.as_ptr(), rows, w.k, x.stride(), HALF)?;
+        let w_map = boxed(w.at, w.n, w.k, w.k, HALF)?;
+        let launch =
+            Launch::new(kernel, (self.many_blocks(rows, w.n), 1, 1), THREADS, SHARED_BYTES)
+                .out(&mut y)
+                .arg(x)
+                .arg_ptr(w.at)
+                .record(&y_map.0)
+                .record(&x_map.0)
+                .record(&w_map.0);
         let launch = sizes(launch, (rows, x.stride()), w, y_stride as u32);
         // SAFETY: the caller compared the shapes; rows begin on 16 bytes.
         unsafe { launch.overlaps_predecessor().go(self, s) }
     }
 
-    fn many_blocks(&self, rows: usize, w: &Packed) -> u32 {
-        let tiles = rows.div_ceil(TILE_ROWS) * w.n().div_ceil(TILE_LINES);
+    fn many_blocks(&self, rows: usize, lines: usize) -> u32 {
+        let tiles = rows.div_ceil(TILE_ROWS) * lines.div_ceil(TILE_LINES);
         (tiles.min(self.multiprocessors() as usize / CLUSTER) * CLUSTER) as u32
     }
 }

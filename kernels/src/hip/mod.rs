@@ -42,6 +42,7 @@ mod half;
 mod jit;
 mod latent;
 mod latent_decode;
+mod latent_expanded;
 mod launch;
 mod linear;
 mod linear_stream;

@@ -110,12 +110,7 @@ impl Case {
         let contexts = pair.put(&contexts, 1, rows);
         let tables = pair.put(&self.tables, self.tables.len() / self.width, self.width);
         let seats = pair.put(&self.seats, 1, rows);
-        let bounds = RowBounds {
-            decode_rows: self.rows.iter().take_while(|r| r.0 == 1).count(),
-            successive: self.successive,
-            longest_q: self.rows.iter().map(|r| r.0).max().unwrap(),
-            longest_context: self.rows.iter().map(|r| r.1).max().unwrap(),
-        };
+        let bounds = RowBounds::of(self.rows.iter().copied(), self.successive);
         let mut o = pair.poisoned(self.layouts[0].dtype, q.gpu().rows(), q.gpu().cols());
         let views: [fn(&Twin) -> Mat<'_>; 2] = [Twin::gpu, Twin::cpu];
         let devices: [&dyn Kernels; 2] = [&pair.gpu, &pair.cpu];

@@ -8,7 +8,9 @@ use crate::fp8::Grid;
 use crate::latent::{LONG, SHORT};
 use crate::pair::{Pair, bytes_of, f16_pairs, pairs, tolerance};
 use crate::support::{S, devices_of};
-use crate::{attention, fp8, kv_fp8, latent, linear, linear_many, moe, moe_fp8, rope_attention};
+use crate::{
+    attention, fp8, kv_fp8, latent, latent_long, linear, linear_many, moe, moe_fp8, rope_attention,
+};
 
 const F16: DType = DType::F16;
 
@@ -112,6 +114,7 @@ fn latents_agree_with_the_cpu() {
     for pair in &f16_pairs() {
         latent::check(pair, [2, 96, 16, 24, 40, 16], (SHORT, 2), F16);
         latent::check(pair, [17, 128, 32, 32, 48, 32], (LONG, 4), F16);
+        latent_long::check(pair, [1, 128, 64, 64, 64, 16], &[(1, 40), (257, 300)], F16);
     }
 }
 

@@ -86,6 +86,7 @@ pub(crate) fn check(pair: &Pair, heads: Heads, dtype: DType, decode: bool) {
                 successive: 1,
                 longest_q: each.iter().map(|row| row.0).max().unwrap(),
                 longest_context: TOKENS,
+                ..RowBounds::default()
             },
         };
         let scale = SCALES[0] * (head_dim as f32).powf(-0.5);

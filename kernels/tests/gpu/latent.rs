@@ -89,6 +89,7 @@ fn check_of(
     let (keys, values) = (weights(unturned), weights(value));
     let turned: Vec<Vec<u8>> = keys.iter().map(|key| transposed(key, latent)).collect();
     let seats = pair.put(seats, 1, seats.len());
+    let exact = RowBounds::of(asking.iter().copied(), successive);
     let mut o = pair.poisoned(dtype, asked, heads * value);
     let mut apart = pair.poisoned(dtype, asked, heads * value);
     let mut alone = pair.poisoned(dtype, 1, heads * value);
@@ -123,12 +124,7 @@ fn check_of(
                 context_lens: view(&rows[1]),
                 block_tables: view(&rows[2]),
                 table_rows: Some(view(&seats)),
-                bounds: RowBounds {
-                    decode_rows,
-                    successive,
-                    longest_q: 5,
-                    longest_context: tokens,
-                },
+                bounds: RowBounds { decode_rows, longest_q: 5, ..exact },
             },
             heads: LatentHeads {
                 key: &key,
@@ -150,7 +146,11 @@ fn check_of(
                 cu_q: args.rows.cu_q.columns(0, 2),
                 context_lens: args.rows.context_lens.columns(0, 1),
                 table_rows: args.rows.table_rows.map(|seats| seats.columns(0, 1)),
-                bounds: RowBounds { decode_rows: decode_rows.min(1), ..args.rows.bounds },
+                bounds: RowBounds {
+                    decode_rows: decode_rows.min(1),
+                    short_tokens: 1,
+                    ..args.rows.bounds
+                },
                 ..args.rows
             };
             let args = LatentAttention { q: args.q.rows_from(0, 1), rows, ..args };

@@ -6,6 +6,7 @@ use kernels::{
     PackedGroup, RowBounds, bf16,
 };
 
+use crate::latent_long::with_bytes;
 use crate::matrix_speed::{microseconds, report};
 use crate::pair::{Pair, pairs};
 use crate::support::S;
@@ -30,9 +31,8 @@ fn latent_speed() {
                 (64, 1, 8192),
                 (64, 1, 64),
                 (256, 1, 1200),
-                (1, 1024, 1024),
             ] {
-                attention(pair, heads, (rows, q), context);
+                attention(pair, heads, (rows, q), context, "");
             }
             // Rows with drafts: as if each were a request, and together.
             for (requests, tokens, context) in [
@@ -47,6 +47,29 @@ fn latent_speed() {
                 for together in [1, tokens] {
                     drafts(pair, heads, (requests, tokens, together), context);
                 }
+            }
+        }
+    }
+}
+
+/// Rows of many tokens whose keys and values are made, and the same with queries that are taken to the latents.
+#[test]
+#[ignore = "measures a GPU, named by HADRON_GPU"]
+fn latent_prefill_speed() {
+    for (made, taken) in pairs().iter().zip(&with_bytes(None)) {
+        for heads in [16, 128] {
+            for (rows, q, context) in [
+                (1, 256, 256),
+                (1, 256, 8192),
+                (1, 512, 8192),
+                (4, 512, 512),
+                (1, 1024, 1024),
+                (1, 2048, 2048),
+                (1, 2048, 8192),
+                (1, 2048, 32_768),
+            ] {
+                attention(made, heads, (rows, q), context, ", keys made");
+                attention(taken, heads, (rows, q), context, ", queries taken");
             }
         }
     }
@@ -73,10 +96,16 @@ fn drafts(
     measure(pair, heads, &asked, context + tokens);
 }
 
-/// `rows` rows of `q` tokens.
-fn attention(pair: &Pair, heads: usize, (rows, q): (usize, usize), context: usize) {
+/// `rows` rows of `q` tokens; `how` they are attended to.
+fn attention(
+    pair: &Pair,
+    heads: usize,
+    (rows, q): (usize, usize),
+    context: usize,
+    how: &'static str,
+) {
     let (contexts, seats) = (vec![context as i32; rows], (0..rows as i32).collect());
-    let what = format!("{rows} x {q}");
+    let what = format!("{rows} x {q}{how}");
     let asked = Asked { requests: rows, q, contexts, seats, together: 1, what };
     measure(pair, heads, &asked, context);
 }
@@ -110,12 +139,7 @@ fn measure(pair: &Pair, heads: usize, asked: &Asked, context: usize) {
     let (contexts, seats) = (pair.put(&asked.contexts, 1, rows), pair.put(&asked.seats, 1, rows));
     let tables: Vec<i32> = (0..blocks).map(|i| (i * 7919 % blocks) as i32).collect();
     let tables = pair.put(&tables, asked.requests, width);
-    let bounds = RowBounds {
-        decode_rows: if q == 1 { rows } else { 0 },
-        successive: asked.together,
-        longest_q: q,
-        longest_context: context,
-    };
+    let bounds = RowBounds::of(std::iter::repeat_n((q, context), rows), asked.together);
     let step = BatchRows {
         cu_q: cu_q.gpu(),
         context_lens: contexts.gpu(),
@@ -133,7 +157,9 @@ fn measure(pair: &Pair, heads: usize, asked: &Asked, context: usize) {
         pair.gpu.latent_attention(&S, o.gpu_mut(), (&pool, &layout), &args).unwrap();
     });
     let seen = q * (2 * context - q + 1) / 2;
-    let tflops = (2 * rows * seen * heads * (2 * LATENT + ROTARY)) as f64 / time / 1e6;
+    // Of what must be computed: few queries are taken to the latents, many meet keys and values.
+    let channels = if q < RowBounds::LONG { 2 * LATENT + ROTARY } else { 2 * OWN + ROTARY };
+    let tflops = (2 * rows * seen * heads * channels) as f64 / time / 1e6;
     let what = format!("latents, {heads} heads, {} at {context}, {tflops:.0} TFLOP/s", asked.what);
     report(&what, time, asked.requests * context * (LATENT + ROTARY) * 2);
 }

@@ -127,9 +127,7 @@ fn attend(
     let seats = pair.put(&by_row(&|r| r / tokens), 1, rows);
     let tables: Vec<i32> = (0..blocks as i32).map(|i| (i * 7919) % blocks as i32).collect();
     let tables = pair.put(&tables, requests, width);
-    let decode_rows = if q == 1 { rows } else { 0 };
-    let longest_context = context + tokens - 1;
-    let bounds = RowBounds { decode_rows, successive: together, longest_q: q, longest_context };
+    let bounds = RowBounds::of(std::iter::repeat_n((q, context + tokens - 1), rows), together);
     let (context_lens, block_tables) = (contexts.gpu(), tables.gpu());
     let table_rows = Some(seats.gpu());
     let step = BatchRows { cu_q: cu_q.gpu(), context_lens, block_tables, table_rows, bounds };

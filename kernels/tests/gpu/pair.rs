@@ -68,7 +68,11 @@ impl Pair {
         rows: usize,
         cols: usize,
     ) -> Twin {
-        let values = numbers.reals::<f32>(rows * cols);
+        self.put_as(dtype, &numbers.reals::<f32>(rows * cols), rows, cols)
+    }
+
+    /// `values`, rounded to `dtype`, on both devices.
+    pub(crate) fn put_as(&self, dtype: DType, values: &[f32], rows: usize, cols: usize) -> Twin {
         match dtype {
             DType::BF16 => {
                 let values: Vec<bf16> = values.iter().map(|x| bf16::from_f32(*x)).collect();
@@ -78,7 +82,7 @@ impl Pair {
                 let values: Vec<f16> = values.iter().map(|x| f16::from_f32(*x)).collect();
                 self.put(&values, rows, cols)
             }
-            _ => self.put(&values, rows, cols),
+            _ => self.put(values, rows, cols),
         }
     }
 

@@ -136,7 +136,7 @@ impl<T: Real> Case<T> {
             context_lens: contexts.mat(),
             block_tables: tables.mat(),
             table_rows: None,
-            bounds: RowBounds { decode_rows: rows, successive: 1, longest_q: 0, longest_context },
+            bounds: RowBounds::of(std::iter::repeat_n((1, longest_context), rows), 1),
         };
         let mut o = Array::<T>::poisoned(device, rows, heads * dim);
         let kv = (&mut pool.buffer, &self.layout);

@@ -21,11 +21,16 @@ pub(crate) fn devices() -> Vec<HipDevice> {
 
 /// The same with another 16-bit type.
 pub(crate) fn devices_of(half: Half) -> Vec<HipDevice> {
+    devices_with(|config| HipConfig { half, ..config })
+}
+
+/// The same with a configuration that is changed.
+pub(crate) fn devices_with(change: impl FnMut(HipConfig) -> HipConfig) -> Vec<HipDevice> {
     let configs = match std::env::var("HADRON_GPU") {
         Ok(vendor) => vec![real(&vendor)],
         Err(_) => [64, 32].map(emulator).to_vec(),
     };
-    let configs = configs.into_iter().map(|config| HipConfig { half, ..config });
+    let configs = configs.into_iter().map(change);
     configs.map(|config| HipDevice::open(&config).unwrap()).collect()
 }
 

@@ -126,12 +126,7 @@ impl CpuDevice {
             context_lens: Mat::of(&lens, 1, 1)?,
             block_tables: Mat::of(&table, 1, table.len())?,
             table_rows: None,
-            bounds: RowBounds {
-                decode_rows: 0,
-                successive: 1,
-                longest_q: tokens,
-                longest_context: context,
-            },
+            bounds: RowBounds::of([(tokens, context)], 1),
         };
         let q_mat = Mat::of(&q, tokens, count * dim)?;
         let args =
