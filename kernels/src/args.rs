@@ -198,6 +198,8 @@ pub struct Scores<'a> {
     pub top_k: usize,
     /// Whether a token's weights sum to 1.
     pub normalise: bool,
+    /// Experts behind the last one, which every token goes to beside, with weight 1.
+    pub shared: usize,
 }
 
 /// Weights of the experts on this rank.
