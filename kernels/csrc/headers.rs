@@ -79,6 +79,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("moe/segment.h", include_str!("moe/segment.h")),
     ("moe_route/count.h", include_str!("moe_route/count.h")),
     ("moe_route/moe_route.h", include_str!("moe_route/moe_route.h")),
+    ("moe_route/shared.h", include_str!("moe_route/shared.h")),
     ("moe_little/blend.h", include_str!("moe_little/blend.h")),
     ("moe_little/choose.h", include_str!("moe_little/choose.h")),
     ("moe_little/mix.h", include_str!("moe_little/mix.h")),

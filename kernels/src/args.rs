@@ -43,7 +43,7 @@ impl RowBounds {
     pub const SHORT: usize = 2048;
     /// Tokens from which on a row is long: latent attention on a GPU makes keys and values of all that it sees, which is less work than
     /// taking its queries to the latents. By operations alone both cost the same at `C (M + V) / (2 C − M − V)`, 170 tokens in DeepSeek-V3.
-    pub const LONG: usize = 256;
+    pub const LONG: usize = 128;
 
     /// Exact bounds of rows of so many tokens and keys each. Those of one token, in front, may be up to `successive` of a request.
     #[must_use]
@@ -232,6 +232,8 @@ pub struct Scores<'a> {
     pub top_k: usize,
     /// Whether a token's weights sum to 1.
     pub normalise: bool,
+    /// Experts behind the last one, which every token goes to beside, with weight 1.
+    pub shared: usize,
 }
 
 /// Weights of the experts on this rank.

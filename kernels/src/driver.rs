@@ -366,20 +366,19 @@ pub trait Kernels: Driver {
         rows: Mat<'_>,
     ) -> Result<(), DeviceError>;
 
-    /// Softmax over `logits` f32 `[T, E]`, then the `k` largest, the lower index first among equals.
-    /// `experts` i32 and `weights` f32 are `[T, k]`; with `normalise` a token's weights sum to 1. Choices are added to `count`.
+    /// Softmax over the logits, then the `k` largest, the lower index first among equals, and the experts that all tokens share behind
+    /// them: `experts` i32 and `weights` f32 are `[T, k + shared]`. The `k` choices are added to `count`.
     fn moe_route_softmax(
         &self,
         s: &Stream,
         experts: MatMut<'_>,
         weights: MatMut<'_>,
-        logits: Mat<'_>,
-        normalise: bool,
+        scores: &Scores<'_>,
         count: Option<&mut ExpertCount<'_>>,
     ) -> Result<(), DeviceError>;
 
-    /// The experts of each token by any rule, best first: `logits` f32 `[T, E]`, `experts` i32 and `weights` f32 `[T, k]`.
-    /// Choices are added to `count`.
+    /// The experts of each token by any rule, best first, then those that all tokens share: `logits` f32 `[T, E]`, `experts` i32 and `weights`
+    /// f32 `[T, k + shared]`. The `k` choices are added to `count`.
     fn moe_route(
         &self,
         s: &Stream,
@@ -403,6 +402,13 @@ pub trait Kernels: Driver {
     ) -> Result<bool, DeviceError> {
         let _ = (s, y, x, scores, experts, count);
         Ok(false)
+    }
+
+    /// Whether experts that all tokens share, the last ones of `experts`, are best computed with the others at so many tokens. Else
+    /// they are faster by themselves.
+    fn joins_shared(&self, tokens: usize, experts: &Experts<'_>) -> bool {
+        let _ = (tokens, experts);
+        true
     }
 
     /// Chosen experts `i32 [T, k]` become the places where a copy of each lies. Row `e` of `places` holds the number of

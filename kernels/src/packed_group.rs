@@ -1,8 +1,13 @@
 //! Equal weight matrices that are used together: the experts of a layer.
 
-use crate::{DType, DeviceError, Packed, Scales};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::{Buffer, DType, DeviceError, Packed, Release, Scales};
 
 const KERNEL: &str = "pack_group";
+/// What a buffer begins on.
+const ALIGNMENT: usize = 64;
 
 /// `G` packed matrices `[N, K]`; made by [`Kernels::pack_group`](crate::Kernels::pack_group).
 ///
@@ -10,7 +15,7 @@ const KERNEL: &str = "pack_group";
 /// to the next), or stacked, row behind row or in an order of its own, in one piece of memory.
 #[derive(Debug)]
 pub struct PackedGroup {
-    parts: Vec<Packed>,
+    parts: Vec<Arc<Packed>>,
     len: usize,
     lines: bool,
 }
@@ -24,13 +29,14 @@ impl PackedGroup {
                 check("inputs", part.k(), first.k())?;
             }
         }
+        let parts: Vec<Arc<Packed>> = parts.into_iter().map(Arc::new).collect();
         Ok(Self { len: parts.len(), parts, lines: false })
     }
 
     /// `len` matrices that were packed as one of `len · N` rows.
     pub(crate) fn stacked(whole: Packed, len: usize) -> Result<Self, DeviceError> {
         check("rows of the stack", whole.n(), whole.n().next_multiple_of(len.max(1)))?;
-        Ok(Self { parts: vec![whole], len, lines: false })
+        Ok(Self { parts: vec![Arc::new(whole)], len, lines: false })
     }
 
     /// The same memory, whose rows the device has put in an order of its own.
@@ -58,25 +64,25 @@ impl PackedGroup {
     /// Outputs of each.
     #[must_use]
     pub fn n(&self) -> usize {
-        self.parts.iter().map(Packed::n).sum::<usize>() / self.len.max(1)
+        self.parts.iter().map(|part| part.n()).sum::<usize>() / self.len.max(1)
     }
 
     /// Inputs of each.
     #[must_use]
     pub fn k(&self) -> usize {
-        self.parts.first().map_or(0, Packed::k)
+        self.parts.first().map_or(0, |part| part.k())
     }
 
     /// Element type: f32, bf16, f16, or fp8 with scales.
     #[must_use]
     pub fn dtype(&self) -> DType {
-        self.parts.first().map_or(DType::F32, Packed::dtype)
+        self.parts.first().map_or(DType::F32, |part| part.dtype())
     }
 
     /// Bytes held.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.parts.iter().map(Packed::bytes).sum()
+        self.parts.iter().map(|part| part.bytes()).sum()
     }
 
     /// Matrix `i` of those that lie apart.
@@ -88,15 +94,59 @@ impl PackedGroup {
         &self.parts[i]
     }
 
+    /// Matrix `i` by itself, in the same memory. `None`: the device has put its rows in an order of its own, it begins where no
+    /// matrix may, or there are fewer.
+    #[must_use]
+    pub fn matrix(&self, i: usize) -> Option<Arc<Packed>> {
+        if self.lines || i >= self.len {
+            return None;
+        }
+        if self.parts.len() == self.len {
+            return self.parts.get(i).cloned();
+        }
+        let (whole, n) = (self.parts.first()?, self.n());
+        let Packed { dtype, k, .. } = **whole;
+        let of = |buffer: &Buffer, bytes| part_of(whole, buffer, i * bytes, bytes);
+        let buffer = of(&whole.buffer, n * k * dtype.bytes())?;
+        let scales = whole.scales.as_ref().map(|scales| {
+            let Scales { rows, stride, .. } = *scales;
+            let buffer = of(&scales.buffer, n / rows * stride * size_of::<f32>())?;
+            Some(Scales { buffer, rows, stride })
+        });
+        let scales = match scales {
+            Some(scales) => Some(scales?),
+            None => None,
+        };
+        Some(Arc::new(Packed { buffer, dtype, n, k, scales }))
+    }
+
     /// Factors of the elements of a stack in fp8.
     pub(crate) fn scales(&self) -> Option<&Scales> {
-        self.parts.first().and_then(Packed::scales)
+        self.parts.first().and_then(|part| part.scales())
     }
 
     /// First byte of the stack.
     pub(crate) fn as_ptr(&self) -> *const u8 {
-        self.parts.first().map_or(std::ptr::null(), Packed::as_ptr)
+        self.parts.first().map_or(std::ptr::null(), |part| part.as_ptr())
     }
+}
+
+/// Keeps a stack whose memory a matrix of it lies in.
+struct Kept(#[expect(dead_code, reason = "held for its memory alone")] Arc<Packed>);
+
+impl Release for Kept {
+    /// The stack frees all of it.
+    unsafe fn release(&self, _: NonNull<u8>, _: usize) {}
+}
+
+/// Bytes `[from, from + bytes)` of a buffer of `whole`, if they are there and begin where a buffer may.
+fn part_of(whole: &Arc<Packed>, buffer: &Buffer, from: usize, bytes: usize) -> Option<Buffer> {
+    if !from.is_multiple_of(ALIGNMENT) || from + bytes > buffer.bytes() {
+        return None;
+    }
+    let first = NonNull::new(buffer.as_ptr().cast_mut())?;
+    // SAFETY: inside the buffer, initialised and aligned as it is; weights are only read, and `Kept` keeps them alive.
+    Some(unsafe { Buffer::from_raw(first.add(from), bytes, Arc::new(Kept(whole.clone()))) })
 }
 
 fn check(what: &'static str, got: usize, expected: usize) -> Result<(), DeviceError> {

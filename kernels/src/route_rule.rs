@@ -1,6 +1,6 @@
 //! How a router's logits become choices of experts.
 
-use crate::check::{check_dtype, check_size};
+use crate::check::{check_dtype, check_least, check_size};
 use crate::{DType, DeviceError, Mat, MatMut};
 
 const KERNEL: &str = "moe_route";
@@ -18,6 +18,8 @@ pub struct RouteRule<'a> {
     pub normalise: bool,
     /// What weights are multiplied by at the end.
     pub scale: f32,
+    /// Experts `E..E + shared`, which every token goes to with weight 1: the last columns of what is chosen.
+    pub shared: usize,
 }
 
 /// What a router makes of its logits.
@@ -50,7 +52,7 @@ pub enum GroupScore {
 }
 
 impl RouteRule<'_> {
-    /// Refuses what does not fit: `experts` i32 and `weights` f32 `[T, k]`, `logits` f32 `[T, E]`.
+    /// Refuses what does not fit: `experts` i32 and `weights` f32 `[T, k + shared]`, `logits` f32 `[T, E]`.
     pub(crate) fn check(
         &self,
         experts: &MatMut<'_>,
@@ -60,10 +62,12 @@ impl RouteRule<'_> {
         check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;
         check_dtype(KERNEL, "experts", experts.dtype(), DType::I32)?;
         check_dtype(KERNEL, "weights", weights.dtype(), DType::F32)?;
-        let (k, mut choices) = (experts.cols(), logits.cols());
+        let mut choices = logits.cols();
         check_size(KERNEL, "rows of experts", experts.rows(), logits.rows())?;
         check_size(KERNEL, "rows of weights", weights.rows(), logits.rows())?;
-        check_size(KERNEL, "columns of weights", weights.cols(), k)?;
+        check_size(KERNEL, "columns of weights", weights.cols(), experts.cols())?;
+        check_least(KERNEL, "columns of experts", experts.cols(), self.shared)?;
+        let k = experts.cols() - self.shared;
         if let Some(bias) = self.bias {
             check_dtype(KERNEL, "bias", bias.dtype(), DType::F32)?;
             check_size(KERNEL, "bias", bias.cols(), logits.cols())?;

@@ -3,14 +3,14 @@
 use kernels::{DType, ExpertGroups, Experts, HostMat, PackedGroup, RouterScore, Routes, Scores};
 
 use crate::error::check_size;
-use crate::{Counting, OpError, Ops, Tensor};
+use crate::{Counting, OpError, Ops, PackedLinear, Tensor};
 
 /// Which experts each token goes to.
 #[derive(Debug)]
 pub struct Routing {
-    /// i32 `[T, k]`, best first.
+    /// i32 `[T, k]`, best first; where experts that all tokens share are with the others, these lie behind.
     pub experts: Tensor,
-    /// f32 `[T, k]`.
+    /// f32, of the same shape.
     pub weights: Tensor,
 }
 
@@ -31,8 +31,7 @@ pub struct RouteRule {
 
 impl RouteRule {
     /// Whether it is softmax over all experts and nothing else.
-    #[must_use]
-    pub fn is_plain(&self) -> bool {
+    fn is_plain(&self) -> bool {
         let Self { score, bias, groups, scale, .. } = self;
         let softmax = *score == RouterScore::Softmax && scale.to_bits() == 1f32.to_bits();
         softmax && bias.is_none() && groups.is_none()
@@ -45,9 +44,30 @@ pub struct PackedExperts {
     first: usize,
     gate_up: PackedGroup,
     down: PackedGroup,
+    shared: usize,
 }
 
 impl PackedExperts {
+    /// The same, the last `shared` of which are not chosen: every token goes to them. All experts of the layer are here.
+    #[must_use]
+    pub fn sharing(self, shared: usize) -> Self {
+        Self { shared, ..self }
+    }
+
+    /// Experts that every token goes to.
+    #[must_use]
+    pub fn shared(&self) -> usize {
+        self.shared
+    }
+
+    /// Of each of these gate and up, and down, in the memory of all. `None`: the device computes them among the others alone.
+    #[must_use]
+    pub fn shared_linears(&self) -> Option<Vec<[PackedLinear; 2]>> {
+        let linear = |weight| PackedLinear { weight, bias: None, ahead: None };
+        let of = |i| Some([self.gate_up.matrix(i)?, self.down.matrix(i)?].map(linear));
+        (self.len() - self.shared..self.len()).map(of).collect()
+    }
+
     /// Experts held.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -92,71 +112,67 @@ impl Ops {
         check_size("pack_experts", "down projections", down.len(), gate_up.len())?;
         check_size("pack_experts", "outputs of gate_up", gate_up.n(), 2 * down.k())?;
         check_size("pack_experts", "outputs of down", down.n(), gate_up.k())?;
-        Ok(PackedExperts { first, gate_up, down })
+        Ok(PackedExperts { first, gate_up, down, shared: 0 })
     }
 
-    /// Softmax over the router's `logits` f32 `[T, E]`, then the `k` largest, the lower index first
-    /// among equals; with `normalise` each token's weights are divided by their sum. Choices are counted where `counting` says.
-    pub fn moe_route_softmax(
-        &self,
-        logits: &Tensor,
-        k: usize,
-        normalise: bool,
-        counting: Option<Counting<'_>>,
-    ) -> Result<Routing, OpError> {
-        let mut experts = self.scratch(DType::I32, &[logits.rows(), k])?;
-        let mut weights = self.scratch(DType::F32, &[logits.rows(), k])?;
-        let (s, logits) = (&self.stream, logits.mat()?);
-        let (out, out_weights) = (experts.mat_mut()?, weights.mat_mut()?);
-        Counting::with(counting, |count| {
-            Ok(self.device.moe_route_softmax(s, out, out_weights, logits, normalise, count)?)
-        })?;
-        Ok(Routing { experts, weights })
+    /// Whether experts that all tokens share are best computed among the others at so many tokens.
+    #[must_use]
+    pub fn joins_shared(&self, tokens: usize, experts: &PackedExperts) -> bool {
+        experts.shared > 0 && self.device.joins_shared(tokens, &experts.on_rank())
     }
 
-    /// The `k` experts of each token by `rule`, best first: `logits` f32 `[T, E]`. Choices are counted where `counting` says.
+    /// The `k` experts of each token by `rule`, best first, then the `shared` ones behind all of the router's: `logits` f32 `[T, E]`. Choices
+    /// are counted where `counting` says.
     pub fn moe_route(
         &self,
         logits: &Tensor,
-        k: usize,
+        (k, shared): (usize, usize),
         rule: &RouteRule,
         counting: Option<Counting<'_>>,
     ) -> Result<Routing, OpError> {
-        let mut experts = self.scratch(DType::I32, &[logits.rows(), k])?;
-        let mut weights = self.scratch(DType::F32, &[logits.rows(), k])?;
-        let RouteRule { score, bias, groups, normalise, scale } = rule;
-        let bias = bias.as_ref().map(Tensor::mat).transpose()?;
-        let (groups, normalise, scale) = (*groups, *normalise, *scale);
-        let rule = kernels::RouteRule { score: *score, bias, groups, normalise, scale };
+        let shape = [logits.rows(), k + shared];
+        let mut experts = self.scratch(DType::I32, &shape)?;
+        let mut weights = self.scratch(DType::F32, &shape)?;
         let (s, logits) = (&self.stream, logits.mat()?);
         let (out, out_weights) = (experts.mat_mut()?, weights.mat_mut()?);
+        let RouteRule { score, bias, groups, normalise, scale } = rule;
+        let (groups, normalise, scale) = (*groups, *normalise, *scale);
+        let bias = bias.as_ref().map(Tensor::mat).transpose()?;
         Counting::with(counting, |count| {
+            if rule.is_plain() {
+                let scores = Scores { logits, top_k: k, normalise, shared };
+                return Ok(self.device.moe_route_softmax(s, out, out_weights, &scores, count)?);
+            }
+            let rule = kernels::RouteRule { score: *score, bias, groups, normalise, scale, shared };
             Ok(self.device.moe_route(s, out, out_weights, logits, &rule, count)?)
         })?;
         Ok(Routing { experts, weights })
     }
 
-    /// [`Ops::moe_route_softmax`] and [`Ops::moe_mlp`] where nobody wants to know more of the routing than numbers.
+    /// [`Ops::moe_route`] and [`Ops::moe_mlp`] where nobody wants to know more of the routing than numbers.
     pub fn moe(
         &self,
         x: &Tensor,
         logits: &Tensor,
-        (k, normalise): (usize, bool),
+        (k, shared): (usize, usize),
+        rule: &RouteRule,
         experts: &PackedExperts,
         counting: Option<Counting<'_>>,
     ) -> Result<Tensor, OpError> {
-        let mut y = self.scratch(x.dtype(), x.shape())?;
-        let scores = Scores { logits: logits.mat()?, top_k: k, normalise };
-        let (s, out) = (&self.stream, y.mat_mut()?);
-        let (x_mat, held) = (x.mat()?, experts.on_rank());
-        let done = Counting::with(counting, |count| {
-            Ok(self.device.moe_mlp_of_scores(s, out, x_mat, &scores, &held, count)?)
-        })?;
-        if done {
-            return Ok(y);
+        if rule.is_plain() {
+            let mut y = self.scratch(x.dtype(), x.shape())?;
+            let normalise = rule.normalise;
+            let scores = Scores { logits: logits.mat()?, top_k: k, normalise, shared };
+            let (s, out) = (&self.stream, y.mat_mut()?);
+            let (x, held) = (x.mat()?, experts.on_rank());
+            let done = Counting::with(counting, |count| {
+                Ok(self.device.moe_mlp_of_scores(s, out, x, &scores, &held, count)?)
+            })?;
+            if done {
+                return Ok(y);
+            }
         }
-        drop(y);
-        self.moe_mlp(x, &self.moe_route_softmax(logits, k, normalise, counting)?, experts)
+        self.moe_mlp(x, &self.moe_route(logits, (k, shared), rule, counting)?, experts)
     }
 
     /// Where the copies of each expert lie: `places [E, 1 + most]` row by row, their number first.

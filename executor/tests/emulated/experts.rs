@@ -1,11 +1,14 @@
-//! What routers choose on a GPU is counted there: the numbers of the CPU, launched and replayed.
+//! What routers choose on a GPU is counted there: the numbers of the CPU, launched and replayed. And experts that nobody chooses, as every
+//! token goes to them.
 
 use crate::player::{Job, Player, experts, latents, placed, shared};
 use crate::ranks::on_gpus;
-use crate::{WAVES, on_emulator, small};
-use executor::{Dtype, ExecutorConfig};
+use crate::{WAVES, assert_close, assert_near, on_emulator, play, quantised, small};
+use executor::{Dtype, ExecutorConfig, KvDtype};
+use models::config::Config;
 use protocol::{Capture, ExpertTokens, Sampling};
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// Decode steps; more than lie between two reports of replayed ones.
 const STEPS: usize = 17;
@@ -90,4 +93,54 @@ fn choices_of_a_lone_row_are_counted() {
     // The last layer computes of a prompt what is asked about; each token goes to two experts.
     let found: [u32; 2] = [0, 1].map(of);
     assert_eq!(found, [2 * (9 + 16), 2 * (1 + 16)]);
+}
+
+/// A model of V2 whose layers have two shared experts of so many channels beside eight: their router is softmax alone.
+pub(crate) fn sharing(dtype: Dtype, width: usize) -> ExecutorConfig {
+    let text = format!(
+        r#"{{
+        "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "vocab_size": 384,
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "q_lora_rank": null, "kv_lora_rank": 128, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32,
+        "v_head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 2,
+        "moe_intermediate_size": {width}, "first_k_dense_replace": 0, "topk_method": "greedy",
+        "routed_scaling_factor": 1.0, "norm_topk_prob": false, "intermediate_size": 96,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 512
+    }}"#
+    );
+    let model = Config::from_json(Path::new("config.json"), &text).unwrap();
+    ExecutorConfig { model, ..crate::config(dtype, 2) }
+}
+
+/// Among the others and, in steps of many rows, by themselves; on one rank and in parts on two.
+#[test]
+fn experts_that_all_tokens_share_give_the_tokens_of_the_cpu() {
+    let expected = play(&mut Player::with(small(sharing(Dtype::Float32, 64))));
+    for wave in WAVES {
+        let player = |eager| Player::with(on_emulator(wave, sharing(Dtype::Float32, 64), eager));
+        let launched = play(&mut player(true));
+        assert_close(&launched, &expected, &format!("wave {wave}"));
+        assert_eq!(play(&mut player(false)), launched, "wave {wave}: a recording changes no bit");
+    }
+    for (what, whole) in [("in parts", false), ("whole", true)] {
+        let world = shared(sharing(Dtype::Float32, 64), 2, whole);
+        let found = play(&mut Player::with(on_gpus("sharing", 64, world, true)));
+        assert_close(&found, &expected, what);
+    }
+}
+
+/// Streamed in bf16 (wave 32), where lone rows route for themselves; in fp8 from weights that lie in a stack.
+#[test]
+fn experts_that_all_tokens_share_are_near_in_few_bits() {
+    let exact = play(&mut Player::with(small(sharing(Dtype::Float32, 64))));
+    for wave in WAVES {
+        let player = |eager| Player::with(on_emulator(wave, sharing(Dtype::Bfloat16, 64), eager));
+        let launched = play(&mut player(true));
+        assert_near(&launched, &exact, &format!("bf16, wave {wave}"));
+        assert_eq!(play(&mut player(false)), launched, "bf16, wave {wave}");
+    }
+    let fp8 = |dtype| quantised(sharing(dtype, 128), KvDtype::Auto);
+    let exact = play(&mut Player::with(small(fp8(Dtype::Float32))));
+    let found = play(&mut Player::with(on_emulator(64, fp8(Dtype::Bfloat16), true)));
+    assert_near(&found, &exact, "fp8");
 }

@@ -1,5 +1,6 @@
 //! A start: what it tells, and that all memory of the device is reserved before the executor is ready.
 
+use super::experts::sharing;
 use super::player::{Job, Player, config};
 use super::{experts, gpu_config, on_emulator, quantised};
 use executor::{Dtype, Executor, ExecutorConfig, KvDtype, KvSize};
@@ -64,8 +65,14 @@ fn the_steps() {
     let fp8 = |wave, eager| on_emulator(wave, in_fp8(config(Dtype::Bfloat16, 2)), eager);
     let moe = |wave, eager| on_emulator(wave, experts(Dtype::Bfloat16), eager);
     let fp8_moe = |wave, eager| on_emulator(wave, in_fp8(experts(Dtype::Bfloat16)), eager);
-    let models: [(_, &dyn Fn(u32, bool) -> ExecutorConfig); 4] =
-        [("bf16", &bf16), ("fp8", &fp8), ("experts", &moe), ("fp8 experts", &fp8_moe)];
+    let sharing = |wave, eager| on_emulator(wave, sharing(Dtype::Bfloat16, 64), eager);
+    let models: [(_, &dyn Fn(u32, bool) -> ExecutorConfig); 5] = [
+        ("bf16", &bf16),
+        ("fp8", &fp8),
+        ("experts", &moe),
+        ("fp8 experts", &fp8_moe),
+        ("shared experts", &sharing),
+    ];
     for (name, model) in models {
         // What one wave size or one way to launch takes, another may: two of the four for each model.
         for (wave, eager) in [(64, true), (32, false)] {

@@ -8,7 +8,7 @@ struct Router {
     const i32* experts;    // [T, top_k], null with ROUTES
     const float* weights;
     const float* logits;   // [T, all], null without
-    u32 stride, all, normalise;
+    u32 stride, all, normalise, shared;
     u32* counts;           // with ROUTES, if this block counts: see moe_route/count.h
     const i64* slots;
 };
@@ -25,7 +25,8 @@ DEV void choose(Sorted& sorted, const Router& r, u32 choices, u32 first, u32 cou
         const float* row = r.logits + (u64)(from / top_k) * r.stride;
         const float logit = tid() < r.all ? as_f32(load_far(row + tid())) : 0.f;
         u32* counts = counters_of(r.counts, r.slots, from / top_k);
-        route_softmax<MOST_EXPERTS>(experts + from, weights + from, counts, logit, r.all, top_k, r.normalise != 0);
+        route_softmax<MOST_EXPERTS>(experts + from, weights + from, counts, logit, r.all, top_k - r.shared, r.shared,
+                                    r.normalise != 0);
         sync();
     }
     if (tid() < choices) e = (u32)experts[tid()], share = weights[tid()];

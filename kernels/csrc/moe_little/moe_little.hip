@@ -3,8 +3,8 @@
 //
 //   -DGATED=1  y half_t [places, I] = silu(gate) * up of x[token of place], W [E][2 I][K]
 //   -DGATED=0  y half_t [T, N] = sum of weight * W x[place] over the places of a token, W [E][N][K], x [places, K]
-//   -DROUTES=1 choices are the top_k of softmax(logits), logits f32 [T, all], all <= 256; see moe_route, also for counts and
-//              slots: the first block of the first product counts
+//   -DROUTES=1 choices are the top_k - shared largest of softmax(logits), logits f32 [T, all], all <= 256, and the shared
+//              experts behind all; see moe_route, also for counts and slots: the first block of the first product counts
 //   -DROUTES=0 they are experts i32, weights f32 [T top_k]
 // Places: choices of this rank by ascending expert.
 // Grid, block, shared memory, order and rounding as moe_stream; the weighted sum in f32, experts ascending, rounded once.
@@ -21,7 +21,7 @@
 
 KERNEL(THREADS)
 moe_little(half_t* y, const half_t* x, const half_t* w, const i32* experts, const float* weights, const float* logits,
-           u32 logits_stride, u32 all, u32 normalise, u32 choices, u32 first, u32 count, u32 n, u32 k, u32 x_stride,
+           u32 logits_stride, u32 all, u32 normalise, u32 shared, u32 choices, u32 first, u32 count, u32 n, u32 k, u32 x_stride,
            u32 y_stride, u32 top_k, u32* counts, const i64* slots) {
     SHARED(Sorted, sorted, 1);
     const Ring ring = make_ring();
@@ -30,7 +30,8 @@ moe_little(half_t* y, const half_t* x, const half_t* w, const i32* experts, cons
         grid_wait();
         grid_release();
     }
-    const Router router{experts, weights, logits, logits_stride, all, normalise, GATED && bid_x() == 0 ? counts : nullptr, slots};
+    u32* counting = GATED && bid_x() == 0 ? counts : nullptr;
+    const Router router{experts, weights, logits, logits_stride, all, normalise, shared, counting, slots};
     choose(*sorted, router, choices, first, count, top_k);
     if (!GATED) grid_release();
 #if GATED

@@ -1,16 +1,18 @@
 // moe_route.h - choosing experts, for the routing kernel and for a router GEMM that ends in it.
 #pragma once
 #include "moe_route/count.h"
+#include "moe_route/shared.h"
 #include "sample/order.h"
 
 enum : u32 { MAX_EXPERTS = 1024 };
 
 // Softmax of the block's logits, one per thread (below `count`), and the k largest in order.
-// experts [k], weights [k]; among equal logits the lower index comes first; with `normalise` the weights sum to 1.
-// Each choice adds one to `counts`, if there are any.
+// experts, weights [k + shared]; among equal logits the lower index comes first; with `normalise` the first k weights sum
+// to 1. The last experts are count and those behind it, with weight 1. Each choice adds one to `counts`, if there are any.
 // Every thread of the block must come; bdim() >= count, and MOST >= count, a multiple of 4.
 template <u32 MOST>
-DEV void route_softmax(i32* experts, float* weights, u32* counts, float logit, u32 count, u32 k, bool normalise) {
+DEV void route_softmax(i32* experts, float* weights, u32* counts, float logit, u32 count, u32 k, u32 shared,
+                       bool normalise) {
     SHARED(u32x4, keys, MOST / 4);
     SHARED(float, chosen, MOST);
     const u32 e = tid();
@@ -32,6 +34,7 @@ DEV void route_softmax(i32* experts, float* weights, u32* counts, float logit, u
         experts[rank] = (i32)e;
         if (counts) atomic_add(counts + e, 1u);
     }
+    add_shared(experts + k, weights + k, count, shared);
     sync();
     if (e >= k) return;
     float sum = 0.f;

@@ -1,7 +1,7 @@
 // moe_route.hip - which experts a token goes to. CPU twin: cpu/route.rs.
 //
-// moe_route_softmax  experts i32, weights f32 [tokens, k]: the k largest of softmax(logits), in order; the lower index
-//                    first among equal logits. logits f32 [tokens, count], count <= 1024, k <= count. counts u32 [count]
+// moe_route_softmax  experts i32, weights f32 [tokens, k + shared]: the k largest of softmax(logits), in order; the lower
+//                    index first among equal logits; then experts count.. with weight 1. logits f32 [tokens, count], count <= 1024, k <= count. counts u32 [count]
 //                    (or null) goes up by the choices of the tokens that have a slot, i64 [tokens] (null: all of them).
 // Grid: tokens. Block: count rounded up to a multiple of WAVE.
 // Order is that of the logits, not of the rounded probabilities. Rounding: f32 throughout.
@@ -11,13 +11,14 @@
 #include "moe_route/moe_route.h"
 
 KERNEL(1024)
-moe_route_softmax(i32* experts, float* weights, const float* logits, u32 stride, u32 count, u32 k, u32 normalise,
-                  u32* counts, const i64* slots) {
+moe_route_softmax(i32* experts, float* weights, const float* logits, u32 stride, u32 count, u32 k, u32 shared,
+                  u32 normalise, u32* counts, const i64* slots) {
     grid_release();
     grid_wait();
     const u64 token = bid_x();
     const float logit = tid() < count ? logits[token * stride + tid()] : 0.f;
-    route_softmax<MAX_EXPERTS>(experts + token * k, weights + token * k, counters_of(counts, slots, token), logit, count, k,
+    const u64 at = token * (k + shared);
+    route_softmax<MAX_EXPERTS>(experts + at, weights + at, counters_of(counts, slots, token), logit, count, k, shared,
                                normalise != 0);
 }
 EXPORT(moe_route_softmax)

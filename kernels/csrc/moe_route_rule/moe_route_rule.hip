@@ -1,16 +1,18 @@
 // moe_route_rule.hip - which experts a token goes to, by any rule. CPU twin: cpu/route.rs.
 //
-// moe_route  experts i32, weights f32 [tokens, k], best first: scores are softmax(logits) or, with `sigmoid`, their
+// moe_route  experts i32, weights f32 [tokens, k + shared], best first: scores are softmax(logits) or, with `sigmoid`, their
 //            sigmoids; choices are scores + bias (f32 [count], or null). With groups > 0 the experts lie in so many equal
 //            groups: a token chooses among those of the `kept` best ones, by the largest choice in a group or, with
 //            `two_largest`, by the sum of its two largest. Among equals the lower index comes first. A weight is the
-//            expert's score, over the sum of the chosen if `normalise`, times `scale`. counts, slots: see moe_route.hip.
+//            expert's score, over the sum of the chosen if `normalise`, times `scale`. Behind the k lie experts count.. with
+//            weight 1. counts, slots: see moe_route.hip.
 // logits f32 [tokens, count], count <= 1024, k <= experts of the kept groups.
 // Grid: tokens. Block: count rounded up to a multiple of WAVE.
 // Rounding: f32 throughout; choices are compared as they are computed here.
 // Roofline: latency, as moe_route_softmax; groups add one pass of a group's experts per group.
 #include "dev.h"
 #include "moe_route/count.h"
+#include "moe_route/shared.h"
 #include "sample/order.h"
 
 enum : u32 { MOST_EXPERTS = 1024 };
@@ -48,15 +50,16 @@ DEV bool in_kept_group(const float* choices, u32* keys, u32 count, const Groups&
 }
 
 KERNEL(1024)
-moe_route(i32* experts, float* weights, const float* logits, u32 stride, const float* bias, u32 count, u32 k, u32 sigmoid,
-          u32 groups, u32 kept, u32 two_largest, u32 normalise, float scale, u32* counts, const i64* slots) {
+moe_route(i32* experts, float* weights, const float* logits, u32 stride, const float* bias, u32 count, u32 k, u32 shared,
+          u32 sigmoid, u32 groups, u32 kept, u32 two_largest, u32 normalise, float scale, u32* counts, const i64* slots) {
     SHARED(u32, keys, MOST_EXPERTS);
     SHARED(float, choices, MOST_EXPERTS);
     SHARED(float, chosen, MOST_EXPERTS);
     grid_release();
     grid_wait();
-    const u64 token = bid_x();
+    const u64 token = bid_x(), at = token * (k + shared);
     const u32 e = tid();
+    add_shared(experts + at + k, weights + at + k, count, shared);
     bool real = e < count;
     const float logit = real ? logits[token * stride + e] : -3.0e38f;
     float score;
@@ -76,13 +79,13 @@ moe_route(i32* experts, float* weights, const float* logits, u32 stride, const f
     const u32 rank = real ? rank_of(keys, count, e) : count;
     if (rank < k) {
         chosen[rank] = score;
-        experts[token * k + rank] = (i32)e;
+        experts[at + rank] = (i32)e;
         if (u32* counters = counters_of(counts, slots, token)) atomic_add(counters + e, 1u);
     }
     sync();
     if (e >= k) return;
     float sum = LEAST_SUM;
     for (u32 j = 0; j < k; ++j) sum += chosen[j];
-    weights[token * k + e] = (normalise ? chosen[e] / sum : chosen[e]) * scale;
+    weights[at + e] = (normalise ? chosen[e] / sum : chosen[e]) * scale;
 }
 EXPORT(moe_route)

@@ -16,7 +16,7 @@ use crate::step::{
 use crate::{
     Attention, Buffer, DType, DeviceError, Driver, ExpertCount, Experts, Gather, HostMat, InFlight,
     InParts, Kernels, KvLayout, KvOrder, LatentAttention, LatentLayout, LatentWrite, Mat, MatMut,
-    MemInfo, Packed, Pinned, QkRope, RouteRule, Routes, Spread, Stream, VocabPart,
+    MemInfo, Packed, Pinned, QkRope, RouteRule, Routes, Scores, Spread, Stream, VocabPart,
 };
 
 /// How a CPU device computes.
@@ -303,11 +303,10 @@ impl Kernels for CpuDevice {
         _: &Stream,
         experts: MatMut<'_>,
         weights: MatMut<'_>,
-        logits: Mat<'_>,
-        normalise: bool,
+        scores: &Scores<'_>,
         count: Option<&mut ExpertCount<'_>>,
     ) -> Result<(), DeviceError> {
-        Self::route(experts, weights, logits, &RouteRule::softmax(normalise), count)
+        Self::route(experts, weights, scores.logits, &RouteRule::softmax(scores), count)
     }
 
     fn moe_route(

@@ -3,7 +3,7 @@
 use super::device::CpuDevice;
 use super::maths::exp;
 use crate::{
-    DeviceError, ExpertCount, ExpertGroups, GroupScore, Mat, MatMut, RouteRule, RouterScore,
+    DeviceError, ExpertCount, ExpertGroups, GroupScore, Mat, MatMut, RouteRule, RouterScore, Scores,
 };
 
 /// Added to the sum that weights are divided by, as transformers `modeling_deepseek_v3.py` does: sigmoids may all be 0.
@@ -11,8 +11,9 @@ const LEAST: f32 = 1e-20;
 
 impl RouteRule<'_> {
     /// Softmax over all experts, the largest of them.
-    pub(super) const fn softmax(normalise: bool) -> Self {
-        Self { score: RouterScore::Softmax, bias: None, groups: None, normalise, scale: 1.0 }
+    pub(super) const fn softmax(scores: &Scores<'_>) -> Self {
+        let (score, Scores { normalise, shared, .. }) = (RouterScore::Softmax, *scores);
+        Self { score, bias: None, groups: None, normalise, scale: 1.0, shared }
     }
 }
 
@@ -26,6 +27,7 @@ impl CpuDevice {
     ) -> Result<(), DeviceError> {
         rule.check(&experts, &weights, logits)?;
         let bias = rule.bias.map(|bias| bias.row::<f32>(0));
+        let k = experts.cols() - rule.shared;
         let mut scores = vec![0.0; logits.cols()];
         let mut choice = vec![0.0; logits.cols()];
         for t in 0..logits.rows() {
@@ -41,6 +43,12 @@ impl CpuDevice {
                 keep_best(&mut choice, groups);
             }
             let (chosen, weight) = (experts.row_mut::<i32>(t), weights.row_mut::<f32>(t));
+            let (chosen, all) = chosen.split_at_mut(k);
+            let (weight, whole) = weight.split_at_mut(k);
+            for (i, e) in all.iter_mut().enumerate() {
+                *e = (logits.cols() + i) as i32;
+            }
+            whole.fill(1.0);
             for (e, w) in chosen.iter_mut().zip(weight.iter_mut()) {
                 let best = first_largest(&choice);
                 (*e, *w) = (best as i32, scores[best]);
@@ -57,19 +65,24 @@ impl CpuDevice {
             }
         }
         match count {
-            Some(count) => add(count, experts.as_ref(), logits),
+            Some(count) => add(count, experts.as_ref(), k, logits),
             None => Ok(()),
         }
     }
 }
 
-/// Counts choices i32 `[T, k]`.
-fn add(count: &mut ExpertCount<'_>, experts: Mat<'_>, logits: Mat<'_>) -> Result<(), DeviceError> {
+/// Counts the first `k` of each token's experts, i32.
+fn add(
+    count: &mut ExpertCount<'_>,
+    experts: Mat<'_>,
+    k: usize,
+    logits: Mat<'_>,
+) -> Result<(), DeviceError> {
     count.check("moe_route", logits)?;
     let slots = count.slots.map(|slots| slots.row::<i64>(0));
     let tokens = count.tokens.row_mut::<i32>(count.layer);
     for t in (0..experts.rows()).filter(|&t| slots.is_none_or(|slots| slots[t] >= 0)) {
-        for &expert in experts.row::<i32>(t) {
+        for &expert in &experts.row::<i32>(t)[..k] {
             tokens[expert as usize] = tokens[expert as usize].wrapping_add(1);
         }
     }

@@ -109,7 +109,7 @@ impl HipDevice {
         count: Option<&mut ExpertCount<'_>>,
     ) -> Result<bool, DeviceError> {
         let (tokens, all) = (scores.logits.rows(), scores.logits.cols());
-        let little = takes_little(experts, tokens * scores.top_k);
+        let little = takes_little(experts, tokens * (scores.top_k + scores.shared));
         if !little || !(1..=ROUTED_TOKENS).contains(&tokens) || all > ROUTED_EXPERTS {
             return Ok(false);
         }

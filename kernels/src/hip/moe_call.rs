@@ -218,7 +218,14 @@ impl Way {
     }
 }
 
-/// The one place that chooses. `few_fit`: shared memory holds the rows of a segment for few.
+/// The one place that decides who computes experts that all tokens share. With the others they cost no launch of their own, but their
+/// weights are read once for every segment of tokens, which streamed lines make up for. Elsewhere they are with the others while one
+/// segment holds all tokens.
+pub(super) fn joins_shared(tokens: usize, experts: &Experts<'_>) -> bool {
+    experts.gate_up.is_lined() || tokens <= FEW_ROWS
+}
+
+/// The one place that chooses. Choices that all tokens share count: the more rows, the higher the tiles. `few_fit`: shared memory holds the rows of a segment for few.
 fn way(x: Mat<'_>, experts: &Experts<'_>, choices: usize, few_fit: bool) -> Way {
     let each = choices / experts.down.len().max(1);
     if experts.gate_up.is_lined() {

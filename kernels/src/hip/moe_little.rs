@@ -44,11 +44,12 @@ impl HipDevice {
         let (top_k, routes, scores, counters) = match chosen {
             Chosen::Before(r) => {
                 let routes = [r.experts.as_ptr(), r.weights.as_ptr(), none];
-                (r.experts.cols(), routes, [0; 3], Counters::NONE)
+                (r.experts.cols(), routes, [0; 4], Counters::NONE)
             }
             Chosen::Here(c, counters) => {
-                let sizes = [c.logits.stride(), c.logits.cols(), usize::from(c.normalise)];
-                (c.top_k, [none, none, c.logits.as_ptr()], sizes, counters)
+                let (stride, all) = (c.logits.stride(), c.logits.cols());
+                let sizes = [stride, all, usize::from(c.normalise), c.shared];
+                (c.top_k + c.shared, [none, none, c.logits.as_ptr()], sizes, counters)
             }
         };
         let (choices, inner) = (x.rows() * top_k, experts.down.k());

@@ -5,7 +5,7 @@ use super::device::HipDevice;
 use super::expert_count::Counters;
 use super::launch::Launch;
 use super::source::Source;
-use crate::{DType, DeviceError, ExpertCount, Mat, MatMut, Stream};
+use crate::{DType, DeviceError, ExpertCount, MatMut, Scores, Stream};
 
 static MOE_ROUTE: Source = Source {
     name: "moe_route/moe_route.hip",
@@ -22,18 +22,19 @@ impl HipDevice {
         s: &Stream,
         mut experts: MatMut<'_>,
         mut weights: MatMut<'_>,
-        logits: Mat<'_>,
-        normalise: bool,
+        scores: &Scores<'_>,
         count: Option<&mut ExpertCount<'_>>,
     ) -> Result<(), DeviceError> {
+        let Scores { logits, top_k: k, normalise, shared } = *scores;
         let counters = Counters::of(count, KERNEL, logits)?;
-        let (k, count) = (experts.cols(), logits.cols());
         check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;
         check_dtype(KERNEL, "experts", experts.dtype(), DType::I32)?;
         check_dtype(KERNEL, "weights", weights.dtype(), DType::F32)?;
         check_size(KERNEL, "rows of experts", experts.rows(), logits.rows())?;
         check_size(KERNEL, "rows of weights", weights.rows(), logits.rows())?;
-        check_size(KERNEL, "columns of weights", weights.cols(), k)?;
+        check_size(KERNEL, "columns of weights", weights.cols(), experts.cols())?;
+        check_size(KERNEL, "columns of experts", experts.cols(), k + shared)?;
+        let count = logits.cols();
         check_most(KERNEL, "choices", k, count)?;
         check_most(KERNEL, "experts", count, MAX_EXPERTS)?;
         check_dense(KERNEL, "experts", experts.as_ref())?;
@@ -48,6 +49,7 @@ impl HipDevice {
             .u32(logits.stride() as u32)
             .u32(count as u32)
             .u32(k as u32)
+            .u32(shared as u32)
             .u32(u32::from(normalise));
         // SAFETY: the shapes agree; the arguments are those of the kernel.
         unsafe { counters.args(launch).go(self, s) }

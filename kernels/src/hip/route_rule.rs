@@ -30,7 +30,7 @@ impl HipDevice {
     ) -> Result<(), DeviceError> {
         check(&experts, &weights, logits, rule)?;
         let counters = Counters::of(count, KERNEL, logits)?;
-        let (k, count) = (experts.cols() as u32, logits.cols());
+        let (k, count) = (experts.cols() - rule.shared, logits.cols());
         let (groups, kept, by) =
             rule.groups.map_or((0, 0, GroupScore::Largest), |g| (g.count, g.kept, g.by));
         let threads = count.next_multiple_of(self.wave() as usize) as u32;
@@ -43,7 +43,8 @@ impl HipDevice {
             .u32(logits.stride() as u32)
             .arg_or_null(rule.bias)
             .u32(count as u32)
-            .u32(k)
+            .u32(k as u32)
+            .u32(rule.shared as u32)
             .u32(u32::from(rule.score == RouterScore::Sigmoid))
             .u32(groups as u32)
             .u32(kept as u32)

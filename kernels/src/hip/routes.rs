@@ -2,6 +2,7 @@
 
 use super::device::HipDevice;
 use super::fp8;
+use super::moe_call::joins_shared;
 use crate::step::{
     AnswerArrays, DraftPass, DraftStates, Laid, PassArrays, SeatArrays, StageView, StepArrays,
 };
@@ -221,11 +222,10 @@ impl Kernels for HipDevice {
         s: &Stream,
         experts: MatMut<'_>,
         weights: MatMut<'_>,
-        logits: Mat<'_>,
-        normalise: bool,
+        scores: &Scores<'_>,
         count: Option<&mut ExpertCount<'_>>,
     ) -> Result<(), DeviceError> {
-        self.route_softmax(s, experts, weights, logits, normalise, count)
+        self.route_softmax(s, experts, weights, scores, count)
     }
 
     fn moe_route(
@@ -261,6 +261,10 @@ impl Kernels for HipDevice {
         places: Mat<'_>,
     ) -> Result<(), DeviceError> {
         self.place_chosen(s, experts, (positions, tokens), places)
+    }
+
+    fn joins_shared(&self, tokens: usize, experts: &Experts<'_>) -> bool {
+        joins_shared(tokens, experts)
     }
 
     fn moe_dispatch(

@@ -1,8 +1,8 @@
 //! Row-wise kernels: embedding, norms, activations, sums, gathers, routing and experts.
 
 use kernels::{
-    DType, ExpertGroups, Experts, GroupScore, Kernels, Mat, MatMut, RouteRule, RouterScore, Routes,
-    Spread, Stream, bf16, f16,
+    DType, ExpertCount, ExpertGroups, Experts, GroupScore, Kernels, Mat, MatMut, RouteRule,
+    RouterScore, Routes, Scores, Spread, Stream, bf16, f16,
 };
 
 use crate::support::{Numbers, Real, bytes_of, cast, devices, error, host, tolerance};
@@ -150,7 +150,8 @@ fn routing_takes_the_lower_index_among_equals() {
             let out = MatMut::of(&mut experts, 2, 3).unwrap();
             let out_weights = MatMut::of(&mut weights, 2, 3).unwrap();
             let logits = Mat::of(&logits, 2, 4).unwrap();
-            device.moe_route_softmax(&S, out, out_weights, logits, normalise, None).unwrap();
+            let scores = Scores { logits, top_k: 3, normalise, shared: 0 };
+            device.moe_route_softmax(&S, out, out_weights, &scores, None).unwrap();
             assert_eq!(experts, [1, 2, 3, 0, 1, 2]);
             let sum: f32 = weights[3..].iter().sum();
             assert!((sum - if normalise { 1.0 } else { 0.75 }).abs() < 1e-6);
@@ -172,6 +173,7 @@ fn groups_are_chosen_before_experts() {
         groups: None,
         normalise: false,
         scale: 1.0,
+        shared: 0,
     };
     let groups = |kept, by| Some(ExpertGroups { count: 3, kept, by });
     let two = GroupScore::TwoLargest;
@@ -216,6 +218,20 @@ fn groups_are_chosen_before_experts() {
             let off = weights.iter().zip(*weighed).map(|(w, e)| (w - e).abs());
             assert!(off.fold(0.0, f32::max) < 1e-6, "{rule:?}: {weights:?}");
         }
+        // Two experts that all tokens share, and counters that never hear of them.
+        let rule = RouteRule { normalise: true, scale: 1.7, shared: 2, ..plain };
+        let (mut experts, mut weights, mut counted) = ([0i32; 4], [0f32; 4], [0i32; 6]);
+        let (out, out_weights) =
+            (MatMut::of(&mut experts, 1, 4).unwrap(), MatMut::of(&mut weights, 1, 4).unwrap());
+        let tokens = MatMut::of(&mut counted, 1, 6).unwrap();
+        let mut count = ExpertCount { tokens, layer: 0, slots: None };
+        let logits = Mat::of(&odds, 1, 6).unwrap();
+        device.moe_route(&S, out, out_weights, logits, &rule, Some(&mut count)).unwrap();
+        assert_eq!((experts, counted), ([0, 4, 6, 7], [1, 0, 0, 0, 1, 0]));
+        assert!(
+            weights[..2].iter().zip([0.9, 0.8]).all(|(w, e): (&f32, f32)| (w - e).abs() < 1e-6)
+        );
+        assert_eq!(weights[2..], [1.0; 2]);
         // More choices than the groups kept have experts.
         let rule = RouteRule { groups: groups(1, two), ..plain };
         let (mut experts, mut weights) = ([0i32; 3], [0f32; 3]);

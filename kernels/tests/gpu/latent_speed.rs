@@ -59,6 +59,9 @@ fn latent_prefill_speed() {
     for (made, taken) in pairs().iter().zip(&with_bytes(None)) {
         for heads in [16, 128] {
             for (rows, q, context) in [
+                (1, 128, 128),
+                (1, 128, 1024),
+                (1, 128, 8192),
                 (1, 256, 256),
                 (1, 256, 8192),
                 (1, 512, 8192),

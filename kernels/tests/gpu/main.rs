@@ -44,6 +44,7 @@ mod qk_rope;
 mod rope_attention;
 mod row_speed;
 mod sample;
+mod shared_speed;
 mod speed;
 mod step;
 mod weights;

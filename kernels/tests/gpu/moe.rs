@@ -114,28 +114,91 @@ fn crowded_and_idle_experts() {
     }
 }
 
+/// The last experts belong to every token, with weight 1, as V2-Lite and V3 have them: however many tokens there are.
+#[test]
+fn experts_that_all_tokens_share_agree_with_the_cpu() {
+    for pair in &pairs() {
+        for (count, top_k, shared, tokens) in [
+            (66, 8, 2, &[1, 8, 9, 40, 160][..]),
+            (257, 9, 1, &[1, 7, 8, 130]),
+            (5, 3, 2, &[17, 300]),
+        ] {
+            for &tokens in tokens {
+                let (sizes, mut numbers) = ((64, 64, count, top_k), pair.numbers(8));
+                let mut case = Case::new(pair, &mut numbers, sizes, DType::BF16, tokens);
+                for t in 0..tokens {
+                    let mut free: Vec<i32> = (0..(count - shared) as i32).collect();
+                    let chosen = &mut case.chosen[t * top_k..(t + 1) * top_k];
+                    for (j, expert) in chosen.iter_mut().enumerate() {
+                        *expert = match j.checked_sub(top_k - shared) {
+                            Some(which) => (count - shared + which) as i32,
+                            None => free.swap_remove(numbers.below(free.len())),
+                        };
+                    }
+                    case.weights[(t + 1) * top_k - shared..(t + 1) * top_k].fill(1.0);
+                }
+                let x = pair.random(&mut numbers, DType::BF16, tokens, sizes.0);
+                let what = format!("{tokens} tokens of {count} experts, {shared} shared");
+                pair.check(&what, &case.run(pair, &x, 0), 2.0 * tolerance(DType::BF16));
+            }
+        }
+    }
+}
+
+/// A matrix of a group gives by itself what it gives packed alone, unless the device has an order of its own.
+#[test]
+fn a_matrix_of_a_group_is_one_of_its_own() {
+    let (n, k, rows) = (128, 64, 5);
+    for pair in &pairs() {
+        let mut numbers = pair.numbers(9);
+        let stored: Vec<Vec<u8>> = (0..3).map(|_| bytes_of(&numbers.reals::<f32>(n * k))).collect();
+        let part = |b| vec![HostMat::new(b, DType::F32, n, k).unwrap()];
+        let parts: Vec<_> = stored.iter().map(|b| part(b)).collect();
+        for dtype in [DType::BF16, DType::F32] {
+            let x = pair.random(&mut numbers, dtype, rows, k);
+            let group = pair.gpu.pack_group(&parts, dtype, false).unwrap();
+            let streams =
+                ["sm_90a", "emulated"].contains(&pair.gpu.arch()) && pair.gpu.wave() == 32;
+            let third = group.matrix(2);
+            assert_eq!(third.is_none(), streams && dtype == DType::BF16);
+            assert!(group.matrix(3).is_none());
+            let Some(third) = third else { continue };
+            drop(group); // What lies in it lives on.
+            let alone = pair.gpu.pack(&parts[2], dtype).unwrap();
+            let [of_group, own] = [&*third, &alone].map(|w| {
+                let mut y = pair.poisoned(dtype, rows, n);
+                pair.gpu.linear(&S, y.gpu_mut(), x.gpu(), w, None).unwrap();
+                let [y, _] = pair.read_floats(&y);
+                y
+            });
+            assert_eq!(of_group, own, "{dtype:?}");
+        }
+    }
+}
+
 /// Whoever routes inside gives the bits of routing and experts apart.
 #[test]
 fn routing_inside_changes_no_bit() {
-    for (pair, tokens, normalise) in
-        pairs().iter().flat_map(|p| [(p, 1, true), (p, 2, true), (p, 2, false)])
+    for (pair, tokens, normalise, shared) in
+        pairs().iter().flat_map(|p| [(p, 1, true, 0), (p, 2, true, 2), (p, 2, false, 1)])
     {
         let (sizes, mut numbers) = ((64, 64, 21, 6), pair.numbers(6));
-        let (hidden, _, count, top_k) = sizes;
+        let (hidden, _, all, k) = sizes;
+        let (count, top_k) = (all - shared, k - shared);
         let mut case = Case::new(pair, &mut numbers, sizes, DType::BF16, tokens);
         let x = pair.random(&mut numbers, DType::BF16, tokens, hidden);
         let coarse = |x: f32| (x * 24.0).round() / 4.0;
         let logits: Vec<f32> = (0..tokens * count).map(|_| coarse(numbers.float())).collect();
         let logits = pair.put(&logits, tokens, count);
-        let mut chosen = pair.poisoned(DType::I32, tokens, top_k);
-        let mut weights = pair.poisoned(DType::F32, tokens, top_k);
+        let mut chosen = pair.poisoned(DType::I32, tokens, k);
+        let mut weights = pair.poisoned(DType::F32, tokens, k);
+        let scores = Scores { logits: logits.gpu(), top_k, normalise, shared };
         let out = (chosen.gpu_mut(), weights.gpu_mut());
-        pair.gpu.moe_route_softmax(&S, out.0, out.1, logits.gpu(), normalise, None).unwrap();
+        pair.gpu.moe_route_softmax(&S, out.0, out.1, &scores, None).unwrap();
         [case.chosen, _] = pair.read::<i32>(&chosen);
         [case.weights, _] = pair.read::<f32>(&weights);
         let [apart, _] = pair.read_floats(&case.run(pair, &x, 0));
         let mut y = pair.poisoned(DType::BF16, tokens, hidden);
-        let scores = Scores { logits: logits.gpu(), top_k, normalise };
         let (gate_up, down) = (&case.gate_up[0], &case.down[0]);
         let experts = Experts { first: case.first, gate_up, down };
         // The second token, if there is one, is padding.

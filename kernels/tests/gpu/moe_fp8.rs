@@ -1,7 +1,7 @@
 //! Experts in fp8 with scales of blocks: few rows against the CPU, which multiplies the weights out; more rows
 //! against sums over what inputs are quantised to.
 
-use kernels::{DType, Driver, Experts, HostMat, Kernels, PackedGroup, Routes, bf16};
+use kernels::{Around, DType, Driver, Experts, HostMat, Kernels, PackedGroup, Routes, bf16};
 
 use crate::fp8::{Grid, Weights, quantise};
 use crate::pair::{Pair, Twin, on_cpu, pairs, tolerance};
@@ -200,6 +200,37 @@ fn crowded_and_idle_experts() {
             } else {
                 check_quantised::<bf16>(pair, &case, &mut numbers, tokens, &what);
             }
+        }
+    }
+}
+
+/// The last expert belongs to every token, with weight 1: by itself it gives what it gives among the others.
+#[test]
+fn an_expert_that_all_tokens_share_is_a_matrix_by_itself() {
+    for pair in &pairs() {
+        for tokens in [3, 16] {
+            let (sizes, mut numbers) = ((192, 128, 6, 2), pair.numbers(7));
+            let (hidden, inner, count, top_k) = sizes;
+            let mut case = Case::new(pair, &mut numbers, sizes, tokens);
+            let x = pair.random(&mut numbers, BF16, tokens, hidden);
+            for (chosen, weights) in
+                case.chosen.chunks_mut(top_k).zip(case.weights.chunks_mut(top_k))
+            {
+                chosen.copy_from_slice(&[0, count as i32 - 1]);
+                weights.copy_from_slice(&[0.5, 1.0]);
+            }
+            let y = case.run(pair, &x, 0, true);
+            pair.check(&format!("{tokens} tokens, among"), &y, 2.0 * tolerance(BF16));
+            let last = |group: &PackedGroup| group.matrix(group.len() - 1).unwrap();
+            let (gate_up, down) = (last(&case.gate_up[0]), last(&case.down[0]));
+            let mut apart = pair.poisoned(BF16, tokens, hidden);
+            let mut between = pair.poisoned(BF16, tokens, inner);
+            let gated = Around { silu_mul: true, ..Around::default() };
+            pair.gpu.linear_around(&S, between.gpu_mut(), x.gpu(), &gate_up, &gated).unwrap();
+            pair.gpu.linear(&S, apart.gpu_mut(), between.gpu(), &down, None).unwrap();
+            let mut y = y;
+            std::mem::swap(&mut apart.gpu, &mut y.gpu);
+            pair.check(&format!("{tokens} tokens, by itself"), &y, 2.0 * tolerance(BF16));
         }
     }
 }

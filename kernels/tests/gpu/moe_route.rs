@@ -2,6 +2,7 @@
 
 use kernels::{
     Driver, ExpertCount, ExpertGroups, GroupScore, Kernels, Mat, MatMut, RouteRule, RouterScore,
+    Scores,
 };
 
 use crate::support::{Array, Numbers, S, devices, oracle};
@@ -15,9 +16,17 @@ fn counters(tokens: usize, count: usize) -> (Vec<i32>, Vec<i64>) {
 #[test]
 fn routing_agrees_with_the_cpu() {
     let cpu = oracle();
-    for (tokens, count, k) in
-        [(2, 4, 3), (5, 128, 8), (3, 60, 4), (1, 1, 1), (2, 257, 16), (1, 1024, 8)]
-    {
+    // Of V2-Lite, too, and more shared experts than threads.
+    for (tokens, count, top_k, shared) in [
+        (2, 4, 3, 1),
+        (5, 128, 8, 0),
+        (3, 64, 6, 2),
+        (3, 60, 4, 0),
+        (1, 1, 1, 80),
+        (2, 257, 16, 1),
+        (1, 1024, 8, 0),
+    ] {
+        let k = top_k + shared;
         let mut numbers = Numbers::fresh(count as u64);
         // Coarse enough for equals among the chosen.
         let coarse = |x: f32| (x * 24.0).round() / 4.0;
@@ -26,7 +35,8 @@ fn routing_agrees_with_the_cpu() {
             let (mut experts, mut weights) = (vec![0i32; tokens * k], vec![0.0f32; tokens * k]);
             let chosen = MatMut::of(&mut experts, tokens, k).unwrap();
             let shares = MatMut::of(&mut weights, tokens, k).unwrap();
-            let scores = Mat::of(&logits, tokens, count).unwrap();
+            let logits_of = Mat::of(&logits, tokens, count).unwrap();
+            let scores = Scores { logits: logits_of, top_k, normalise, shared };
             let (before, slots) = counters(tokens, count);
             let mut counted = before.clone();
             let mut to = ExpertCount {
@@ -34,11 +44,17 @@ fn routing_agrees_with_the_cpu() {
                 layer: 1,
                 slots: Some(Mat::of(&slots, 1, tokens).unwrap()),
             };
-            cpu.moe_route_softmax(&S, chosen, shares, scores, normalise, Some(&mut to)).unwrap();
+            cpu.moe_route_softmax(&S, chosen, shares, &scores, Some(&mut to)).unwrap();
             let choices = counted.iter().sum::<i32>() - before.iter().sum::<i32>();
-            assert_eq!(choices as usize, (tokens - tokens / 3) * k);
+            assert_eq!(choices as usize, (tokens - tokens / 3) * top_k);
+            for (chosen, shares) in experts.chunks(k).zip(weights.chunks(k)) {
+                let behind = count as i32..(count + shared) as i32;
+                assert!(chosen[top_k..].iter().copied().eq(behind));
+                assert!(shares[top_k..].iter().all(|share| *share == 1.0));
+            }
             for device in devices() {
-                let scores = Array::of(&device, &logits, tokens, count);
+                let logits = Array::of(&device, &logits, tokens, count);
+                let scores = Scores { logits: logits.mat(), ..scores };
                 let mut chosen = Array::<i32>::poisoned(&device, tokens, k);
                 let mut shares = Array::<f32>::poisoned(&device, tokens, k);
                 let out = (chosen.mat_mut(), shares.mat_mut());
@@ -46,9 +62,7 @@ fn routing_agrees_with_the_cpu() {
                 let slots = Array::row(&device, &slots);
                 let mut to =
                     ExpertCount { tokens: numbers.mat_mut(), layer: 1, slots: Some(slots.mat()) };
-                device
-                    .moe_route_softmax(&S, out.0, out.1, scores.mat(), normalise, Some(&mut to))
-                    .unwrap();
+                device.moe_route_softmax(&S, out.0, out.1, &scores, Some(&mut to)).unwrap();
                 assert_eq!(chosen.read(&device), experts, "{} {count} experts", device.name());
                 assert_eq!(numbers.read(&device), counted, "{} {count} experts", device.name());
                 for (got, expected) in shares.read(&device).iter().zip(&weights) {
@@ -68,7 +82,8 @@ fn strange_scores_still_choose_experts_that_exist() {
             let mut chosen = Array::<i32>::poisoned(&device, 1, k);
             let mut shares = Array::<f32>::poisoned(&device, 1, k);
             let out = (chosen.mat_mut(), shares.mat_mut());
-            device.moe_route_softmax(&S, out.0, out.1, scores.mat(), true, None).unwrap();
+            let scores = Scores { logits: scores.mat(), top_k: k, normalise: true, shared: 0 };
+            device.moe_route_softmax(&S, out.0, out.1, &scores, None).unwrap();
             assert_eq!(chosen.read(&device), [0, 1, 2, 3]);
         }
     }
@@ -101,7 +116,11 @@ fn clear_logits(numbers: &mut Numbers, bias: &[f32], groups: usize) -> Vec<f32> 
 #[test]
 fn any_rule_agrees_with_the_cpu() {
     let cpu = oracle();
-    for (tokens, count, groups, k) in [(3, 8, 4, 2), (2, 24, 3, 6), (1, 60, 1, 4), (2, 64, 8, 8)] {
+    // The last is V3's.
+    for (tokens, count, groups, top_k, shared) in
+        [(3, 8, 4, 2, 1), (2, 24, 3, 6, 2), (1, 60, 1, 4, 0), (2, 64, 8, 8, 0), (2, 256, 8, 8, 1)]
+    {
+        let k = top_k + shared;
         let mut numbers = Numbers::fresh(count as u64);
         let bias: Vec<f32> = (0..count).map(|_| numbers.float() / 4.0).collect();
         let logits: Vec<f32> =
@@ -113,7 +132,7 @@ fn any_rule_agrees_with_the_cpu() {
         ] {
             let kept = groups.div_ceil(2);
             let groups = (groups > 1).then_some(ExpertGroups { count: groups, kept, by });
-            let rule = RouteRule { score, bias: None, groups, normalise, scale: 2.5 };
+            let rule = RouteRule { score, bias: None, groups, normalise, scale: 2.5, shared };
             let (mut experts, mut weights) = (vec![0i32; tokens * k], vec![0f32; tokens * k]);
             let chosen = MatMut::of(&mut experts, tokens, k).unwrap();
             let shares = MatMut::of(&mut weights, tokens, k).unwrap();

@@ -6,7 +6,7 @@ use kernels::hip::HipDevice;
 use kernels::step::{
     AnswerArrays, Judge, Laid, SeatArrays, SeatRules, Stage, StageQuestion, StageView,
 };
-use kernels::{Driver, Kernels, KvLayout, KvOrder, QkRope, Rope, bf16};
+use kernels::{Driver, Kernels, KvLayout, KvOrder, QkRope, Rope, Scores, bf16};
 
 use crate::support::{Array, Numbers, Plain, S, devices};
 
@@ -119,7 +119,8 @@ fn routes(device: &HipDevice, rows: usize) {
     let mut shares = Array::<f32>::poisoned(device, rows, k);
     let time = microseconds(device, || {
         let out = (chosen.mat_mut(), shares.mat_mut());
-        device.moe_route_softmax(&S, out.0, out.1, scores.mat(), true, None).unwrap();
+        let scores = Scores { logits: scores.mat(), top_k: k, normalise: true, shared: 0 };
+        device.moe_route_softmax(&S, out.0, out.1, &scores, None).unwrap();
     });
     report("moe_route_softmax 128, 8", rows, time, rows * count * 4);
 }

@@ -107,7 +107,7 @@ pub struct MoeConfig {
     pub top_k: usize,
     /// Width of one expert.
     pub intermediate: usize,
-    /// Width of all shared experts of a layer together; 0 = none.
+    /// Width of all shared experts of a layer together, each as wide as another; 0 = none.
     pub shared_intermediate: usize,
     /// What the router makes of its logits.
     pub score: RouterScore,
@@ -236,6 +236,14 @@ impl Config {
     #[must_use]
     pub fn sparse_layers(&self) -> usize {
         (0..self.layers).filter(|&i| self.moe_at(i).is_some()).count()
+    }
+}
+
+impl MoeConfig {
+    /// Experts of a layer that every token goes to.
+    #[must_use]
+    pub fn shared(&self) -> usize {
+        self.shared_intermediate / self.intermediate
     }
 }
 

@@ -4,18 +4,22 @@ use super::exchange::experts_of_all;
 use super::{Residual, RmsNorm};
 use crate::config::MoeConfig;
 use crate::{Forward, ForwardError, LoadError, Weights};
-use ops::{Counting, PackedExperts, PackedLinear, RouteRule, Routing, Tensor};
+use ops::{PackedExperts, PackedLinear, RouteRule, Tensor};
 
 /// `x += Σ weight_e · expert_e(h) + shared(h)` over the `top_k` experts that the router's rule chooses by `router h`, `h = norm(x)`.
 ///
 /// Each rank holds a part of all experts, or some of them whole. Tokens are the same on all ranks of `f.tp`, so a
 /// sum over them completes what each has computed; ranks of `f.dp` first get each other's.
+///
+/// Experts that all tokens share are such experts behind the others, of weight 1, in a rank that holds a part of all. Where experts are spread or
+/// placed they are an MLP of the token's own rank, which sends nobody a row for them.
 #[derive(Debug)]
 pub(crate) struct MoeMlp {
     router: PackedLinear,
     rule: RouteRule,
     experts: PackedExperts,
-    shared: Option<SharedExperts>,
+    /// What every token goes to, by itself; none if it is among `experts` alone.
+    shared: Vec<SharedExpert>,
     top_k: usize,
     layer: usize,
     /// Where copies of experts lie, if an operator has placed them.
@@ -28,14 +32,17 @@ impl MoeMlp {
         w: &Weights<'_>,
         layer: usize,
     ) -> Result<Self, LoadError> {
+        let experts = w.experts(layer, config)?;
+        let shared = match (config.shared(), experts.shared()) {
+            (0, _) => Vec::new(),
+            (_, 0) => vec![SharedExpert::load(&w.at("shared_experts"))?],
+            _ => SharedExpert::among(&experts),
+        };
         Ok(Self {
             router: w.linear(&["gate"], false)?,
-            experts: w.at("experts").experts(layer, config.experts)?,
+            experts,
             places: w.expert_places(layer, config.experts)?,
-            shared: match config.shared_intermediate {
-                0 => None,
-                _ => Some(SharedExperts::load(&w.at("shared_experts"))?),
-            },
+            shared,
             top_k: config.top_k,
             rule: rule(config, w)?,
             layer,
@@ -52,43 +59,43 @@ impl MoeMlp {
     ) -> Result<(), ForwardError> {
         let h = x.normed(f, norm)?; // [T, H]
         let logits = f.ops.linear_f32(&h, &self.router)?; // [T, E]
-        // Steps that are asked about some tokens alone have no padding.
-        let slots = asked.is_none().then_some(&f.batch.slots);
-        let counting = f.load.map(|load| load.counting(self.layer, slots));
-        let watched = f.probe.is_some() || self.places.is_some();
-        let mut y = if !watched && f.dp.size() == 1 && self.rule.is_plain() {
-            let of_token = (self.top_k, self.rule.normalise);
-            f.ops.moe(&h, &logits, of_token, &self.experts, counting)?
-        } else {
-            let mut routing = self.route(f, &logits, counting)?;
-            if let Some(probe) = f.probe {
-                probe.routes(f.ops, self.layer, &routing)?;
-            }
-            if let Some(places) = &self.places {
-                f.ops.place_experts(&mut routing, (&f.batch.positions, asked), places)?;
-            }
-            match f.dp.size() {
-                1 => f.ops.moe_mlp(&h, &routing, &self.experts)?,
-                _ => experts_of_all(f, &h, &routing, &self.experts)?,
-            }
-        }; // [T, H]
-        if let Some(shared) = &self.shared {
-            y = f.ops.add(&y, &shared.forward(f, &h)?)?;
+        if let Some(probe) = f.probe {
+            let chosen = f.ops.moe_route(&logits, (self.top_k, 0), &self.rule, None)?;
+            probe.routes(f.ops, self.layer, &chosen)?;
+        }
+        let only = self.shared.is_empty();
+        let joined = only || f.ops.joins_shared(h.rows(), &self.experts);
+        let shared = if joined { self.experts.shared() } else { 0 };
+        let mut y = self.experts(f, (&h, &logits), shared, asked)?;
+        for apart in self.shared.iter().filter(|_| !joined) {
+            y = f.ops.add(&y, &apart.forward(f, &h)?)?;
         }
         x.add_partial(f, y)
     }
 
-    fn route(
+    /// What the experts that tokens choose, and `shared` behind them, make of rows `h [T, H]` with the router's `logits [T, E]`.
+    fn experts(
         &self,
         f: &Forward<'_>,
-        logits: &Tensor,
-        counting: Option<Counting<'_>>,
-    ) -> Result<Routing, ForwardError> {
-        Ok(if self.rule.is_plain() {
-            f.ops.moe_route_softmax(logits, self.top_k, self.rule.normalise, counting)?
-        } else {
-            f.ops.moe_route(logits, self.top_k, &self.rule, counting)?
-        })
+        (h, logits): (&Tensor, &Tensor),
+        shared: usize,
+        asked: Option<&Tensor>,
+    ) -> Result<Tensor, ForwardError> {
+        // Steps that are asked about some tokens alone have no padding.
+        let slots = asked.is_none().then_some(&f.batch.slots);
+        let counting = f.load.map(|load| load.counting(self.layer, slots));
+        let of_token = (self.top_k, shared);
+        if f.dp.size() == 1 && self.places.is_none() {
+            return Ok(f.ops.moe(h, logits, of_token, &self.rule, &self.experts, counting)?);
+        }
+        let mut routing = f.ops.moe_route(logits, of_token, &self.rule, counting)?;
+        if let Some(places) = &self.places {
+            f.ops.place_experts(&mut routing, (&f.batch.positions, asked), places)?;
+        }
+        match f.dp.size() {
+            1 => Ok(f.ops.moe_mlp(h, &routing, &self.experts)?),
+            _ => experts_of_all(f, h, &routing, &self.experts),
+        }
     }
 }
 
@@ -99,17 +106,23 @@ fn rule(config: &MoeConfig, w: &Weights<'_>) -> Result<RouteRule, LoadError> {
     Ok(RouteRule { score, bias, groups, normalise, scale })
 }
 
-/// Experts that every token goes to, as one MLP. Each rank of `f.tp` holds a part of it.
+/// What every token goes to: an expert, or several as one MLP. Each rank of `f.tp` holds a part of it.
 #[derive(Debug)]
-struct SharedExperts {
+struct SharedExpert {
     gate_up: PackedLinear,
     down: PackedLinear,
 }
 
-impl SharedExperts {
+impl SharedExpert {
     fn load(w: &Weights<'_>) -> Result<Self, LoadError> {
         let gate_up = w.linear(&["gate_proj", "up_proj"], false)?;
         Ok(Self { gate_up, down: w.linear(&["down_proj"], false)? })
+    }
+
+    /// Those that lie behind the experts that tokens choose.
+    fn among(experts: &PackedExperts) -> Vec<Self> {
+        let linears = experts.shared_linears().unwrap_or_default();
+        linears.into_iter().map(|[gate_up, down]| Self { gate_up, down }).collect()
     }
 
     /// This rank's part of the sum: `h`, result `[T, H]`.

@@ -5,6 +5,7 @@
 //! once; what nobody took is an error at the end.
 
 mod checkpoint;
+mod experts;
 mod header;
 mod plan;
 mod source;
@@ -15,11 +16,12 @@ pub use checkpoint::tensor_places;
 pub(crate) use checkpoint::weight_files;
 pub(crate) use source::Source;
 
-use crate::placement::{Places, check_placement};
+use crate::placement::check_placement;
 use crate::sharding::{Indivisible, Part, Ranks, Slice};
 use crate::table::{TensorSpec, tensors};
 use crate::{Config, LoadError};
-use ops::{DType, HostMat, OpError, Ops, PackedExperts, PackedLatentHeads, PackedLinear, Tensor};
+use experts::own_experts;
+use ops::{DType, HostMat, OpError, Ops, PackedLatentHeads, PackedLinear, Tensor};
 use protocol::ExpertPlacement;
 use source::HostPart;
 use std::cell::{Cell, RefCell};
@@ -243,47 +245,6 @@ impl<'a> Weights<'a> {
         pack().map_err(|e| self.device(name, e))
     }
 
-    /// This rank's experts of layer `layer`: `{e}.{gate,up}_proj` stacked, and `{e}.down_proj`.
-    pub fn experts(&self, layer: usize, count: usize) -> Result<PackedExperts, LoadError> {
-        let Store { config, ranks, placement, .. } = &*self.store;
-        let own = own_experts(ranks, *placement, layer, count).map_err(|e| self.split("*", e))?;
-        let names =
-            |e: usize| ["gate_proj", "up_proj", "down_proj"].map(|p| format!("{e}.{p}.weight"));
-        for e in (0..count).filter(|e| !own.experts.contains(e)) {
-            for name in names(e) {
-                self.skip(&name);
-            }
-        }
-        let mut parts = Vec::with_capacity(own.experts.len());
-        for [gate, up, down] in own.experts.iter().map(|&e| names(e)) {
-            parts.push([self.part(gate)?, self.part(up)?, self.part(down)?]);
-        }
-        let pack = || -> Result<_, OpError> {
-            let mut gate_up = Vec::with_capacity(parts.len());
-            let mut downs = Vec::with_capacity(parts.len());
-            for [gate, up, down] in &parts {
-                gate_up.push(vec![gate.matrix()?, up.matrix()?]);
-                downs.push(vec![down.matrix()?]);
-            }
-            self.store.ops.pack_experts((own.first, config.sparse_layers()), &gate_up, &downs)
-        };
-        let packed = pack().map_err(|e| self.device("*", e))?;
-        let fp8 = parts.iter().flatten().any(HostPart::is_fp8);
-        if fp8 && packed.dtype() != DType::F8E4M3 {
-            let (layer, dtype) = (&self.path, packed.dtype());
-            tracing::info!(layer, ?dtype, "fp8 experts are kept dequantised on this device");
-        }
-        Ok(packed)
-    }
-
-    /// Where the copies of each of `count` experts of a layer lie, if experts are placed.
-    pub fn expert_places(&self, layer: usize, count: usize) -> Result<Option<Tensor>, LoadError> {
-        let Some(places) = Places::of(self.store.placement, layer) else { return Ok(None) };
-        let (places, cols) = places.table(count);
-        let places = self.store.ops.expert_places(&places, cols);
-        places.map(Some).map_err(|e| self.device("places", e))
-    }
-
     /// The factor stored under the first of `names` that exists.
     ///
     /// Errors: it is no finite number above 0.
@@ -388,27 +349,6 @@ fn is_foreign(
     let Some((expert, layer)) = expert.zip(layer) else { return false };
     let own = own_experts(ranks, placement, layer, moe.experts);
     own.is_ok_and(|own| !own.experts.contains(&expert))
-}
-
-/// The experts of a layer on this rank, in the order of their places.
-struct OwnExperts {
-    /// The first place.
-    first: usize,
-    experts: Vec<usize>,
-}
-
-fn own_experts(
-    ranks: &Ranks,
-    placement: Option<&ExpertPlacement>,
-    layer: usize,
-    count: usize,
-) -> Result<OwnExperts, Indivisible> {
-    let Some(places) = Places::of(placement, layer) else {
-        let own = ranks.experts(count)?;
-        return Ok(OwnExperts { first: own.start, experts: own.collect() });
-    };
-    let own = places.of_rank(ranks.ep);
-    Ok(OwnExperts { first: own.start, experts: places.experts(own) })
 }
 
 fn split(spec: &TensorSpec, config: &Config, ranks: &Ranks) -> Result<Slice, LoadError> {

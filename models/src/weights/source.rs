@@ -78,6 +78,16 @@ impl Source {
         }
     }
 
+    /// Whether it is stored in fp8.
+    pub(crate) fn is_fp8(&self, spec: &TensorSpec) -> bool {
+        match self {
+            Self::Files { located, .. } => {
+                located.get(&spec.name).is_some_and(|place| place.dtype == StoredDType::F8E4M3)
+            }
+            Self::Synth { .. } => spec.quantised().is_some(),
+        }
+    }
+
     /// All whole numbers of a weight of [`Values::Offsets`], which are those of drafts among so many ids.
     pub(crate) fn offsets(&self, spec: &TensorSpec, ids: usize) -> Result<Vec<i64>, LoadError> {
         let count = spec.elements();

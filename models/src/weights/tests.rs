@@ -4,6 +4,7 @@
 mod drafts;
 mod eagle3;
 mod quantised;
+mod shared_experts;
 
 use super::Source;
 use super::checkpoint::Checkpoint;

@@ -1,0 +1,132 @@
+//! The experts of a layer: those of this rank, and behind them, where they fit, those that all tokens share.
+
+use super::source::HostPart;
+use super::{Source, Store, Weights};
+use crate::LoadError;
+use crate::config::{MoeConfig, ScaleGrid};
+use crate::placement::Places;
+use crate::sharding::{Indivisible, Ranks};
+use crate::table::TensorSpec;
+use ops::{DType, HostMat, OpError, PackedExperts, Tensor};
+use protocol::ExpertPlacement;
+
+const PROJECTIONS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
+
+/// Gate and up of each expert, and down.
+pub(super) type Matrices<'a> = (Vec<Vec<HostMat<'a>>>, Vec<Vec<HostMat<'a>>>);
+
+impl Weights<'_> {
+    /// This rank's experts of layer `layer`: `experts.{e}.{gate,up}_proj` stacked, and `experts.{e}.down_proj`. Where
+    /// [`Weights::joins_shared`] says so, `shared_experts` lie behind them.
+    pub fn experts(&self, layer: usize, moe: &MoeConfig) -> Result<PackedExperts, LoadError> {
+        let Store { config, ranks, placement, .. } = &*self.store;
+        let refused = |error| self.split("experts.*", error);
+        let own = own_experts(ranks, *placement, layer, moe.experts).map_err(refused)?;
+        let shared = if self.joins_shared(moe) { moe.shared() } else { 0 };
+        let names = |e: usize| PROJECTIONS.map(|p| format!("experts.{e}.{p}.weight"));
+        for e in (0..moe.experts).filter(|e| !own.experts.contains(e)) {
+            for name in names(e) {
+                self.skip(&name);
+            }
+        }
+        let take = |names: [String; 3]| -> Result<[HostPart<'_>; 3], LoadError> {
+            let [gate, up, down] = names;
+            Ok([self.part(gate)?, self.part(up)?, self.part(down)?])
+        };
+        let of_rank = own.experts.iter().map(|&e| take(names(e)));
+        let parts = of_rank.collect::<Result<Vec<_>, _>>()?;
+        let common =
+            (shared > 0).then(|| PROJECTIONS.map(|p| format!("shared_experts.{p}.weight")));
+        let common = common.map(take).transpose()?;
+        let pack = || -> Result<_, OpError> {
+            let (mut gate_up, mut down) = matrices(&parts, 1)?;
+            let (shared_gate_up, shared_down) = matrices(common.as_slice(), shared)?;
+            gate_up.extend(shared_gate_up);
+            down.extend(shared_down);
+            self.store.ops.pack_experts((own.first, config.sparse_layers()), &gate_up, &down)
+        };
+        let packed = pack().map_err(|e| self.device("experts.*", e))?.sharing(shared);
+        let fp8 = parts.iter().flatten().any(HostPart::is_fp8);
+        if fp8 && packed.dtype() != DType::F8E4M3 {
+            let (layer, dtype) = (&self.path, packed.dtype());
+            tracing::info!(layer, ?dtype, "fp8 experts are kept dequantised on this device");
+        }
+        Ok(packed)
+    }
+
+    /// Whether shared experts lie behind those that tokens choose: in a rank that has a part of every expert. With experts spread or placed
+    /// over ranks, or attention of replicas, they are work of a token's own rank, and no choice may name them.
+    fn joins_shared(&self, moe: &MoeConfig) -> bool {
+        let Store { ranks, placement, source, left, .. } = &*self.store;
+        let everywhere = ranks.ep.size == 1 && placement.is_none();
+        let left = left.borrow();
+        let alike = |p: &&str| {
+            let [one, shared] = ["experts.0", "shared_experts"]
+                .map(|of| left.get(&self.name(format_args!("{of}.{p}.weight"))));
+            one.zip(shared).is_some_and(|pair| stored_alike(source, moe, pair))
+        };
+        everywhere && moe.shared() > 0 && PROJECTIONS.iter().all(alike)
+    }
+
+    /// Where the copies of each of `count` experts of a layer lie, if experts are placed.
+    pub fn expert_places(&self, layer: usize, count: usize) -> Result<Option<Tensor>, LoadError> {
+        let Some(places) = Places::of(self.store.placement, layer) else { return Ok(None) };
+        let (places, cols) = places.table(count);
+        let places = self.store.ops.expert_places(&places, cols);
+        places.map(Some).map_err(|e| self.device("places", e))
+    }
+}
+
+/// Whether a projection of shared experts is stored as that of one expert is: not in fp8, or both in blocks, none of which ends inside an
+/// expert of its own.
+pub(super) fn stored_alike(
+    source: &Source,
+    moe: &MoeConfig,
+    (one, shared): (&TensorSpec, &TensorSpec),
+) -> bool {
+    if !source.is_fp8(shared) {
+        return !source.is_fp8(one);
+    }
+    let blocks = shared.scales.as_ref().is_some_and(|scales| scales.grid == ScaleGrid::Blocks);
+    let [each, _] = ScaleGrid::Blocks.each(moe.intermediate);
+    let whole = moe.shared() == 1 || moe.intermediate.is_multiple_of(each);
+    source.is_fp8(one) && blocks && whole
+}
+
+/// The matrices of gate, up and down projections, each of which holds `count` experts of equal width side by side.
+pub(super) fn matrices<'a>(
+    parts: &'a [[HostPart<'_>; 3]],
+    count: usize,
+) -> Result<Matrices<'a>, OpError> {
+    let (mut gate_up, mut downs) = (Vec::new(), Vec::new());
+    for [gate, up, down] in parts {
+        let (gate, up, down) = (gate.matrix()?, up.matrix()?, down.matrix()?);
+        let width = down.cols() / count;
+        for first in (0..count).map(|i| i * width) {
+            gate_up.push(vec![gate.row_range(first, width), up.row_range(first, width)]);
+            downs.push(vec![down.column_range(first, width)]);
+        }
+    }
+    Ok((gate_up, downs))
+}
+
+/// The experts of a layer on this rank, in the order of their places.
+pub(super) struct OwnExperts {
+    /// The first place.
+    first: usize,
+    pub(super) experts: Vec<usize>,
+}
+
+pub(super) fn own_experts(
+    ranks: &Ranks,
+    placement: Option<&ExpertPlacement>,
+    layer: usize,
+    count: usize,
+) -> Result<OwnExperts, Indivisible> {
+    let Some(places) = Places::of(placement, layer) else {
+        let own = ranks.experts(count)?;
+        return Ok(OwnExperts { first: own.start, experts: own.collect() });
+    };
+    let own = places.of_rank(ranks.ep);
+    Ok(OwnExperts { first: own.start, experts: places.experts(own) })
+}
