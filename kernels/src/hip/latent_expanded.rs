@@ -4,6 +4,7 @@
 use super::attention::{LOG2_E, TILE};
 use super::device::HipDevice;
 use super::gemm::{Lines, wide};
+use super::latent_plan::{Need, Plan, STEP_KEYS};
 use super::launch::Launch;
 use super::source::Source;
 use super::tensor_map::{Boxed, TensorMap};
@@ -20,8 +21,6 @@ static PREFILL: Source = Source {
     text: include_str!("../../csrc/latent_prefill/latent_prefill.hip"),
 };
 
-/// Keys of a step, and what windows of keys are whole numbers of. The twin of `STEP_KEYS` in latent_prefill/long_rows.h.
-const STEP_KEYS: usize = 128;
 /// Keys that a block gathers.
 const GATHERED: usize = 32;
 /// Threads of a block that gathers, of one of waves, and of those of warpgroups that multiply.
@@ -59,62 +58,6 @@ pub(super) struct Expanded<'a> {
 enum By {
     Waves { stages: usize },
     Groups,
-}
-
-/// Sizes that what is made at a time depends on.
-#[derive(Debug, Clone, Copy)]
-struct Need {
-    /// Bytes that there are.
-    bytes: usize,
-    /// Keys of all rows, in whole steps.
-    keys: usize,
-    heads: usize,
-    /// Bytes of a row of the pool, and of a key and a value of one head.
-    row_bytes: usize,
-    head_bytes: usize,
-    /// Tiles of tokens of which something may be carried from window to window, and how many bytes of a head.
-    tiles: usize,
-    carried_bytes: usize,
-    /// Tiles of tokens and heads that keep the device busy.
-    busy: usize,
-}
-
-/// Heads, and keys, whose keys and values are made at a time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Plan {
-    heads: usize,
-    keys: usize,
-}
-
-impl Need {
-    /// Few heads with all keys, of which nothing is carried, unless so few leave the device idle; else windows of keys.
-    fn plan(&self) -> Plan {
-        let Self { bytes, keys, row_bytes, head_bytes, tiles, carried_bytes, .. } = *self;
-        let whole = ((bytes / keys).saturating_sub(row_bytes) / head_bytes).min(self.heads);
-        if whole == self.heads || (whole > 0 && tiles * self.evenly(whole) >= self.busy) {
-            return Plan { heads: self.evenly(whole), keys };
-        }
-        let heads = self.evenly((bytes / 2 / (tiles * carried_bytes)).clamp(1, self.heads));
-        let room = bytes.saturating_sub(tiles * heads * carried_bytes);
-        let most = room / (row_bytes + heads * head_bytes) / STEP_KEYS * STEP_KEYS;
-        let windows = keys.div_ceil(most.clamp(STEP_KEYS, keys));
-        Plan { heads, keys: keys.div_ceil(windows).next_multiple_of(STEP_KEYS) }
-    }
-
-    /// So many heads at most, as many each time.
-    fn evenly(&self, most: usize) -> usize {
-        self.heads.div_ceil(self.heads.div_ceil(most))
-    }
-
-    /// Of a plan whose windows are not all there is: all bytes, so that a later step asks for no more.
-    fn scratch_bytes(&self, plan: Plan) -> usize {
-        let made = plan.keys * (self.row_bytes + plan.heads * self.head_bytes);
-        let carried = self.tiles * plan.heads * self.carried_bytes;
-        if plan.keys < self.keys {
-            return self.bytes.max(made + carried);
-        }
-        if plan.heads < self.heads { self.bytes.max(made) } else { made }
-    }
 }
 
 /// Keys and values of a window in scratch memory: rows of unturned channels of all heads' keys, values of all heads, then the
@@ -407,51 +350,4 @@ const fn groups_bytes(query: usize, value: usize) -> usize {
 /// That of a block of waves, for a run of keys and values on its way.
 const fn waves_bytes(query: usize, value: usize) -> usize {
     COPIED * (query + value + PADDING) * 2
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// DeepSeek-V3 on an H200, or a part of its heads.
-    fn need(heads: usize, tokens: usize, keys: usize) -> Need {
-        let (tiles, bytes) = (tokens / GROUPS_TILE + 1, 256 << 20);
-        let carried_bytes = (GROUPS_TILE * 128 + 1024) * 4;
-        let (row_bytes, head_bytes) = (1152, 512);
-        Need { bytes, keys, heads, row_bytes, head_bytes, tiles, carried_bytes, busy: 264 }
-    }
-
-    #[test]
-    fn what_fits_is_made_at_once() {
-        let need = need(16, 2048, 8192);
-        assert_eq!(need.plan(), Plan { heads: 16, keys: 8192 });
-        assert_eq!(need.scratch_bytes(need.plan()), 8192 * (1152 + 16 * 512));
-    }
-
-    #[test]
-    fn heads_are_divided_while_the_device_is_busy() {
-        assert_eq!(need(128, 2048, 8192).plan(), Plan { heads: 43, keys: 8192 });
-        // Two tiles of 43 heads are no work for 132 multiprocessors.
-        let few = need(128, 256, 8192);
-        assert_eq!(few.plan().heads, 128);
-        assert!(few.plan().keys < 8192);
-    }
-
-    #[test]
-    fn no_plan_takes_more_memory_than_there_is() {
-        for heads in [1, 8, 16, 128] {
-            for tokens in [256, 1000, 8192, 65536] {
-                for keys in [256, 4096, 163_840, 5_000_192].map(|n: usize| n.next_multiple_of(128))
-                {
-                    let need = need(heads, tokens, keys);
-                    let plan = need.plan();
-                    assert!(need.scratch_bytes(plan) <= need.bytes, "{need:?} {plan:?}");
-                    assert!(plan.heads > 0 && plan.keys.is_multiple_of(STEP_KEYS));
-                }
-            }
-        }
-        // But for a step of one head.
-        let least = Need { bytes: 1, ..need(8, 1000, 4096) };
-        assert_eq!(least.plan(), Plan { heads: 1, keys: STEP_KEYS });
-    }
 }

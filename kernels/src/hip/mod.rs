@@ -43,6 +43,7 @@ mod jit;
 mod latent;
 mod latent_decode;
 mod latent_expanded;
+mod latent_plan;
 mod launch;
 mod linear;
 mod linear_stream;
