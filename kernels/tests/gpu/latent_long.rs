@@ -19,8 +19,17 @@ type Sizes = [usize; 6];
 type Rows<'a> = &'a [(usize, usize)];
 
 /// Among them: one token, none to see, a few, just too few and just enough, a cached prefix, padding, several tiles and steps.
-const MIXED: Rows<'static> =
-    &[(1, 300), (1, 0), (255, 260), (256, 256), (5, 70), (256, 0), (300, 515), (3, 130)];
+const MIXED: Rows<'static> = &[
+    (1, 300),
+    (1, 0),
+    (LONG - 1, LONG + 4),
+    (LONG, LONG),
+    (5, 70),
+    (LONG, 0),
+    (300, 515),
+    (3, 130),
+];
+const LONG: usize = RowBounds::LONG;
 
 /// A batch on the host.
 struct Case<'a> {
@@ -223,7 +232,7 @@ fn rows_are_expanded_from_their_own_number_of_tokens_on() {
             let own = at..at + tokens * sizes[0] * sizes[4];
             at = own.end;
             let equal = made[own.clone()] == taken[own];
-            let short = *tokens < RowBounds::LONG || *context == 0;
+            let short = *tokens < LONG || *context == 0;
             assert_eq!(equal, short, "{tokens} tokens at {context}");
         }
     }

@@ -1,9 +1,7 @@
 //! What experts that all tokens share cost among those that tokens choose, and by themselves: what `joins_shared` decides by. All inside a
 //! captured graph. Printed, not judged.
 
-use kernels::{
-    Around, DType, Driver, Experts, HostMat, Kernels, Packed, PackedGroup, Routes, bf16,
-};
+use kernels::{Around, DType, Experts, HostMat, Kernels, Packed, PackedGroup, Routes, bf16};
 
 use crate::matrix_speed::{microseconds, report};
 use crate::pair::{Pair, Twin, pairs};
@@ -72,15 +70,15 @@ impl Layer {
                 mat.scaled(&scales[..blocks], [128; 2]).unwrap()
             }
         };
-        let group = |parts: &dyn Fn() -> Vec<HostMat<'_>>, gated| {
-            let parts: Vec<_> = (0..self.routed + shared).map(|_| parts()).collect();
+        let group = |parts: &[HostMat<'_>], gated| {
+            let parts: Vec<_> = (0..self.routed + shared).map(|_| parts.to_vec()).collect();
             pair.gpu.pack_group(&parts, dtype, gated).unwrap()
         };
         let half = pair.gpu.half();
         let both = [mat(shared * inner, hidden), mat(shared * inner, hidden)];
         Weights {
-            gate_up: group(&|| vec![mat(inner, hidden), mat(inner, hidden)], true),
-            down: group(&|| vec![mat(hidden, inner)], false),
+            gate_up: group(&[mat(inner, hidden), mat(inner, hidden)], true),
+            down: group(&[mat(hidden, inner)], false),
             apart: [
                 pair.gpu.pack(&both, half).unwrap(),
                 pair.gpu.pack(&[mat(hidden, shared * inner)], half).unwrap(),
