@@ -47,7 +47,7 @@
 //   load_const<V>(p)        global data that nothing writes while this kernel or the one before it runs (weights, tables)
 //   load_stream<V>(p)       the same, read once: keep it out of the near caches
 //   store_stream<V>(p, v)   global data nobody reads soon.   V is 4, 8 or 16 bytes and aligned to its size
-//   copy16(shared, global)  starts a 16-byte copy; copy16_or_zero(shared, global, bool) writes zeros if false
+//   copy16(shared, global)  starts a 16-byte copy; copy16_or_zero(shared, global, bool) writes zeros if false; copy4: four bytes
 //   copy_commit() copy_wait<N>()   closes a group of copies; waits until at most N groups are open. Then sync()
 //   grid_wait()             before reading what the kernel before wrote, if launched to overlap with it
 //   grid_release()          the next kernel may start now; it still waits in its grid_wait()

@@ -84,6 +84,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("moe_little/choose.h", include_str!("moe_little/choose.h")),
     ("moe_little/mix.h", include_str!("moe_little/mix.h")),
     ("moe_little/sort.h", include_str!("moe_little/sort.h")),
+    ("moe_stream/multiply_fp8.h", include_str!("moe_stream/multiply_fp8.h")),
     ("moe_stream/put.h", include_str!("moe_stream/put.h")),
     ("moe_stream/ring.h", include_str!("moe_stream/ring.h")),
     ("moe_stream/roles.h", include_str!("moe_stream/roles.h")),

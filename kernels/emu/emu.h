@@ -179,6 +179,10 @@ DEV void pause() { emu::pause(); }
 template <class V> DEV V load_const(const V* p) { return *p; }
 template <class V> DEV V load_stream(const V* p) { return *p; }
 template <class V> DEV void store_stream(V* p, const V& v) { *p = v; }
+DEV void copy4(void* shared, const void* global) {
+    if (((u64)shared | (u64)global) % 4 != 0) emu::broken("a copy of four bytes is not aligned to them");
+    memcpy(shared, global, 4);
+}
 DEV void copy16(void* shared, const void* global) {
     if (((u64)shared | (u64)global) % 16 != 0) emu::broken("a 16-byte copy is not aligned to 16 bytes");
     memcpy(shared, global, 16);

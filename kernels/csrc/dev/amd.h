@@ -112,6 +112,7 @@ template <class V> DEV void store_stream(V* p, const V& v) {
     typedef typename DevWords<sizeof(V)>::type Words;
     __builtin_nontemporal_store(__builtin_bit_cast(Words, v), (Words*)p);
 }
+DEV void copy4(void* shared, const void* global) { *(u32*)shared = *(const u32*)global; }
 DEV void copy16(void* shared, const void* global) {
     *(DevWords<16>::type*)shared = *(const DevWords<16>::type*)global;
 }

@@ -83,6 +83,26 @@ DEV u32 widen_fp8(u32 pair) {
     return pack_f16(x.v[0], x.v[1]);
 #endif
 }
+// The values of the upper, or of the lower, bytes of both halves of a word as a pair of half_t, exactly. As bf16 nothing is NaN:
+// its bits are taken for 480.
+#if HALF_F16 && DEV_SM >= 890
+DEV u32 widen_uppers(u32 word) { return widen_fp8(__byte_perm(word, 0, 0x31)); }
+DEV u32 widen_lowers(u32 word) { return widen_fp8(__byte_perm(word, 0, 0x20)); }
+#elif DEV_SM >= 900
+// Exponent and mantissa moved in place, then the exponent's bias is changed by a product, which is exact.
+DEV u32 widen_uppers(u32 word) {
+    const u32 moved = (word >> 4 & 0x07f007f0u) | (word & 0x80008000u), two_to_120 = 0x7b807b80u;
+    u32 r;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(moved), "r"(two_to_120));
+    return r;
+}
+DEV u32 widen_lowers(u32 word) { return widen_uppers(word << 8); }
+#else
+DEV u32 widen_uppers(u32 word) {
+    return pack_half(unpack_fp8(word >> 8 & 0xffu).v[0], unpack_fp8(word >> 24).v[0]);
+}
+DEV u32 widen_lowers(u32 word) { return widen_uppers(word << 8); }
+#endif
 DEV float f32(fp8 x) { return unpack_fp8(x.bits).v[0]; }
 DEV fp8 to_fp8(float x) { return fp8{(u8)pack_fp8(x, 0.f)}; }
 template <> struct Round<fp8> { DEV fp8 of(float x) { return to_fp8(x); } };

@@ -6,7 +6,10 @@
 
 // A pass: one strip of up to STRIPS experts, against all places.
 struct Blend {
-    const half_t* w;
+    const Weight* w;
+#if FP8
+    Scaling scaling;
+#endif
     const Sorted* sorted;
     u32 n, k;
     u32 strip, end;  // of outputs
@@ -14,11 +17,14 @@ struct Blend {
     u64 policy;
     u32 rows, strips;
 };
-DEV Blend blend_of_block(const half_t* w, const Sorted& sorted, u32 n, u32 k) {
+DEV Blend blend_of_block(const Weight* w, const Sorted& sorted, u32 n, u32 k) {
     const u64 all = n / STRIP_LINES;
     const u32 at = (u32)(all * bid_x() / gdim_x()), end = (u32)(all * (bid_x() + 1) / gdim_x());
     // As if a strip were over: next_pass() begins with the one behind it.
-    return Blend{w, &sorted, n, k, at - 1, end, sorted.all, read_once(), sorted.places, 0};
+    Blend b{};
+    b.w = w, b.sorted = &sorted, b.n = n, b.k = k, b.strip = at - 1, b.end = end, b.segment = sorted.all;
+    b.policy = read_once(), b.rows = sorted.places;
+    return b;
 }
 DEV bool is_last_of_strip(const Blend& b) { return b.segment + b.strips >= b.sorted->all; }
 DEV bool next_pass(Blend& b) {
@@ -33,10 +39,15 @@ DEV bool next_pass(Blend& b) {
 }
 DEV u32 row_of(const Blend&, u32 r) { return r; }
 DEV u32 columns_of(const Blend& b) { return b.k; }
+#if FP8
+DEV const float* scales_of(const Blend& b, u32 strip, u32 half) {
+    return scale_of(b.scaling, b.sorted->segments[b.segment + strip].expert, b.strip, half, b.n, false);
+}
+#endif
 DEV void copy_strips(const Blend& b, u8* to, u32 block, Barrier* full) {
     if (lane() >= b.strips) return;
-    const half_t* expert = b.w + (u64)b.sorted->segments[b.segment + lane()].expert * b.n * b.k;
-    const half_t* from = expert + line_at(b.strip * STRIP_LINES, block, b.n, b.k);
+    const Weight* expert = b.w + (u64)b.sorted->segments[b.segment + lane()].expert * b.n * b.k;
+    const Weight* from = expert + line_at(b.strip * STRIP_LINES, block, b.n, b.k);
     bulk_copy_once(to + lane() * STRIP_BYTES, from, STRIP_BYTES, full, b.policy);
 }
 

@@ -5,18 +5,24 @@
 #include "moe_stream/roles.h"
 
 struct Mix {
-    const half_t* w;
+    const Weight* w;
+#if FP8
+    Scaling scaling;
+#endif
     const Sorted* sorted;
     u32 n, k;
     u32 at, end, each;  // strips of this block, and of a pass
     u64 policy;
     u32 rows, first, strips;
 };
-DEV Mix mix_of_block(const half_t* w, const Sorted& sorted, u32 tokens, u32 n, u32 k) {
+DEV Mix mix_of_block(const Weight* w, const Sorted& sorted, u32 tokens, u32 n, u32 k) {
     const u64 all = (u64)sorted.all * (n / STRIP_LINES);
     const u32 at = (u32)(all * bid_x() / gdim_x()), end = (u32)(all * (bid_x() + 1) / gdim_x());
     const u32 passes = (end - at + STRIPS - 1) / STRIPS, each = passes ? (end - at + passes - 1) / passes : 0;
-    return Mix{w, &sorted, n, k, at, end, each, read_once(), tokens, 0, 0};
+    Mix m{};
+    m.w = w, m.sorted = &sorted, m.n = n, m.k = k, m.at = at, m.end = end, m.each = each;
+    m.policy = read_once(), m.rows = tokens;
+    return m;
 }
 DEV bool next_pass(Mix& m) {
     if (m.at >= m.end) return false;
@@ -28,6 +34,12 @@ DEV bool next_pass(Mix& m) {
 }
 DEV u32 row_of(const Mix&, u32 r) { return r; }
 DEV u32 columns_of(const Mix& m) { return m.k; }
+#if FP8
+DEV const float* scales_of(const Mix& m, u32 strip, u32 half) {
+    const u32 of_expert = m.n / STRIP_LINES, at = m.first + strip;
+    return scale_of(m.scaling, m.sorted->segments[at / of_expert].expert, at % of_expert, half, m.n, true);
+}
+#endif
 DEV void copy_strips(const Mix& m, u8* to, u32 block, Barrier* full) {
     enum : u32 { TILE_STRIPS = TILE_LINES / STRIP_LINES };
     const u32 of_expert = m.n / STRIP_LINES, strip = (m.first + lane()) % of_expert;
@@ -37,7 +49,7 @@ DEV void copy_strips(const Mix& m, u8* to, u32 block, Barrier* full) {
     if (run > of_expert - strip) run = of_expert - strip;
     if (run > m.strips - lane()) run = m.strips - lane();
     const u32 expert = m.sorted->segments[(m.first + lane()) / of_expert].expert;
-    const half_t* from = m.w + (u64)expert * m.n * m.k + line_at(strip * STRIP_LINES, block, m.n, m.k);
+    const Weight* from = m.w + (u64)expert * m.n * m.k + line_at(strip * STRIP_LINES, block, m.n, m.k);
     bulk_copy_once(to + lane() * STRIP_BYTES, from, run * STRIP_BYTES, full, m.policy);
 }
 

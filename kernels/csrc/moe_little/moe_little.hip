@@ -5,11 +5,12 @@
 //   -DGATED=0  y half_t [T, N] = sum of weight * W x[place] over the places of a token, W [E][N][K], x [places, K]
 //   -DROUTES=1 choices are the top_k - shared largest of softmax(logits), logits f32 [T, all], all <= 256, and the shared
 //              experts behind all; see moe_route, also for counts and slots: the first block of the first product counts
+//   -DFP8=1    W in fp8 with `scales`, as in moe_stream
 //   -DROUTES=0 they are experts i32, weights f32 [T top_k]
 // Places: choices of this rank by ascending expert.
 // Grid, block, shared memory, order and rounding as moe_stream; the weighted sum in f32, experts ascending, rounded once.
 //
-// Roofline: N K 2 bytes for each expert that was chosen.
+// Roofline: N K weights for each expert that was chosen.
 #include "dev.h"
 #include "dev/bulk.h"
 #include "moe_little/choose.h"
@@ -20,9 +21,9 @@
 #endif
 
 KERNEL(THREADS)
-moe_little(half_t* y, const half_t* x, const half_t* w, const i32* experts, const float* weights, const float* logits,
+moe_little(half_t* y, const half_t* x, const Weight* w, const i32* experts, const float* weights, const float* logits,
            u32 logits_stride, u32 all, u32 normalise, u32 shared, u32 choices, u32 first, u32 count, u32 n, u32 k, u32 x_stride,
-           u32 y_stride, u32 top_k, u32* counts, const i64* slots) {
+           u32 y_stride, u32 top_k, const float* scales, u32 unit, u32 scale_stride, u32* counts, const i64* slots) {
     SHARED(Sorted, sorted, 1);
     const Ring ring = make_ring();
     // The second product reads of its predecessor nothing but x: it sorts, and begins with the weights, before.
@@ -38,6 +39,9 @@ moe_little(half_t* y, const half_t* x, const half_t* w, const i32* experts, cons
     Mix work = mix_of_block(w, *sorted, choices / top_k, n, k);
 #else
     Blend work = blend_of_block(w, *sorted, n, k);
+#endif
+#if FP8
+    work.scaling = Scaling{scales, unit, scale_stride};
 #endif
     if (wave() == WEIGHT_WAVE) return copy_weights(work, ring);
     if (!GATED) grid_wait();

@@ -5,6 +5,7 @@
 //   -DGATED=0  y [choices, N] = x[position], written by choice, W [E][N][K]; f32, half_t with MANY
 //   -DMANY=0   segments of at most 64 rows: weights are all the time there is
 //   -DMANY=1   at most TILE_ROWS, against twice as many lines; 128 unless it says otherwise
+//   -DFP8=1    W in fp8 with `scales` of blocks (moe/lines.h); it becomes half_t in registers. TILE_ROWS is 64 with MANY then
 // early: 0, or so many segments are the first ones of these experts, if only without rows (moe_align): blocks then begin
 // with the weights of their first tiles before anybody has chosen. MANY only.
 // W as moe/lines.h says. Rows of x on 16 bytes. Grid: at most a block a multiprocessor. Block: 11 waves.
@@ -12,9 +13,10 @@
 //
 // Roles: one wave copies weights; two gather rows of x; eight multiply, in two groups with half of the lines each.
 // Order of a sum: ascending in k, whatever else: a token has the same sums in any company.
-// Rounding: gate, up, and their product, each once to half_t; the second product once to the type of y.
+// Rounding: gate, up, and their product, each once to half_t; the second product once to the type of y. FP8: nothing else, the
+// sum over 128 k takes its scale in f32.
 //
-// Roofline: N K 2 bytes for each expert that was chosen, or 2 N K operations a choice.
+// Roofline: N K weights for each expert that was chosen, or 2 N K operations a choice.
 #include "dev.h"
 #include "dev/bulk.h"
 #include "moe_stream/put.h"
@@ -26,8 +28,8 @@ typedef float OUT;
 #endif
 
 KERNEL(THREADS)
-moe_stream(OUT* y, const half_t* x, const half_t* w, const u32* order, const Segment* segments, u32 n, u32 k, u32 x_stride,
-           u32 y_stride, u32 top_k, u32 early) {
+moe_stream(OUT* y, const half_t* x, const Weight* w, const u32* order, const Segment* segments, u32 n, u32 k, u32 x_stride,
+           u32 y_stride, u32 top_k, u32 early, const float* scales, u32 unit, u32 scale_stride) {
     const Ring ring = make_ring();
     sync();
     const u32 begun = GATED ? begin_weights(w, ring, n, k, early) : 0;
@@ -37,6 +39,9 @@ moe_stream(OUT* y, const half_t* x, const half_t* w, const u32* order, const Seg
     const u32 all = load_segment(segments).all;
     Share share = share_of_block(w, segments, all, GATED ? order : nullptr, n, k, top_k);
     share.begun = begun * COLUMNS;
+#if FP8
+    share.scaling = Scaling{scales, unit, scale_stride};
+#endif
     if (wave() == WEIGHT_WAVE) return copy_weights(share, ring, begun);
     if (wave() > WEIGHT_WAVE) return copy_rows(share, ring, x, x_stride);
     Turn turn{0, 0};

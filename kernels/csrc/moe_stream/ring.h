@@ -8,7 +8,7 @@
 #  define MANY 0
 #endif
 #ifndef TILE_ROWS
-#  define TILE_ROWS (MANY ? 128 : 64)
+#  define TILE_ROWS (MANY && !FP8 ? 128 : 64)
 #endif
 
 enum : u32 {
@@ -18,7 +18,9 @@ enum : u32 {
     STRIPS = GROUPS * GROUP_LINES / STRIP_LINES,
     STRIP_BYTES = STRIP_LINES * COLUMN_BYTES,
     WEIGHT_BYTES = STRIPS * STRIP_BYTES,
-    STAGE_BYTES = WEIGHT_BYTES + ROWS * COLUMN_BYTES,
+    PANEL_COLUMNS = 64,          // of x
+    PANEL_BYTES = ROWS * 128,
+    STAGE_BYTES = WEIGHT_BYTES + COLUMNS / PANEL_COLUMNS * PANEL_BYTES,
     MULTIPLIERS = GROUPS * 4 * WAVE,
     ROW_WAVES = 2,               // which gather rows of x
     ROW_THREADS = ROW_WAVES * WAVE,
@@ -26,12 +28,18 @@ enum : u32 {
     MOST_STAGES = 12
 };
 
-// Stages of 64 columns: lines of the weights, then rows of x.
+// Stages of COLUMNS columns: lines of the weights, then panels of rows of x.
 struct Ring {
     Barrier *full, *empty;
     u8* at;  // on 1024 bytes
     u32 stages;
+#if FP8
+    float* scales;  // of a stage: for each strip, of its first and its second eight lines
+#endif
 };
+#if FP8
+DEV float* scales_at(const Ring& ring, u32 stage) { return ring.scales + stage * (STRIPS * 2); }
+#endif
 // A place in the ring, and the parity of its phase.
 struct Turn { u32 stage, odd; };
 DEV void next(Turn& t, const Ring& ring) {
@@ -45,8 +53,13 @@ DEV Ring make_ring() {
     DYN_SHARED(u8, shared);
     SHARED(Barrier, barriers, 2 * MOST_STAGES);
     const u32 fit = (dynamic_shared_bytes() - 1024) / STAGE_BYTES;
-    Ring ring{barriers, barriers + MOST_STAGES, on_1024(shared), 0};
+    Ring ring{};
+    ring.full = barriers, ring.empty = barriers + MOST_STAGES, ring.at = on_1024(shared);
     ring.stages = fit < MOST_STAGES ? fit : (u32)MOST_STAGES;
+#if FP8
+    SHARED(float, scales, MOST_STAGES * STRIPS * 2);
+    ring.scales = scales;
+#endif
     if (tid() == 0) {
         for (u32 i = 0; i < ring.stages; ++i) {
             barrier_init(ring.full + i, 1 + ROW_THREADS);

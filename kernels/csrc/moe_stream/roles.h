@@ -4,8 +4,9 @@
 //   next_pass(work)    to the first pass, and on; false behind the last
 //   work.strips        of 16 lines in this pass
 //   columns_of(work)   of this pass
-//   copy_strips(work, to, block, full)   a wave copies columns [64 block, +64) of them, which `full` waits for
+//   copy_strips(work, to, block, full)   a wave copies columns [COLUMNS block, +COLUMNS) of them, which `full` waits for
 //   work.rows, row_of(work, r)           rows of x in this pass, and which they are
+//   scales_of(work, strip, half)         with FP8: of eight lines of a strip of the pass, see moe/lines.h
 #pragma once
 #include "dev/strip.h"
 #include "dev/wgmma.h"
@@ -13,7 +14,7 @@
 
 enum : u32 { WEIGHT_WAVE = MULTIPLIERS / WAVE };
 
-// Weights of a pass, columns [64 block, +64), into a stage that is free.
+// Weights of a pass, columns [COLUMNS block, +COLUMNS), into a stage that is free.
 template <class Work> DEV void copy_block(const Work& work, const Ring& ring, u32 stage, u32 block) {
     if (lane() == 0) barrier_expect(ring.full + stage, work.strips * STRIP_BYTES);
     wave_sync();
@@ -40,10 +41,14 @@ template <class Work> DEV void copy_weights(Work work, const Ring& ring, u32 beg
 template <class Work> DEV void copy_rows(Work work, const Ring& ring, const half_t* x, u32 x_stride) {
     enum : u32 { AT_ONCE = ROW_THREADS / PIECES };
     const u32 t = tid() - MULTIPLIERS - WAVE, line = t / PIECES, piece = t % PIECES;
-    const u32 place = line * COLUMN_BYTES + (piece ^ line % PIECES) * 16;
+    const u32 place = panel_offset(line, piece);
     Turn turn{0, 0};
     while (next_pass(work)) {
         const u32 rows = work.rows;
+#if FP8
+        static_assert(STRIPS * 2 <= ROW_THREADS, "a scale a thread");
+        const float* scales = t < work.strips * 2 ? scales_of(work, t / 2, t % 2) : nullptr;
+#endif
         const half_t* from[ROWS / AT_ONCE];
         UNROLL for (u32 i = 0; i < ROWS / AT_ONCE; ++i) {
             const u32 row = line + i * AT_ONCE;
@@ -53,8 +58,13 @@ template <class Work> DEV void copy_rows(Work work, const Ring& ring, const half
         for (u32 block = 0; block < columns_of(work) / COLUMNS; ++block) {
             barrier_wait(ring.empty + turn.stage, turn.odd ^ 1);
             u8* to = ring.at + turn.stage * STAGE_BYTES + WEIGHT_BYTES + place;
-            UNROLL for (u32 i = 0; i < ROWS / AT_ONCE; ++i)
-                if (line + i * AT_ONCE < rows) copy16(to + i * AT_ONCE * COLUMN_BYTES, from[i] + block * COLUMNS);
+            UNROLL for (u32 p = 0; p < COLUMNS / PANEL_COLUMNS; ++p)
+                UNROLL for (u32 i = 0; i < ROWS / AT_ONCE; ++i)
+                    if (line + i * AT_ONCE < rows)
+                        copy16(to + p * PANEL_BYTES + i * AT_ONCE * 128, from[i] + block * COLUMNS + p * PANEL_COLUMNS);
+#if FP8
+            if (scales) copy4(scales_at(ring, turn.stage) + t, scales + block);
+#endif
             barrier_arrive_copied(ring.full + turn.stage);
             next(turn, ring);
         }
@@ -69,6 +79,9 @@ struct Sums { float c[GROUP_LINES / 64][ROWS / 2]; };
 // Strip of the pass whose lines are in c[t] of this wave.
 DEV u32 strip_of_sums(u32 t) { return wave() / 4 * (GROUP_LINES / STRIP_LINES) + t * 4 + wave() % 4; }
 
+#if FP8
+#  include "moe_stream/multiply_fp8.h"
+#else
 // All columns of a pass.
 DEV void multiply(Sums& sums, const Ring& ring, Turn& turn, u32 k) {
     UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t)
@@ -102,3 +115,4 @@ DEV void multiply(Sums& sums, const Ring& ring, Turn& turn, u32 k) {
     UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t) wgmma_hold(sums.c[t]);
     release(before);
 }
+#endif

@@ -48,7 +48,8 @@ impl HipDevice {
             let grid = fp8::grid(&parts).filter(|_| fp8::keeps(matrices, gated));
             let (kernel, what) = ("pack_group", "shape of experts");
             let grid = grid.ok_or(DeviceError::Unsupported { kernel, what, dtype })?;
-            return PackedGroup::stacked(self.load_fp8(&parts, grid)?, matrices.len());
+            let stack = PackedGroup::stacked(self.load_fp8(&parts, grid)?, matrices.len())?;
+            return self.in_lines(stack, gated);
         }
         let stack = PackedGroup::stacked(self.load_float(&parts, dtype)?, matrices.len())?;
         self.in_lines(stack, gated)
@@ -199,6 +200,8 @@ fn check(
     }
     check_dtype(KERNEL, "output", y.dtype(), x.dtype())?;
     check_size(KERNEL, "down projections", down.len(), gate_up.len())?;
+    let [lines, gated_lines] = [down, gate_up].map(|group| usize::from(group.is_lined()));
+    check_size(KERNEL, "down projections in lines", lines, gated_lines)?;
     check_size(KERNEL, "inputs of gate_up", gate_up.k(), x.cols())?;
     check_size(KERNEL, "outputs of gate_up", gate_up.n(), 2 * down.k())?;
     check_size(KERNEL, "outputs of down", down.n(), x.cols())?;

@@ -232,7 +232,7 @@ fn way(x: Mat<'_>, experts: &Experts<'_>, choices: usize, few_fit: bool) -> Way 
         return Way::Stream(match each {
             each if each < SOME_CHOICES => moe_stream::FEW,
             each if each < MANY_CHOICES => moe_stream::SOME,
-            _ => moe_stream::MANY,
+            _ => moe_stream::MANY.of(experts.gate_up.dtype()),
         });
     }
     if experts.gate_up.dtype() == DType::F8E4M3 {

@@ -4,7 +4,7 @@
 use super::device::HipDevice;
 use super::expert_count::Counters;
 use super::launch::Launch;
-use super::moe_stream::FEW;
+use super::moe_stream::{FEW, is_fp8, scales_from};
 use super::source::Source;
 use crate::{DeviceError, Experts, Mat, MatMut, Routes, Scores, Stream};
 
@@ -55,23 +55,25 @@ impl HipDevice {
         let (choices, inner) = (x.rows() * top_k, experts.down.k());
         let between = self.scratch(choices * inner * x.dtype().bytes())?;
         let here = u32::from(matches!(chosen, Chosen::Here(..)));
+        let fp8 = is_fp8(experts.down);
         for gated in [true, false] {
             let kernel = self.kernel(
                 &LITTLE,
                 "moe_little",
-                &[("GATED", u32::from(gated)), ("ROUTES", here)],
+                &[("GATED", u32::from(gated)), ("ROUTES", here), ("FP8", fp8)],
             )?;
             let (out, from, strides, group) = if gated {
                 (between, x.as_ptr(), [x.stride(), inner], experts.gate_up)
             } else {
                 (y.as_mut_ptr(), between.cast_const(), [inner, y.stride()], experts.down)
             };
-            let launch = self.on_every_multiprocessor(kernel, FEW);
+            let launch = self.on_every_multiprocessor(kernel, FEW, group.dtype());
             let launch = launch.arg_ptr(out).arg_ptr(from).arg_ptr(group.as_ptr());
             let launch = routes.into_iter().fold(launch, Launch::arg_ptr);
             let sizes = [choices, experts.first, group.len(), group.n(), group.k()];
             let sizes = scores.into_iter().chain(sizes).chain(strides).chain([top_k]);
             let launch = sizes.fold(launch, |launch, size| launch.u32(size as u32));
+            let launch = scales_from(launch, group, 0);
             // SAFETY: all shapes were compared; the arguments are those of the kernel.
             unsafe { counters.args(launch).overlaps_predecessor().go(self, s)? };
         }

@@ -6,7 +6,7 @@ use super::launch::Launch;
 use super::module::Function;
 use super::moe_call::Call;
 use super::source::Source;
-use crate::{DeviceError, PackedGroup, Stream};
+use crate::{DType, DeviceError, PackedGroup, Scales, Stream};
 
 static PACK: Source = Source {
     name: "moe_pack/moe_pack.hip",
@@ -21,8 +21,12 @@ static STREAM: Source = Source {
 const THREADS: u32 = 11 * 32;
 /// Threads of a block that brings weights into their order, a piece of eight each.
 const PACK_THREADS: u32 = 256;
-/// Columns of a stage, and what sizes must be multiples of.
-const COLUMNS: usize = 64;
+/// Bytes of a line of weights in a stage.
+const LINE_BYTES: usize = 128;
+/// Weights of a piece, times their bytes.
+const PIECE_BYTES: usize = 16;
+/// Rows whose scales are one: those of a strip.
+const LEAST_UNIT: usize = 16;
 /// Stages without which nothing moves: one is read while the next arrives.
 const LEAST_STAGES: usize = 2;
 /// Stages that barriers are kept for.
@@ -47,21 +51,35 @@ pub(super) const SOME: Tile = Tile { rows: 32, lines: 256 };
 pub(super) const MANY: Tile = Tile { rows: 128, lines: 256 };
 
 impl Tile {
-    /// Stages that `limit` bytes of shared memory hold.
-    fn stages(self, limit: usize) -> usize {
-        (limit.saturating_sub(FIXED_BYTES) / self.stage_bytes()).min(MOST_STAGES)
+    /// The same for weights of this type. In fp8 fewer rows: what columns sum up to is kept beside the sums until it takes its scale.
+    pub(super) fn of(self, weights: DType) -> Self {
+        match self {
+            MANY if weights == DType::F8E4M3 => Self { rows: 64, ..MANY },
+            _ => self,
+        }
     }
 
-    fn stage_bytes(self) -> usize {
-        (self.rows + self.lines) * COLUMNS * 2
+    /// Stages that `limit` bytes of shared memory hold.
+    fn stages(self, limit: usize, weights: DType) -> usize {
+        (limit.saturating_sub(FIXED_BYTES) / self.stage_bytes(weights)).min(MOST_STAGES)
+    }
+
+    /// Lines of weights, and rows of 16-bit inputs.
+    fn stage_bytes(self, weights: DType) -> usize {
+        self.lines * LINE_BYTES + self.rows * columns(weights) * 2
     }
 }
 
+/// Weights of a line in a stage, and what sizes must be multiples of.
+fn columns(weights: DType) -> usize {
+    LINE_BYTES / weights.bytes()
+}
+
 impl HipDevice {
-    /// Whether experts in the 16-bit type of so many inputs and outputs, gates not counted, are streamed.
-    pub(super) fn streams_experts(&self, outputs: usize, k: usize) -> bool {
-        let multiples = outputs.is_multiple_of(COLUMNS) && k.is_multiple_of(COLUMNS);
-        let fits = MANY.stages(self.shared_bytes() as usize) >= LEAST_STAGES;
+    /// Whether experts of type `weights`, the 16-bit one or fp8, of so many inputs and outputs, gates not counted, are streamed.
+    pub(super) fn streams_experts(&self, weights: DType, outputs: usize, k: usize) -> bool {
+        let multiples = [outputs, k].iter().all(|size| size.is_multiple_of(columns(weights)));
+        let fits = MANY.of(weights).stages(self.shared_bytes() as usize, weights) >= LEAST_STAGES;
         multiples && fits && self.has_warpgroups()
     }
 
@@ -73,37 +91,45 @@ impl HipDevice {
         gated: bool,
     ) -> Result<PackedGroup, DeviceError> {
         let outputs = if gated { group.n() / 2 } else { group.n() };
-        if group.dtype() != self.half() || !self.streams_experts(outputs, group.k()) {
+        let known = [self.half(), DType::F8E4M3].contains(&group.dtype());
+        let units = group.scales().is_none_or(|scales| scales.rows.is_multiple_of(LEAST_UNIT));
+        if !known || !units || !self.streams_experts(group.dtype(), outputs, group.k()) {
             return Ok(group);
         }
-        let bytes = group.n() * group.k() * 2;
+        let bytes = group.n() * group.k() * group.dtype().bytes();
         let at_once = (PASSAGE_BYTES / bytes.max(1)).clamp(1, group.len().max(1));
         let passage = self.scratch(at_once * bytes)?;
         for first in (0..group.len()).step_by(at_once) {
             let experts = at_once.min(group.len() - first);
             // SAFETY: an expert of the group.
             let weights = unsafe { group.as_ptr().add(first * bytes) }.cast_mut();
-            self.launch_pack("moe_pack", passage, weights, &group, experts, gated)?;
-            self.launch_pack("moe_unpack", weights, passage, &group, experts, gated)?;
+            let pack = self.pack_launch("moe_pack", (passage, weights), &group, experts, gated)?;
+            let unpack =
+                self.pack_launch("moe_unpack", (weights, passage), &group, experts, gated)?;
+            // SAFETY: both hold that many experts; nobody uses the group before it is handed out.
+            unsafe {
+                scales_from(pack, &group, first).go(self, &Stream::default())?;
+                unpack.go(self, &Stream::default())?;
+            }
         }
         Ok(group.lined())
     }
 
-    fn launch_pack(
+    fn pack_launch(
         &self,
         kernel: &'static str,
-        to: *mut u8,
-        from: *const u8,
+        (to, from): (*mut u8, *const u8),
         group: &PackedGroup,
         experts: usize,
         gated: bool,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<Launch, DeviceError> {
         let (n, k) = (group.n(), group.k());
-        let kernel = self.kernel(&PACK, kernel, &[("GATED", u32::from(gated))])?;
-        let grid = ((n * k).div_ceil(8 * PACK_THREADS as usize) as u32, experts as u32, 1);
+        let defines = [("GATED", u32::from(gated)), ("FP8", is_fp8(group))];
+        let kernel = self.kernel(&PACK, kernel, &defines)?;
+        let pieces = n * k * group.dtype().bytes() / PIECE_BYTES;
+        let grid = (pieces.div_ceil(PACK_THREADS as usize) as u32, experts as u32, 1);
         let launch = Launch::new(kernel, grid, PACK_THREADS, 0).arg_ptr(to).arg_ptr(from);
-        // SAFETY: both hold that many experts; nobody uses the group before it is handed out.
-        unsafe { launch.u32(n as u32).u32(k as u32).go(self, &Stream::default()) }
+        Ok(launch.u32(n as u32).u32(k as u32))
     }
 
     /// One product of tokens that `moe_align` has sorted.
@@ -114,22 +140,47 @@ impl HipDevice {
         tile: Tile,
         first: bool,
     ) -> Result<(), DeviceError> {
+        let (group, _) = call.product(first);
         let defines = [
             ("GATED", u32::from(first)),
             ("MANY", u32::from(tile != FEW)),
-            ("TILE_ROWS", tile.rows as u32),
+            ("TILE_ROWS", tile.of(group.dtype()).rows as u32),
+            ("FP8", is_fp8(group)),
         ];
         let kernel = self.kernel(&STREAM, "moe_stream", &defines)?;
-        let launch = call.product_args(self.on_every_multiprocessor(kernel, tile), first);
+        let launch = self.on_every_multiprocessor(kernel, tile, group.dtype());
         let early = if call.way.begins_early() { call.experts.down.len() } else { 0 };
-        let launch = launch.u32(early as u32);
+        let launch = scales_from(call.product_args(launch, first).u32(early as u32), group, 0);
         // SAFETY: the shapes were compared; scratch memory has the sizes of the call.
         unsafe { launch.overlaps_predecessor().go(self, s) }
     }
 
     /// A launch with all shared memory.
-    pub(super) fn on_every_multiprocessor(&self, kernel: Function, tile: Tile) -> Launch {
-        let shared_bytes = 1024 + tile.stages(self.shared_bytes() as usize) * tile.stage_bytes();
+    pub(super) fn on_every_multiprocessor(
+        &self,
+        kernel: Function,
+        tile: Tile,
+        weights: DType,
+    ) -> Launch {
+        let tile = tile.of(weights);
+        let stages = tile.stages(self.shared_bytes() as usize, weights);
+        let shared_bytes = 1024 + stages * tile.stage_bytes(weights);
         Launch::new(kernel, (self.multiprocessors(), 1, 1), THREADS, shared_bytes as u32)
     }
+}
+
+/// `-DFP8` of kernels that read `group`.
+pub(super) fn is_fp8(group: &PackedGroup) -> u32 {
+    u32::from(group.dtype() == DType::F8E4M3)
+}
+
+/// With the scales of matrices from `first` on as further arguments; of others than fp8 none is looked at.
+pub(super) fn scales_from(launch: Launch, group: &PackedGroup, first: usize) -> Launch {
+    let Some(Scales { buffer, rows, stride }) = group.scales() else {
+        return launch.arg_ptr(std::ptr::null()).u32(0).u32(0);
+    };
+    let of_matrix = group.n() / rows * stride * size_of::<f32>();
+    // SAFETY: the buffer has the scales of all matrices.
+    let from = unsafe { buffer.as_ptr().add(first * of_matrix) };
+    launch.arg_ptr(from).u32(*rows as u32).u32(*stride as u32)
 }

@@ -23,6 +23,11 @@ pub(crate) struct Weights {
 }
 
 impl Weights {
+    /// Bits of the weights, row by row.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
     /// Sums of `k` products with numbers around 1 stay near 1.
     pub(crate) fn new(numbers: &mut Numbers, (n, k): (usize, usize), grid: Grid) -> Self {
         let each = if grid == Grid::Blocks { [128, 128] } else { [1, k] };

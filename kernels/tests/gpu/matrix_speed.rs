@@ -4,8 +4,7 @@
 use std::time::Instant;
 
 use kernels::{
-    Around, Attention, BatchRows, DType, Driver, Experts, Kernels, KvLayout, KvOrder, Packed,
-    Routes, RowBounds, bf16,
+    Around, Attention, BatchRows, DType, Driver, Kernels, KvLayout, KvOrder, Packed, RowBounds,
 };
 
 use crate::pair::{Pair, pairs};
@@ -45,7 +44,6 @@ fn matrix_speed() {
         }
         decodes(pair);
         prefills(pair);
-        experts(pair);
     }
 }
 
@@ -158,42 +156,5 @@ fn prefills(pair: &Pair) {
         for (rows, q, context) in [(1, 1024, 1024), (8, 1024, 1024), (1, 2048, 16_384)] {
             attention(pair, heads, rows, q, context);
         }
-    }
-}
-
-/// One layer of Qwen3-30B-A3B.
-fn experts(pair: &Pair) {
-    let (hidden, inner, count, top_k) = (2048, 768, 128, 8);
-    let group = |n: usize, k: usize, gated| {
-        let bytes = vec![0x3cu8; n * k * 2];
-        let part = || vec![kernels::HostMat::new(&bytes, DType::BF16, n, k).unwrap()];
-        pair.gpu
-            .pack_group(&(0..count).map(|_| part()).collect::<Vec<_>>(), DType::BF16, gated)
-            .unwrap()
-    };
-    let (gate_up, down) = (group(2 * inner, hidden, true), group(hidden, inner, false));
-    let experts = Experts { first: 0, gate_up: &gate_up, down: &down };
-    let mut numbers = pair.numbers(4);
-    for tokens in [1, 8, 64, 256, 1024, 8192] {
-        let x = pair.put(&vec![bf16::ONE; tokens * hidden], tokens, hidden);
-        let mut y = pair.poisoned(DType::BF16, tokens, hidden);
-        let mut chosen = Vec::new();
-        for _ in 0..tokens {
-            let first = numbers.below(count);
-            let step = 1 + 2 * numbers.below(count / 2);
-            chosen.extend((0..top_k).map(|j| ((first + j * step) % count) as i32));
-        }
-        let mut busy = chosen.clone();
-        busy.sort_unstable();
-        busy.dedup();
-        let chosen = pair.put(&chosen, tokens, top_k);
-        let weights = pair.put(&vec![0.125f32; tokens * top_k], tokens, top_k);
-        let routes = Routes { experts: chosen.gpu(), weights: weights.gpu() };
-        let time = microseconds(pair, 8, |_| {
-            pair.gpu.moe_mlp(&S, y.gpu_mut(), x.gpu(), &routes, &experts).unwrap();
-        });
-        let tflops = (6 * tokens * top_k * hidden * inner) as f64 / time / 1e6;
-        let what = format!("moe_mlp, {tokens} tokens, {tflops:.0} TFLOP/s");
-        report(&what, time, busy.len() * 3 * hidden * inner * 2);
     }
 }

@@ -1,0 +1,65 @@
+//! What the experts of a layer cost inside a captured graph, next to the bytes they must read, by type and number of tokens. Printed, not
+//! judged.
+
+use kernels::{DType, Experts, HostMat, Kernels, Routes, bf16};
+
+use crate::matrix_speed::{microseconds, report};
+use crate::pair::{Pair, pairs};
+use crate::support::S;
+
+/// Hidden and inner sizes, experts in all and for a token, and the type of their weights.
+type Layer = (&'static str, [usize; 4], DType);
+
+const LAYERS: [Layer; 5] = [
+    ("Qwen3-30B-A3B", [2048, 768, 128, 8], DType::BF16),
+    ("Qwen3-30B-A3B", [2048, 768, 128, 8], DType::F8E4M3),
+    ("V3 of 8 ranks", [7168, 256, 256, 8], DType::F8E4M3),
+    ("V3, 32 experts", [7168, 2048, 32, 1], DType::F8E4M3),
+    ("V3", [7168, 2048, 256, 8], DType::F8E4M3),
+];
+
+#[test]
+#[ignore = "measures a GPU, named by HADRON_GPU"]
+fn expert_speed() {
+    for pair in &pairs() {
+        for layer in &LAYERS {
+            measure(pair, layer);
+        }
+    }
+}
+
+fn measure(pair: &Pair, &(name, [hidden, inner, count, top_k], dtype): &Layer) {
+    let bytes = vec![0x3cu8; 2 * inner * hidden * dtype.bytes()];
+    let scales = vec![1e-3f32; (2 * inner / 128) * (hidden / 128)];
+    let group = |n: usize, k: usize, gated| {
+        let mat = HostMat::new(&bytes[..n * k * dtype.bytes()], dtype, n, k).unwrap();
+        let mat = match dtype {
+            DType::F8E4M3 => mat.scaled(&scales[..n / 128 * (k / 128)], [128; 2]).unwrap(),
+            _ => mat,
+        };
+        pair.gpu.pack_group(&vec![vec![mat]; count], dtype, gated).unwrap()
+    };
+    let (gate_up, down) = (group(2 * inner, hidden, true), group(hidden, inner, false));
+    let experts = Experts { first: 0, gate_up: &gate_up, down: &down };
+    let mut numbers = pair.numbers(4);
+    for tokens in [1, 2, 4, 8, 16, 64, 256, 1024, 8192] {
+        let x = pair.put(&vec![bf16::ONE; tokens * hidden], tokens, hidden);
+        let mut y = pair.poisoned(pair.gpu.half(), tokens, hidden);
+        let mut chosen = Vec::new();
+        for _ in 0..tokens {
+            let first = numbers.below(count);
+            let step = 1 + 2 * numbers.below(count / 2);
+            chosen.extend((0..top_k).map(|j| ((first + j * step) % count) as i32));
+        }
+        let busy: std::collections::BTreeSet<i32> = chosen.iter().copied().collect();
+        let chosen = pair.put(&chosen, tokens, top_k);
+        let weights = pair.put(&vec![0.125f32; tokens * top_k], tokens, top_k);
+        let routes = Routes { experts: chosen.gpu(), weights: weights.gpu() };
+        let time = microseconds(pair, 8, |_| {
+            pair.gpu.moe_mlp(&S, y.gpu_mut(), x.gpu(), &routes, &experts).unwrap();
+        });
+        let tflops = (6 * tokens * top_k * hidden * inner) as f64 / time / 1e6;
+        let what = format!("{name}, {dtype:?}, {tokens} tokens, {tflops:.0} TFLOP/s");
+        report(&what, time, busy.len() * 3 * hidden * inner * dtype.bytes());
+    }
+}
