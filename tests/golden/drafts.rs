@@ -55,7 +55,27 @@ fn drafts_match_the_paper() {
     }
 }
 
-/// Rows of few tokens and of many go different ways in bf16, and both come near.
+/// Routes of the model behind each token that a draft begins with, then of the draft layer, in one list for each draft.
+type Routes = Vec<Vec<Vec<i32>>>;
+
+/// Logits of the drafts that the fixture has, and how they were routed: all in one pass, and one by one.
+fn both_ways(place: &Place, fixture: &Fixture, dtype: DType) -> [(Vec<Vec<f32>>, Routes); 2] {
+    let mut replay = Replay::load_with(place, fixture, dtype, true);
+    let (row, before, _) = all(&mut replay, fixture);
+    let main = replay.watched(&row).routes;
+    let many = replay.watched_drafts(&row.part(1, before.len()), &before);
+    let one = |t: usize| replay.watched_drafts(&row.part(t, 1), &before[t - 1..t]);
+    let few: (Vec<_>, Vec<_>) = (1..=before.len()).map(one).unzip();
+    [many, (few.0.concat(), few.1.concat())].map(|(mut logits, own)| {
+        let first = own.len() - fixture.draft_logits.len();
+        let of_model = |t: usize| main.iter().map(move |layer| layer[t].clone());
+        let routes = (first..).zip(&own[first..]);
+        let routes = routes.map(|(t, own)| of_model(t).chain([own.clone()]).collect());
+        (logits.split_off(first), routes.collect())
+    })
+}
+
+/// Rows of few tokens and of many go different ways in bf16, and both come near, where no near tie of a router is tipped.
 #[test]
 fn drafts_in_bf16_are_close() {
     if replay::on_a_gpu() {
@@ -63,14 +83,14 @@ fn drafts_in_bf16_are_close() {
     }
     let fixture = Fixture::read(NAME);
     let place = Place::alone();
-    let mut replay = Replay::load_with(&place, &fixture, DType::BF16, true);
-    let (row, before, many) = all(&mut replay, &fixture);
-    let few: Vec<Vec<f32>> = (1..=before.len())
-        .flat_map(|t| replay.drafts(&row.part(t, 1), &before[t - 1..t]))
-        .collect();
-    for logits in [many, few] {
-        let found =
-            closeness(&logits[logits.len() - fixture.draft_logits.len()..], &fixture.draft_logits);
-        check_half(&fixture, &found, DType::BF16);
+    let [(_, exact), _] = both_ways(&place, &fixture, DType::F32);
+    for (logits, routes) in both_ways(&place, &fixture, DType::BF16) {
+        let kept: Vec<usize> = (0..exact.len()).filter(|&t| routes[t] == exact[t]).collect();
+        println!("the same experts at {} of {} drafts", kept.len(), exact.len());
+        let least = fixture.bf16_gate.same_experts * exact.len() as f64;
+        assert!(kept.len() as f64 >= least, "{} drafts of {}", kept.len(), exact.len());
+        let rows =
+            |of: &[Vec<f32>]| -> Vec<Vec<f32>> { kept.iter().map(|&t| of[t].clone()).collect() };
+        check_half(&fixture, &closeness(&rows(&logits), &rows(&fixture.draft_logits)), DType::BF16);
     }
 }

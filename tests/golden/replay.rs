@@ -364,6 +364,21 @@ impl<'a> Replay<'a> {
         })
     }
 
+    /// The same, and the experts of the draft layer in ascending order, `[T][k]`.
+    pub(crate) fn watched_drafts(
+        &self,
+        row: &Row,
+        before: &[Vec<f32>],
+    ) -> (Vec<Vec<f32>>, Vec<Vec<i32>>) {
+        let probe = Recorder::default();
+        let logits = self.with(&[row], |f, ids| {
+            let f = Forward { probe: Some(&probe), ..*f };
+            let hidden = self.model.draft(&f, ids, &self.tensor(before)).unwrap();
+            self.model.logits(&f, &hidden).unwrap()
+        });
+        (logits, probe.routes.into_inner().concat())
+    }
+
     /// Keeps of a row's tokens what later drafts attend to.
     pub(crate) fn keep_for_drafts(&self, row: &Row, before: &[Vec<f32>]) {
         self.with(&[row], |f, ids| {

@@ -229,11 +229,12 @@ pub(super) fn joins_shared(tokens: usize, experts: &Experts<'_>) -> bool {
 fn way(x: Mat<'_>, experts: &Experts<'_>, choices: usize, few_fit: bool) -> Way {
     let each = choices / experts.down.len().max(1);
     if experts.gate_up.is_lined() {
-        return Way::Stream(match each {
+        let tile = match each {
             each if each < SOME_CHOICES => moe_stream::FEW,
             each if each < MANY_CHOICES => moe_stream::SOME,
-            _ => moe_stream::MANY.of(experts.gate_up.dtype()),
-        });
+            _ => moe_stream::MANY,
+        };
+        return Way::Stream(tile.of(experts.gate_up.dtype()));
     }
     if experts.gate_up.dtype() == DType::F8E4M3 {
         return if each <= FEW_CHOICES && few_fit { Way::Fp8Few } else { Way::Fp8Tile };

@@ -4,15 +4,17 @@
 use super::device::HipDevice;
 use super::expert_count::Counters;
 use super::launch::Launch;
-use super::moe_stream::{FEW, is_fp8, scales_from};
+use super::moe_stream::{FEW, Tile, is_fp8, scales_from};
 use super::source::Source;
-use crate::{DeviceError, Experts, Mat, MatMut, Routes, Scores, Stream};
+use crate::{DType, DeviceError, Experts, Mat, MatMut, Routes, Scores, Stream};
 
 static LITTLE: Source = Source {
     name: "moe_little/moe_little.hip",
     text: include_str!("../../csrc/moe_little/moe_little.hip"),
 };
 
+/// Rows of a low tile.
+const LOW_ROWS: usize = 16;
 /// Choices that a block sorts for itself.
 const MOST_CHOICES: usize = 64;
 
@@ -23,6 +25,12 @@ pub(super) enum Chosen<'a> {
     Before(&'a Routes<'a>),
     /// Every block does, and one of them counts.
     Here(&'a Scores<'a>, Counters),
+}
+
+/// What a block multiplies at a time, of so many rows. In fp8 products of unused rows are not hidden behind weights.
+fn tile_of(experts: &Experts<'_>, rows: usize) -> Tile {
+    let low = experts.down.dtype() == DType::F8E4M3 && rows <= LOW_ROWS;
+    Tile { rows: if low { LOW_ROWS } else { FEW.rows }, ..FEW }
 }
 
 /// Whether so many choices go this way.
@@ -57,17 +65,20 @@ impl HipDevice {
         let here = u32::from(matches!(chosen, Chosen::Here(..)));
         let fp8 = is_fp8(experts.down);
         for gated in [true, false] {
-            let kernel = self.kernel(
-                &LITTLE,
-                "moe_little",
-                &[("GATED", u32::from(gated)), ("ROUTES", here), ("FP8", fp8)],
-            )?;
+            let tile = tile_of(experts, if gated { x.rows() } else { choices });
+            let defines = [
+                ("GATED", u32::from(gated)),
+                ("ROUTES", here),
+                ("TILE_ROWS", tile.rows as u32),
+                ("FP8", fp8),
+            ];
+            let kernel = self.kernel(&LITTLE, "moe_little", &defines)?;
             let (out, from, strides, group) = if gated {
                 (between, x.as_ptr(), [x.stride(), inner], experts.gate_up)
             } else {
                 (y.as_mut_ptr(), between.cast_const(), [inner, y.stride()], experts.down)
             };
-            let launch = self.on_every_multiprocessor(kernel, FEW, group.dtype());
+            let launch = self.on_every_multiprocessor(kernel, tile, group.dtype());
             let launch = launch.arg_ptr(out).arg_ptr(from).arg_ptr(group.as_ptr());
             let launch = routes.into_iter().fold(launch, Launch::arg_ptr);
             let sizes = [choices, experts.first, group.len(), group.n(), group.k()];
