@@ -236,6 +236,10 @@ mod tests {
         let media = ExtraKeys { media: vec![item], ..ExtraKeys::default() };
         let depends = [0, 1, 2].map(|index| !same(&media, None, index));
         assert_eq!(depends, [true, true, false], "tokens 2 to 7 are of two blocks");
+        let item = MediaItem { digest: [7; 16], start: 4, len: 4 };
+        let media = ExtraKeys { media: vec![item], ..ExtraKeys::default() };
+        let depends = [0, 1, 2].map(|index| !same(&media, None, index));
+        assert_eq!(depends, [false, true, false], "tokens 4 to 7 are of the second");
     }
 
     #[test]
