@@ -255,6 +255,21 @@ mod tests {
     }
 
     #[test]
+    fn media_encoding_tells_where_in_its_block_an_item_begins() {
+        let item = MediaItem { digest: [7; 16], start: 2, len: 6 };
+        let media = ExtraKeys { media: vec![item], ..ExtraKeys::default() };
+        for (start, offset) in [(0, 2_i32), (4, -2)] {
+            let mut bytes = Vec::new();
+            media.encode(start, 4, &mut bytes);
+            let mut expected = vec![2, 20, 0, 0, 0];
+            expected.extend([7; 16]);
+            expected.extend(offset.to_le_bytes());
+            expected.extend([25, 0, 0, 0, 0, 0, 0, 0x80]);
+            assert_eq!(bytes, expected, "block at {start}");
+        }
+    }
+
+    #[test]
     fn truncated_hashes_are_never_zero_and_guards_stay_apart() {
         let hasher = Hasher::new(1, [3, 4], 1, Planted::default());
         let mut keys = Vec::new();

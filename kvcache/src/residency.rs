@@ -188,4 +188,12 @@ mod tests {
         residency.evicted(0);
         assert!(!residency.has_stays(), "one that became vacant was not evicted");
     }
+
+    #[test]
+    #[should_panic(expected = "vacant block 1 is followed")]
+    fn a_vacant_block_that_is_followed_is_noticed() {
+        let mut residency = Residency::new(Share::new(1.0).unwrap(), 2);
+        residency.taken(1);
+        residency.check(|_| true);
+    }
 }
