@@ -342,10 +342,10 @@ fn rows_count_up_to_the_last_with_drafts() {
 
 #[test]
 fn prefill_is_wanted_beyond_the_step() {
-    let scene = scene("step=16 | run a 8/9, b 4/12 | wait c 0/40");
+    let scene = scene("step=16 | run a 8/9, b 4/12 | wait c 0/40 | cache c 8");
     let plan = plan(&scene.state, &scene.kv, &scene.limits, Plan::default());
-    assert_eq!(scene.render(&plan), "run a[8,9) b[4,12) c[0,4) admit c");
-    assert_eq!(plan.prefill_wanted, 8 + 40);
+    assert_eq!(scene.render(&plan), "run a[8,9) b[4,12) c[8,12) admit c");
+    assert_eq!(plan.prefill_wanted, 8 + 32);
 }
 
 #[test]
