@@ -183,6 +183,7 @@ fn decodes_come_first_and_in_order() {
     check("| run a 4/20, b 3/4 | wait c 0/4", expect!["run b[3,4) a[4,20) c[0,4) admit c"]);
     check("step=1 | run a 8/9, b 3/4", expect!["run a[8,9)"]);
     check("| run a 9/9, b 3/4", expect!["run b[3,4)"]); // `a` waits for its row in flight.
+    check("| run a 9/9, b 4/12", expect!["run b[4,12)"]); // Chunks do not wait with it.
 }
 
 #[test]

@@ -227,6 +227,18 @@ fn rows_are_masked_until_no_mask_limits_them_any_more() {
 }
 
 #[test]
+fn a_replica_that_comes_back_takes_nothing_from_those_that_were_there() {
+    let mut bench = Bench::new(2, 16);
+    bench.lose(0, Loss::Exited);
+    bench.submit(1, 6);
+    bench.submit(2, 6); // Waits for the step under way.
+    let ready = Event::Ready { replica: Replica(0), blocks: 16, graph_rows: Vec::new() };
+    bench.tick(ready);
+    assert_eq!((bench.stats[1].running, bench.stats[1].waiting), (1, 1));
+    assert!(bench.sent[0].is_none());
+}
+
+#[test]
 fn replicas_in_lockstep_are_lost_together_and_others_alone() {
     for (lockstep, expected) in [(true, &[0, 1][..]), (false, &[1])] {
         let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
