@@ -91,3 +91,32 @@ pub enum KvError {
         bits: u8,
     },
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use protocol::{KvGroup, KvKind};
+
+    fn config(blocks: u32, block_tokens: u32, groups: usize, hash_bits: u8) -> KvConfig {
+        let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
+        let spec = KvSpec { block_tokens, groups: vec![group; groups] };
+        KvConfig { hash_bits, ..KvConfig::new(spec, blocks, [1, 2]) }
+    }
+
+    #[test]
+    fn caches_that_could_hold_nothing_are_refused() {
+        for good in [config(1, 1, 1, 1), config(1, 1, 255, 64)] {
+            assert_eq!(good.validate(), Ok(()));
+        }
+        for (bad, why) in [
+            (config(0, 1, 1, 64), KvError::NoBlocks),
+            (config(1, 0, 1, 64), KvError::NoBlockTokens { block_tokens: 0 }),
+            (config(1, 1, 0, 64), KvError::Groups { groups: 0 }),
+            (config(1, 1, 256, 64), KvError::Groups { groups: 256 }),
+            (config(1, 1, 1, 0), KvError::HashBits { bits: 0 }),
+            (config(1, 1, 1, 65), KvError::HashBits { bits: 65 }),
+        ] {
+            assert_eq!(bad.validate(), Err(why));
+        }
+    }
+}

@@ -236,6 +236,10 @@ mod tests {
         let media = ExtraKeys { media: vec![item], ..ExtraKeys::default() };
         let depends = [0, 1, 2].map(|index| !same(&media, None, index));
         assert_eq!(depends, [true, true, false], "tokens 2 to 7 are of two blocks");
+        let item = MediaItem { digest: [7; 16], start: 4, len: 4 };
+        let media = ExtraKeys { media: vec![item], ..ExtraKeys::default() };
+        let depends = [0, 1, 2].map(|index| !same(&media, None, index));
+        assert_eq!(depends, [false, true, false], "tokens 4 to 7 are of the second");
     }
 
     #[test]
@@ -248,6 +252,21 @@ mod tests {
         expected.extend(b"tenant-a");
         expected.extend([0x0d, 0, 0, 0, 0, 0, 0, 0x80]);
         assert_eq!(bytes, expected);
+    }
+
+    #[test]
+    fn media_encoding_tells_where_in_its_block_an_item_begins() {
+        let item = MediaItem { digest: [7; 16], start: 2, len: 6 };
+        let media = ExtraKeys { media: vec![item], ..ExtraKeys::default() };
+        for (start, offset) in [(0, 2_i32), (4, -2)] {
+            let mut bytes = Vec::new();
+            media.encode(start, 4, &mut bytes);
+            let mut expected = vec![2, 20, 0, 0, 0];
+            expected.extend([7; 16]);
+            expected.extend(offset.to_le_bytes());
+            expected.extend([25, 0, 0, 0, 0, 0, 0, 0x80]);
+            assert_eq!(bytes, expected, "block at {start}");
+        }
     }
 
     #[test]

@@ -171,6 +171,7 @@ impl Run {
             Op::Publish(..) | Op::Free(_) => {}
         }
         self.follow_events();
+        assert_eq!(self.kv.has_stays(), !self.model.stays.is_empty());
         assert_eq!(self.kv.take_stays(), std::mem::take(&mut self.model.stays));
         self.compare();
     }
@@ -275,6 +276,9 @@ impl Run {
         let counts = self.kv.counts();
         let (vacant, cached) = (self.model.vacant.len(), self.model.cached.len());
         assert_eq!((counts.vacant as usize, counts.cached as usize), (vacant, cached));
+        let findable: BTreeSet<u32> = self.model.findable.values().copied().collect();
+        let found = (0..BLOCKS).filter(|&block| self.kv.is_findable(BlockId(block)));
+        assert!(found.eq(findable), "other blocks can be found");
         assert_eq!(self.mirror.len(), self.model.findable.len(), "events and index differ");
     }
 }
@@ -367,8 +371,9 @@ fn tables_are_evicted_leaf_first() {
     for index in [0, 1, 0, 2] {
         assert_eq!(kv.publish(&mut table, index, content), Published::Stored, "once or again");
     }
-    assert_eq!(kv.published(), 3);
+    assert_eq!((kv.published(), table.is_empty()), (3, false));
     kv.free(&mut table);
+    assert!(table.is_empty());
     kv.take_events();
     kv.grow(&mut table, BLOCKS);
     let removed: Vec<BlockHash> = keys.iter().rev().map(|key| key.hash).collect();
@@ -417,4 +422,45 @@ fn blocks_are_followed_only_where_asked_for_and_findable() {
     assert_eq!(run(Share::new(1.0), true), evicted);
     let half = run(Share::new(0.5), true);
     assert!((evicted * 4 / 10..evicted * 6 / 10).contains(&half), "{half} of {evicted}");
+}
+
+/// A submitter may hand in keys that are not of its salt: blocks of another tenant are none of its own even then.
+#[test]
+fn a_hit_needs_equal_extra_keys_even_under_equal_block_keys() {
+    let config = config(64);
+    let mut kv = KvCache::new(&config).expect("a valid configuration");
+    let tokens = [1; BLOCK_TOKENS as usize + 1];
+    let [own, other] = ["own", "other"].map(|salt| ExtraKeys::salted(Some(salt.to_owned())));
+    let mut keys = Vec::new();
+    config.hasher().extend(&mut keys, &tokens, own.as_deref());
+    let content = |extra| Content { tokens: &tokens, keys: &keys, extra };
+    let mut table = Table::default();
+    kv.grow(&mut table, 1);
+    assert_eq!(kv.publish(&mut table, 0, content(own.as_ref())), Published::Stored);
+    let hits = [own.as_ref(), other.as_ref(), None]
+        .map(|extra| kv.match_prefix(content(extra), &mut Vec::new()).blocks);
+    assert_eq!(hits, [1, 0, 0]);
+}
+
+#[test]
+fn changes_of_the_index_are_recorded_only_where_asked_for() {
+    let run = |events| {
+        let config = KvConfig { events, ..config(64) };
+        let mut kv = KvCache::new(&config).expect("a valid configuration");
+        let tokens = [1; BLOCK_TOKENS as usize];
+        let mut keys = Vec::new();
+        config.hasher().extend(&mut keys, &tokens, None);
+        let content = Content { tokens: &tokens, keys: &keys, extra: None };
+        let mut table = Table::default();
+        for _ in 0..2 {
+            kv.grow(&mut table, 1);
+            assert_eq!(kv.publish(&mut table, 0, content), Published::Stored);
+            kv.free(&mut table);
+            kv.grow(&mut table, BLOCKS); // Evicts it.
+            kv.free(&mut table);
+        }
+        kv.clear();
+        kv.take_events().len()
+    };
+    assert_eq!([true, false].map(run), [5, 0], "stored and evicted twice, then cleared");
 }

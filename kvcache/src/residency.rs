@@ -153,6 +153,16 @@ mod tests {
         assert!((0..100).map(of_place).all(|held| (50..=150).contains(&held)));
     }
 
+    /// The first numbers of `SplitMix64` with seed 0.
+    #[test]
+    fn turns_are_spread_by_the_published_finalizer() {
+        let numbers = [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4, 0x06c4_5d18_8009_454f];
+        for (turn, greatest) in (1..).zip(numbers) {
+            assert!(Share { greatest }.holds(turn));
+            assert!(!Share { greatest: greatest - 1 }.holds(turn), "{turn}");
+        }
+    }
+
     #[test]
     fn a_stay_has_its_length_its_end_and_the_gaps_of_its_last_uses() {
         let mut residency = Residency::new(Share::new(1.0).unwrap(), 2);
@@ -177,5 +187,13 @@ mod tests {
         residency.forget(0);
         residency.evicted(0);
         assert!(!residency.has_stays(), "one that became vacant was not evicted");
+    }
+
+    #[test]
+    #[should_panic(expected = "vacant block 1 is followed")]
+    fn a_vacant_block_that_is_followed_is_noticed() {
+        let mut residency = Residency::new(Share::new(1.0).unwrap(), 2);
+        residency.taken(1);
+        residency.check(|_| true);
     }
 }

@@ -143,7 +143,8 @@ fn append(request: &mut Request, emitted: &[Token], planted: Planted) -> (usize,
             return (i + 1, finish);
         }
     }
-    let scored = request.settled >= request.limit && request.only_scores();
+    // Where a token may follow, the one that reaches the limit ends the request before it is forwarded.
+    let scored = request.settled >= request.limit;
     (emitted.len(), scored.then_some(Finish::Length))
 }
 

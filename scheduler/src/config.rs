@@ -119,3 +119,33 @@ pub enum EngineError {
         max_model_len: u32,
     },
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use protocol::{KvGroup, KvKind, KvSpec};
+
+    /// Why a configuration of 8 blocks of 4 tokens is refused once it was changed.
+    fn refusal(change: impl FnOnce(&mut EngineConfig)) -> Option<String> {
+        let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
+        let spec = KvSpec { block_tokens: 4, groups: vec![group] };
+        let mut config = EngineConfig::new(Limits::cpu(32, 100), KvConfig::new(spec, 8, [1, 2]));
+        change(&mut config);
+        config.validate().err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn limits_out_of_range_are_refused() {
+        assert_eq!(refusal(|_| {}), None, "32 tokens fit exactly");
+        assert_eq!(refusal(|config| config.limits.steps_in_flight = 4), None);
+        assert_eq!(refusal(|config| config.limits.tokens_per_chunk = Some(4)), None);
+        let said = refusal(|config| config.limits.steps_in_flight = 5).expect("too many");
+        assert_eq!(said, "steps_in_flight is 5, must be between 1 and 4");
+        let said = refusal(|config| config.limits.tokens_per_chunk = Some(3)).expect("too few");
+        assert!(said.starts_with("tokens_per_chunk is 3, must be between 4 and"), "{said}");
+        let said = refusal(|config| config.limits.max_model_len = 33).expect("too long");
+        assert!(said.starts_with("8 KV blocks of 4 tokens hold 32 tokens"), "{said}");
+        let said = refusal(|config| config.kv.hash_bits = 0).expect("the cache would refuse it");
+        assert_eq!(said, KvError::HashBits { bits: 0 }.to_string());
+    }
+}

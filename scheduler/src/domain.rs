@@ -141,3 +141,25 @@ impl Domain {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Limits;
+    use protocol::{KvGroup, KvKind, KvSpec};
+
+    #[test]
+    fn a_pool_is_as_large_as_the_executors_that_came_back_say() {
+        let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
+        let spec = KvSpec { block_tokens: 4, groups: vec![group] };
+        let config = EngineConfig::new(Limits::cpu(8, 100), KvConfig::new(spec, 8, [1, 2]));
+        let mut domain = Domain::new(Replica(0), &config).unwrap();
+        for (blocks, pool) in [(8, 8), (3, 3), (0, 3), (9, 9)] {
+            domain.lose(0, Loss::Exited);
+            assert!(!domain.is_ready());
+            domain.restore(&config.kv, blocks, Vec::new());
+            assert!(domain.is_ready());
+            assert_eq!(domain.kv.counts().pool, pool, "0: nothing was said of it");
+        }
+    }
+}

@@ -495,3 +495,7 @@ fn flush_events(replica: Replica, domain: &mut Domain, effects: &mut Vec<Effect>
         effects.push(Effect::Evicted { replica, stays: domain.kv.take_stays() });
     }
 }
+
+#[cfg(test)]
+#[path = "engine_tests.rs"]
+mod tests;

@@ -62,3 +62,23 @@ impl Limits {
         self.requests_running.min(((self.tokens_per_step - 1) / per_row).max(1))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decodes_never_fill_a_step() {
+        for (tokens_per_step, requests_running, drafts, expected) in [
+            (512, 512, 0, 511),
+            (512, 100, 0, 100),
+            (100, 64, 4, 19),
+            (101, 64, 4, 20),
+            (1, 8, 2, 1),
+        ] {
+            let limits =
+                Limits { tokens_per_step, requests_running, drafts, ..Limits::cpu(8, 100) };
+            assert_eq!(limits.seats(), expected, "{limits:?}");
+        }
+    }
+}

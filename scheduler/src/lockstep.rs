@@ -165,7 +165,7 @@ mod tests {
     use crate::EngineConfig;
     use crate::plan::PlannedRow;
     use crate::slab::Slot;
-    use kvcache::KvConfig;
+    use kvcache::{KvConfig, Table};
     use protocol::{KvGroup, KvKind, KvSpec, Replica};
 
     const HELD: GateView = GateView {
@@ -221,6 +221,26 @@ mod tests {
             domain
         };
         (0..).zip(plans).map(domain).collect()
+    }
+
+    #[test]
+    fn a_gate_sees_what_the_ranks_want_and_hold() {
+        let limits = Limits::cpu(8, 100);
+        let mut domains = domains([(1, 2), (1, 1)]);
+        for (domain, (wanted, held)) in domains.iter_mut().zip([(1_000, 6), (100, 2)]) {
+            domain.plan.prefill_wanted = wanted;
+            domain.kv.grow(&mut Table::default(), held);
+        }
+        let seen = view(&domains, &limits);
+        assert_eq!(
+            seen.pending,
+            u64::from(limits.tokens_per_step) + 100,
+            "no more than a step each"
+        );
+        assert_eq!(seen.kv_usage, 0.75, "6 of 8 blocks");
+        assert!(seen.partial, "a row of the first rank is neither a decode nor admitted now");
+        domains[0].plan.decodes = 2;
+        assert!(!view(&domains, &limits).partial);
     }
 
     #[test]

@@ -51,8 +51,7 @@ impl Placer {
         if let Some(pinned) = submit.replica {
             return pinned;
         }
-        let count = candidates.len();
-        let turn = self.turn % count;
+        let (turn, count) = (self.turn, candidates.len());
         let from_turn = (0..count).map(|i| (turn + i) % count);
         let best = from_turn.min_by_key(|&i| {
             let candidate = &candidates[i];
@@ -89,6 +88,12 @@ mod tests {
 
     const BLOCK_TOKENS: u32 = 4;
 
+    fn config() -> KvConfig {
+        let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
+        let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
+        KvConfig::new(spec, 16, [1, 2])
+    }
+
     fn submit(tokens: u32, config: &KvConfig) -> Submit {
         Submit::greedy(1, (0..tokens).collect(), &config.hasher())
     }
@@ -108,9 +113,7 @@ mod tests {
 
     #[test]
     fn the_cheapest_replica_that_is_there_is_chosen() {
-        let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
-        let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
-        let config = KvConfig::new(spec, 16, [1, 2]);
+        let config = config();
         let asked = submit(41, &config);
         // Requests and tokens outstanding, and blocks of the prompt that are cached there.
         let replicas = [(2, 100, 0), (1, 300, 0), (9, 110, 9)];
@@ -133,10 +136,24 @@ mod tests {
     }
 
     #[test]
+    fn what_is_cached_weighs_as_much_as_what_is_outstanding() {
+        let config = config();
+        let asked = submit(41, &config);
+        let caches = [0, 9].map(|blocks| cache(&config, &asked, blocks));
+        let chosen = |tokens| {
+            let loads = [Load::default(), Load { requests: 1, tokens }];
+            let candidates = loads.iter().zip(&caches);
+            let candidates = candidates.map(|(&load, kv)| Candidate { ready: true, load, kv });
+            let candidates: Vec<_> = candidates.collect();
+            Placer::default().place(&asked, Routing::Prefix, &candidates).0
+        };
+        assert_eq!(chosen(35), 1, "41 of an idle one, 35 + 41 - 36");
+        assert_eq!(chosen(37), 0, "41, 37 + 41 - 36");
+    }
+
+    #[test]
     fn equals_take_turns() {
-        let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
-        let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
-        let config = KvConfig::new(spec, 16, [1, 2]);
+        let config = config();
         let asked = submit(9, &config);
         let kv = cache(&config, &asked, 0);
         let mut load = [Load::default(); 3];

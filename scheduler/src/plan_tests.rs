@@ -8,6 +8,7 @@
 use super::*;
 use crate::commit::{commit, launch};
 use crate::line::Key;
+use crate::masking::Masking;
 use crate::request::PREEMPTIONS_MAX;
 use crate::{EngineConfig, Submit};
 use expect_test::{Expect, expect};
@@ -182,17 +183,28 @@ fn decodes_come_first_and_in_order() {
     check("| run a 4/20, b 3/4 | wait c 0/4", expect!["run b[3,4) a[4,20) c[0,4) admit c"]);
     check("step=1 | run a 8/9, b 3/4", expect!["run a[8,9)"]);
     check("| run a 9/9, b 3/4", expect!["run b[3,4)"]); // `a` waits for its row in flight.
+    check("| run a 9/9, b 4/12", expect!["run b[4,12)"]); // Chunks do not wait with it.
 }
 
 #[test]
-fn a_row_without_mask_is_planned_behind_one_under_way() {
-    let Scene { mut state, mut kv, limits, .. } = scene("| run a 8/9");
-    for start in [8, 9] {
-        let plan = plan(&state, &kv, &limits, Plan::default());
-        let rows = plan.rows.iter().map(|row| (row.start, row.len));
-        assert_eq!(rows.collect::<Vec<_>>(), [(start, 1)]);
-        commit(&mut state, &mut kv, &plan, 0);
-        launch(&mut state, &mut kv, &plan.rows, false);
+fn rows_without_mask_are_planned_behind_those_under_way() {
+    // Up to the limit of 17 tokens, or to the token at the position that is masked first.
+    for (masked_from, expected) in [(None, 8..16), (Some(12), 8..11), (Some(0), 8..9)] {
+        let Scene { mut state, mut kv, limits, .. } = scene("| run a 8/9");
+        let slot = state.running.get(0);
+        let request = &mut state.requests[slot];
+        request.masking = Masking::new(masked_from);
+        request.cold.asked.masked_from = masked_from.unwrap_or(u32::MAX);
+        let mut starts = Vec::new();
+        while let plan = plan(&state, &kv, &limits, Plan::default())
+            && let Some(row) = plan.rows.first()
+        {
+            assert_eq!((plan.rows.len(), row.len), (1, 1));
+            starts.push(row.start);
+            commit(&mut state, &mut kv, &plan, 0);
+            launch(&mut state, &mut kv, &plan.rows, false);
+        }
+        assert_eq!(starts, expected.collect::<Vec<_>>(), "{masked_from:?}");
     }
 }
 
@@ -295,10 +307,10 @@ fn chunk_table() {
 #[test]
 fn a_blocked_head_is_not_looked_up_again_in_vain() {
     // Five blocks were published before it was blocked.
-    let mut scene = scene("free=2 | run x 20/21 | wait a 0/20");
-    let blocked = plan(&scene.state, &scene.kv, &scene.limits, Plan::default()).blocked;
-    assert_eq!(blocked.map(|b| (b.need, b.idle)), Some((5, 0)));
-    scene.state.blocked = blocked;
+    let mut scene = scene("free=3 | run x 20/21 | wait a 0/20"); // `x` grows by one of them.
+    let first = plan(&scene.state, &scene.kv, &scene.limits, Plan::default());
+    commit(&mut scene.state, &mut scene.kv, &first, 0);
+    assert_eq!(scene.state.blocked.map(|b| (b.need, b.idle)), Some((5, 0)));
     let again = plan(&scene.state, &scene.kv, &scene.limits, Plan::default());
     assert!(again.blocked.is_none(), "two free blocks cannot be enough for five");
     // Blocks published since may be hits that others hold: worth a look.
@@ -318,6 +330,23 @@ fn a_plan_of_decodes_has_no_chunk() {
     };
     assert!(!has_chunk("drafts=2 | run a 8/9, b 3/4"));
     assert!(has_chunk("| run a 8/9, b 2/4"));
+}
+
+#[test]
+fn rows_count_up_to_the_last_with_drafts() {
+    let draft_rows = |drafts: &[u8]| {
+        let row = |&drafts: &u8| PlannedRow { slot: Slot(0), start: 0, len: 1, drafts, grow: 0 };
+        Plan { rows: drafts.iter().map(row).collect(), ..Plan::default() }.draft_rows()
+    };
+    assert_eq!([&[][..], &[0, 0], &[0, 2, 0], &[1, 0, 3]].map(draft_rows), [0, 0, 2, 3]);
+}
+
+#[test]
+fn prefill_is_wanted_beyond_the_step() {
+    let scene = scene("step=16 | run a 8/9, b 4/12 | wait c 0/40 | cache c 8");
+    let plan = plan(&scene.state, &scene.kv, &scene.limits, Plan::default());
+    assert_eq!(scene.render(&plan), "run a[8,9) b[4,12) c[8,12) admit c");
+    assert_eq!(plan.prefill_wanted, 8 + 32);
 }
 
 #[test]

@@ -254,11 +254,6 @@ impl Request {
         end == self.known() && end < self.limit
     }
 
-    /// Whether the request ends with its prompt.
-    pub(crate) fn only_scores(&self) -> bool {
-        self.limit == self.cold.prompt_len
-    }
-
     /// Whether cached blocks may stand in for its prompt: log-probabilities need every position forwarded.
     pub(crate) fn reads_cache(&self) -> bool {
         self.cold.asked.sampling.prompt_logprobs.is_none()

@@ -11,11 +11,12 @@ use scheduler::{
 
 const BLOCK_TOKENS: u32 = 4;
 
-/// An engine, what it sent last to each replica, and its counters.
+/// An engine, what it sent last to each replica, its counters, and the answer to the last control operation.
 struct Bench {
     engine: Engine,
     sent: Vec<Option<Batch>>,
     stats: Vec<StepStats>,
+    done: Option<bool>,
 }
 
 impl Bench {
@@ -27,7 +28,8 @@ impl Bench {
         let engine =
             Engine::new(EngineConfig { replicas, ..config }).expect("a valid configuration");
         let several = usize::from(replicas);
-        Self { engine, sent: vec![None; several], stats: vec![StepStats::default(); several] }
+        let (sent, stats) = (vec![None; several], vec![StepStats::default(); several]);
+        Self { engine, sent, stats, done: None }
     }
 
     fn tick(&mut self, event: Event) {
@@ -42,6 +44,7 @@ impl Bench {
                     let replica = usize::from(stats.replica.0);
                     self.stats[replica] = stats;
                 }
+                Effect::ControlDone { op_id: 1, done } => self.done = Some(done),
                 _ => {}
             }
         }
@@ -49,6 +52,11 @@ impl Bench {
 
     /// A request of so many tokens, none of which another has.
     fn submit(&mut self, id: u64, tokens: u32) {
+        self.submit_masked(id, tokens, None);
+    }
+
+    /// The same, with masks from a token of its output on.
+    fn submit_masked(&mut self, id: u64, tokens: u32, masked_from: Option<u32>) {
         let tokens: Vec<Token> = (0..tokens).map(|i| id as u32 * 30 + i).collect();
         let keys = self.engine.hasher().hash(&tokens, None);
         self.tick(Event::Submit(Box::new(Submit {
@@ -56,7 +64,7 @@ impl Bench {
             tokens,
             max_tokens: 30,
             sampling: Sampling::greedy(),
-            masked_from: None,
+            masked_from,
             key: id,
             eos_ids: Vec::new(),
             stop_ids: Vec::new(),
@@ -80,6 +88,12 @@ impl Bench {
         let timing = StepTiming::default();
         let output = StepOutput { step, epoch, rows, timing, experts: Vec::new() };
         self.tick(Event::Output { replica: Replica(replica), output });
+    }
+
+    /// Whether the prefix cache was cleared.
+    fn clear(&mut self, restart: bool) -> bool {
+        self.tick(Event::Control(Control::ClearPrefixCache { op_id: 1, restart }));
+        self.done.take().expect("a control operation is answered at once")
     }
 
     fn lose(&mut self, replica: u16, loss: Loss) {
@@ -119,7 +133,7 @@ fn preemptions_and_resets_are_no_losses() {
     let mut bench = Bench::new(1, 16);
     bench.submit(1, 6);
     bench.answer(0);
-    bench.tick(Event::Control(Control::ClearPrefixCache { op_id: 1, restart: true }));
+    assert!(bench.clear(true));
     bench.answer(0); // Of the time before: there is room for a step again.
     let (recovered, recomputed) = bench.costs(0);
     assert_eq!(recovered, ByLoss::default());
@@ -164,6 +178,64 @@ fn an_answer_of_executors_that_are_gone_is_dropped_and_counted() {
     bench.sent[0] = awaited;
     bench.answer(0);
     assert_eq!(bench.stats[0].outputs_dropped_total, 1);
+}
+
+#[test]
+fn prefixes_are_forgotten_while_nobody_holds_blocks_or_if_all_start_again() {
+    let mut bench = Bench::new(1, 16);
+    bench.submit(1, 6);
+    bench.answer(0);
+    assert!(!bench.clear(false), "its blocks are held");
+    assert_eq!((bench.stats[0].running, bench.stats[0].prefix_queries_total), (1, 6));
+    bench.tick(Event::Abort { request: RequestId(1), cause: AbortCause::ClientGone });
+    assert_eq!(bench.stats[0].blocks.cached, 1);
+    assert!(bench.clear(false), "what nobody holds is only forgotten");
+    assert_eq!(bench.stats[0].blocks.cached, 0);
+}
+
+#[test]
+fn counters_tell_of_the_last_step_and_of_all_that_were_answered() {
+    let mut bench = Bench::new(1, 16);
+    assert!(bench.engine.is_idle());
+    bench.submit(1, 6);
+    for (answered, tokens) in [(0, 6), (1, 1), (2, 1)] {
+        let stats = &bench.stats[0];
+        assert_eq!((stats.rows, stats.step_tokens, stats.steps_total), (1, tokens, answered));
+        assert_eq!(bench.engine.stats(Replica(0)), *stats, "who asks is told the same");
+        assert!(!bench.engine.is_idle());
+        bench.answer(0);
+    }
+    bench.tick(Event::Abort { request: RequestId(1), cause: AbortCause::ClientGone });
+    assert!(!bench.engine.is_idle(), "its last step is under way");
+    bench.answer(0);
+    assert!(bench.engine.is_idle());
+}
+
+#[test]
+fn rows_are_masked_until_no_mask_limits_them_any_more() {
+    let mut bench = Bench::new(1, 16);
+    bench.submit_masked(1, 6, Some(1));
+    let mut masked = Vec::new();
+    for step in 0..5 {
+        masked.push(bench.sent[0].as_ref().expect("a step is under way").rows[0].masked);
+        if step == 2 {
+            bench.tick(Event::MasksOver { request: RequestId(1) });
+        }
+        bench.answer(0);
+    }
+    assert_eq!(masked, [false, true, true, false, false], "the third was under way");
+}
+
+#[test]
+fn a_replica_that_comes_back_takes_nothing_from_those_that_were_there() {
+    let mut bench = Bench::new(2, 16);
+    bench.lose(0, Loss::Exited);
+    bench.submit(1, 6);
+    bench.submit(2, 6); // Waits for the step under way.
+    let ready = Event::Ready { replica: Replica(0), blocks: 16, graph_rows: Vec::new() };
+    bench.tick(ready);
+    assert_eq!((bench.stats[1].running, bench.stats[1].waiting), (1, 1));
+    assert!(bench.sent[0].is_none());
 }
 
 #[test]
