@@ -42,7 +42,7 @@ malformed COUNT="1000000":
 # simulator. Needs `cargo install cargo-mutants`; what is missed stands in target/mutants.out/missed.txt, what was found so far in
 # tests/bench/results/cpu/mutants.md.
 mutants SHARD="0/12":
-    cargo mutants -p kvcache -p scheduler --shard {{SHARD}} --sharding round-robin --profile mutants --timeout 90 --output target -- \
+    cargo mutants -p kvcache -p scheduler --shard {{SHARD}} --sharding round-robin --profile mutants --timeout 400 --output target -- \
         -p kvcache -p scheduler --lib --test sim --test walk --test setbacks -- --include-ignored --skip explore --skip replay --skip a_million_steps --skip groups_of_ranks --skip links_that_lose
 
 # Goldens whose names contain MODEL; all without it. On GPUs: HADRON_GPU=cuda, and HADRON_GPU_RANKS=2 for ranks, one test at a time.

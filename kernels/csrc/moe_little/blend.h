@@ -55,8 +55,7 @@ DEV void copy_strips(const Blend& b, u8* to, u32 block, Barrier* full) {
 struct alignas(f32x2) Said { float v[MOST_CHOICES][STRIP_LINES]; };
 
 // Of the sums of all places with a strip of one expert, those that are its own.
-DEV void keep_said(Said& said, const float (&c)[ROWS / 2], const Blend& b) {
-    const u32 strip = strip_of_sums(0);
+DEV void keep_said(Said& said, const float (&c)[ROWS / 2], const Blend& b, u32 strip) {
     if (strip >= b.strips) return;
     const Segment s = b.sorted->segments[b.segment + strip];
     UNROLL for (u32 j = 0; j < ROWS / 8; ++j)

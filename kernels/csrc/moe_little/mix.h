@@ -54,9 +54,9 @@ DEV void copy_strips(const Mix& m, u8* to, u32 block, Barrier* full) {
 }
 
 // silu(gate) * up by place. A lane has gate and up of one output, of two tokens in every eight.
-DEV void put_mix(half_t* y, const float (&c)[ROWS / 2], const Mix& m, u32 y_stride) {
-    const u32 of_expert = m.n / STRIP_LINES, strip = m.first + strip_of_sums(0);
-    if (strip_of_sums(0) >= m.strips) return;
+DEV void put_mix(half_t* y, const float (&c)[ROWS / 2], const Mix& m, u32 of_pass, u32 y_stride) {
+    const u32 of_expert = m.n / STRIP_LINES, strip = m.first + of_pass;
+    if (of_pass >= m.strips) return;
     const Segment s = m.sorted->segments[strip / of_expert];
     const u32 out = strip % of_expert * 8 + lane() / 4;
     UNROLL for (u32 j = 0; j < ROWS / 8; ++j) {

@@ -6,6 +6,7 @@
 //   -DROUTES=1 choices are the top_k - shared largest of softmax(logits), logits f32 [T, all], all <= 256, and the shared
 //              experts behind all; see moe_route, also for counts and slots: the first block of the first product counts
 //   -DFP8=1    W in fp8 with `scales`, as in moe_stream
+//   -DMANY=1   twice as many lines, -DTILE_ROWS=n rows of x at a time: no fewer than tokens, and choices in the second product
 //   -DROUTES=0 they are experts i32, weights f32 [T top_k]
 // Places: choices of this rank by ascending expert.
 // Grid, block, shared memory, order and rounding as moe_stream; the weighted sum in f32, experts ascending, rounded once.
@@ -51,13 +52,13 @@ moe_little(half_t* y, const half_t* x, const Weight* w, const i32* experts, cons
 #if GATED
     while (next_pass(work)) {
         multiply(sums, ring, turn, k);
-        put_mix(y, sums.c[0], work, y_stride);
+        UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t) put_mix(y, sums.c[t], work, strip_of_sums(t), y_stride);
     }
 #else
     SHARED(Said, said, 1);
     while (next_pass(work)) {
         multiply(sums, ring, turn, k);
-        keep_said(*said, sums.c[0], work);
+        UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t) keep_said(*said, sums.c[t], work, strip_of_sums(t));
         if (!is_last_of_strip(work)) continue;
         some_sync<1>(MULTIPLIERS);
         put_blend(y, *said, work, choices / top_k, y_stride);

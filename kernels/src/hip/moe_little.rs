@@ -4,7 +4,7 @@
 use super::device::HipDevice;
 use super::expert_count::Counters;
 use super::launch::Launch;
-use super::moe_stream::{FEW, Tile, is_fp8, scales_from};
+use super::moe_stream::{FEW, SOME, Tile, is_fp8, scales_from};
 use super::source::Source;
 use crate::{DType, DeviceError, Experts, Mat, MatMut, Routes, Scores, Stream};
 
@@ -27,10 +27,13 @@ pub(super) enum Chosen<'a> {
     Here(&'a Scores<'a>, Counters),
 }
 
-/// What a block multiplies at a time, of so many rows. In fp8 products of unused rows are not hidden behind weights.
+/// What a block multiplies at a time, of so many rows. In fp8 the time of products is not hidden behind that of few weights, nor if most rows
+/// are not used.
 fn tile_of(experts: &Experts<'_>, rows: usize) -> Tile {
-    let low = experts.down.dtype() == DType::F8E4M3 && rows <= LOW_ROWS;
-    Tile { rows: if low { LOW_ROWS } else { FEW.rows }, ..FEW }
+    if experts.down.dtype() != DType::F8E4M3 {
+        return FEW;
+    }
+    Tile { rows: if rows <= LOW_ROWS { LOW_ROWS } else { MOST_CHOICES }, ..SOME }
 }
 
 /// Whether so many choices go this way.
@@ -69,6 +72,7 @@ impl HipDevice {
             let defines = [
                 ("GATED", u32::from(gated)),
                 ("ROUTES", here),
+                ("MANY", u32::from(tile != FEW)),
                 ("TILE_ROWS", tile.rows as u32),
                 ("FP8", fp8),
             ];
