@@ -60,13 +60,8 @@ DEV void tell_weights(const Shared& shared, Meeting* m, u32 step, const Probabil
     release_written(&m->weights_there);
 }
 
-// The scores of keys [at, at + KEYS), of which those in front of `end` are there, become probabilities.
-DEV void weigh_step(float (&s)[KEYS / 2], Softmax& r, float (&shrink)[2], const Job& job, const Place& p, u32 at, u32 end) {
-    // All rows see all keys of a step, but for the last ones.
-    if (at + KEYS + p.count <= end + 1) {
-        const u32 all[2] = {KEYS, KEYS};
-        return weigh<false>(s, r, shrink, all, job.factor);
-    }
+// The scores of keys [at, at + KEYS), of which those in front of `end` are there and not all rows see all, become probabilities.
+DEV void weigh_last(float (&s)[KEYS / 2], Softmax& r, float (&shrink)[2], const Job& job, const Place& p, u32 at, u32 end) {
     u32 seen[2];
     UNROLL for (u32 slot = 0; slot < 2; ++slot)
         seen[slot] = keys_seen_by(p, asker_of(wgmma_row(slot * 2), p, job.to).token, at, end);
@@ -74,28 +69,44 @@ DEV void weigh_step(float (&s)[KEYS / 2], Softmax& r, float (&shrink)[2], const 
 }
 
 // Sums of a split that has keys, by the warpgroup that makes the probabilities, which it multiplies by as they lie in its registers. The
-// next step's scores are computed behind the sums of this one, which hold on to fewer rows: there is room for two steps.
+// next step's scores are computed behind the sums of this one, which hold on to fewer rows: there is room for two steps. No branch lies
+// between the start of products and the wait for them: the compiler would wait for each by itself, which takes half as long again.
 DEV void score_and_add(float (&o)[SUMS], Softmax& r, const Job& job, const Shared& shared, Meeting* m, Worker& w, const Place& p) {
     float s[KEYS / 2], shrink[2];
     Probabilities<KEYS / 2> weights;
     const u32 first = first_key(p), end = end_key(p);
     u32 at = first;
-    start_scores(s, shared.queries, await_keys(shared, m, w.step));
-    while (true) {
-        wgmma_wait<0>();
-        wgmma_hold(s);
-        weigh_step(s, r, shrink, job, p, at, end);
+    const auto start_step = [&] {
         pack(weights, s);
         if (at != first) shrink_all(o, shrink);
         start_sums(o, [&](u32 i) -> const u32(&)[4] { return weights.v[i]; }, step_keys(shared, w.step), at != first);
         tell_weights(shared, m, w.step, weights, shrink);
-        if (end - at <= KEYS) break;
-        at += KEYS;
+    };
+    const auto next_scores = [&] {
         start_scores(s, shared.queries, await_keys(shared, m, w.step + 1));
         wgmma_wait<1>();
         wgmma_hold(o);
         release(&m->keys_free[stage_of(w.step++)]);
+        wgmma_wait<0>();
+        wgmma_hold(s);
+    };
+    start_scores(s, shared.queries, await_keys(shared, m, w.step));
+    wgmma_wait<0>();
+    wgmma_hold(s);
+    // All rows see all keys of a step, but for the last ones: of tokens that are taken together, the last two.
+    for (; end - at > KEYS && at + KEYS + p.count <= end + 1; at += KEYS) {
+        const u32 all[2] = {KEYS, KEYS};
+        weigh<false>(s, r, shrink, all, job.factor);
+        start_step();
+        next_scores();
     }
+    for (; end - at > KEYS; at += KEYS) {
+        weigh_last(s, r, shrink, job, p, at, end);
+        start_step();
+        next_scores();
+    }
+    weigh_last(s, r, shrink, job, p, at, end);
+    start_step();
     wgmma_wait<0>();
     wgmma_hold(o);
     release(&m->keys_free[stage_of(w.step++)]);
