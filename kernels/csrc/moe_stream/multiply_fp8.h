@@ -21,9 +21,33 @@ DEV void multiply_wide(float (&part)[ROWS / 2], const Wide& w, KMajor panel, boo
     UNROLL for (u32 i = 0; i < 4; ++i) wgmma<ROWS>(part, w.a[i], further(panel, i * 32), add || i > 0);
 }
 
+enum : u32 { PARTS = GROUP_LINES / 64 };
+
+DEV void add_scaled(float (&sums)[ROWS / 2], const float (&part)[ROWS / 2], const float* by) {
+    UNROLL for (u32 i = 0; i < ROWS / 2; ++i) sums[i] = fma_(part[i], by[i / 2 % 2], sums[i]);
+}
+
+#if TILE_ROWS <= 32
+// A stage, of few rows, whose products take less time than it takes to wait for them: all are on their way at once.
+DEV void multiply_stage(Sums& sums, const u8* stage, const float* scales) {
+    const KMajor x = shared_by_lanes(by_k(stage + WEIGHT_BYTES));
+    float part[PARTS][ROWS / 2];
+    Wide wide[2][PARTS];
+    UNROLL for (u32 upper = 0; upper < 2; ++upper)
+        UNROLL for (u32 t = 0; t < PARTS; ++t) {
+            wide[upper][t] = widen_strip(stage + strip_of_sums(t) * STRIP_BYTES, upper);
+            multiply_wide(part[t], wide[upper][t], further(x, upper * PANEL_BYTES), upper);
+        }
+    wgmma_commit();
+    wgmma_wait<0>();
+    UNROLL for (u32 t = 0; t < PARTS; ++t) {
+        wgmma_hold(part[t]);
+        add_scaled(sums.c[t], part[t], scales + strip_of_sums(t) * 2);
+    }
+}
+#else
 // A stage. Registers are filled while products run.
 DEV void multiply_stage(Sums& sums, const u8* stage, const float* scales) {
-    enum : u32 { PARTS = GROUP_LINES / 64 };
     const KMajor x = shared_by_lanes(by_k(stage + WEIGHT_BYTES));
     Wide lower = widen_strip(stage + strip_of_sums(0) * STRIP_BYTES, 0);
     UNROLL for (u32 t = 0; t < PARTS; ++t) {
@@ -35,10 +59,10 @@ DEV void multiply_stage(Sums& sums, const u8* stage, const float* scales) {
         if (t + 1 < PARTS) lower = widen_strip(stage + strip_of_sums(t + 1) * STRIP_BYTES, 0);
         wgmma_wait<0>();
         wgmma_hold(part);
-        const float* by = scales + strip_of_sums(t) * 2;
-        UNROLL for (u32 i = 0; i < ROWS / 2; ++i) sums.c[t][i] = fma_(part[i], by[i / 2 % 2], sums.c[t][i]);
+        add_scaled(sums.c[t], part, scales + strip_of_sums(t) * 2);
     }
 }
+#endif
 
 // All columns of a pass.
 DEV void multiply(Sums& sums, const Ring& ring, Turn& turn, u32 k) {

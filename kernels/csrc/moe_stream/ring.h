@@ -25,7 +25,7 @@ enum : u32 {
     ROW_WAVES = 2,               // which gather rows of x
     ROW_THREADS = ROW_WAVES * WAVE,
     THREADS = MULTIPLIERS + WAVE + ROW_THREADS,
-    MOST_STAGES = 12
+    MOST_STAGES = FP8 && STRIPS > 8 ? 6 : 12  // more do not fit
 };
 
 // Stages of COLUMNS columns: lines of the weights, then panels of rows of x.

@@ -13,6 +13,8 @@ static LITTLE: Source = Source {
     text: include_str!("../../csrc/moe_little/moe_little.hip"),
 };
 
+/// Lines of a strip.
+const STRIP_LINES: usize = 16;
 /// Rows of a low tile.
 const LOW_ROWS: usize = 16;
 /// Choices that a block sorts for itself.
@@ -27,13 +29,14 @@ pub(super) enum Chosen<'a> {
     Here(&'a Scores<'a>, Counters),
 }
 
-/// What a block multiplies at a time, of so many rows. In fp8 the time of products is not hidden behind that of few weights, nor if most rows
-/// are not used.
-fn tile_of(experts: &Experts<'_>, rows: usize) -> Tile {
+/// What a block multiplies at a time, of so many rows and strips of lines. In fp8 a stage takes its time whatever of it is used.
+fn tile_of(experts: &Experts<'_>, rows: usize, strips: usize) -> Tile {
     if experts.down.dtype() != DType::F8E4M3 {
         return FEW;
     }
-    Tile { rows: if rows <= LOW_ROWS { LOW_ROWS } else { MOST_CHOICES }, ..SOME }
+    let rows = if rows <= LOW_ROWS { LOW_ROWS } else { MOST_CHOICES };
+    let lines = if strips * STRIP_LINES <= FEW.lines { FEW.lines } else { SOME.lines };
+    Tile { rows, lines }
 }
 
 /// Whether so many choices go this way.
@@ -68,11 +71,17 @@ impl HipDevice {
         let here = u32::from(matches!(chosen, Chosen::Here(..)));
         let fp8 = is_fp8(experts.down);
         for gated in [true, false] {
-            let tile = tile_of(experts, if gated { x.rows() } else { choices });
+            // The first product divides all strips among blocks, in the second a block has those of all experts.
+            let strips = experts.gate_up.n() / STRIP_LINES * choices;
+            let tile = if gated {
+                tile_of(experts, x.rows(), strips.div_ceil(self.multiprocessors() as usize))
+            } else {
+                tile_of(experts, choices, choices)
+            };
             let defines = [
                 ("GATED", u32::from(gated)),
                 ("ROUTES", here),
-                ("MANY", u32::from(tile != FEW)),
+                ("MANY", u32::from(tile.lines != FEW.lines)),
                 ("TILE_ROWS", tile.rows as u32),
                 ("FP8", fp8),
             ];

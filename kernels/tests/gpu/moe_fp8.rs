@@ -1,7 +1,9 @@
 //! Experts in fp8 with scales of blocks: few rows against the CPU, which multiplies the weights out; more rows
 //! against sums over what inputs are quantised to.
 
-use kernels::{Around, DType, Driver, Experts, HostMat, Kernels, PackedGroup, Routes, bf16};
+use kernels::{
+    Around, DType, Driver, Experts, HostMat, Kernels, PackedGroup, Routes, Scores, bf16,
+};
 
 use crate::fp8::{Grid, Weights, quantise};
 use crate::pair::{Pair, Twin, on_cpu, pairs, tolerance};
@@ -85,6 +87,21 @@ impl Case {
     /// Whether the first choice of a token is an expert of this rank.
     pub(crate) fn is_here(&self, token: usize) -> bool {
         self.chosen[token * self.sizes.3] >= FIRST as i32
+    }
+
+    /// As the GPU has them.
+    pub(crate) fn experts(&self) -> Experts<'_> {
+        Experts { first: FIRST, gate_up: &self.gate_up[0], down: &self.down[0] }
+    }
+
+    /// Chooses by `scores` from now on.
+    pub(crate) fn route(&mut self, pair: &Pair, scores: &Scores<'_>, tokens: usize) {
+        let mut chosen = pair.poisoned(DType::I32, tokens, scores.top_k);
+        let mut weights = pair.poisoned(DType::F32, tokens, scores.top_k);
+        let (out, out_weights) = (chosen.gpu_mut(), weights.gpu_mut());
+        pair.gpu.moe_route_softmax(&S, out, out_weights, scores, None).unwrap();
+        [self.chosen, _] = pair.read::<i32>(&chosen);
+        [self.weights, _] = pair.read::<f32>(&weights);
     }
 
     /// What the GPU computes for many rows, in f64: every input is quantised.

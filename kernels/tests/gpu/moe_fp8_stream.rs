@@ -1,11 +1,11 @@
 //! Experts in fp8 that the copy engine streams: inputs stay as they are whatever their number. Against the CPU, which multiplies the
 //! weights out. Devices without warpgroups have no such products, and nothing to check here.
 
-use kernels::DType;
+use kernels::{DType, Kernels, Scores};
 
 use crate::moe_fp8::{Case, Sizes, check_few, one_result, stored};
 use crate::pair::{Pair, pairs, tolerance};
-use crate::support::Numbers;
+use crate::support::{Numbers, S};
 
 /// Bits of what is no number, of either sign.
 const NAN: u8 = 0x7f;
@@ -32,6 +32,29 @@ fn a_token_has_one_result_in_every_batch() {
     for pair in pairs().iter().filter(|pair| streams(pair)) {
         one_result(pair, (256, 128, 5, 2), 6, 1);
         one_result(pair, (128, 256, 3, 2), 100, 70);
+    }
+}
+
+/// Whoever routes inside gives the bits of routing and experts apart, with all that shared memory has to hold then.
+#[test]
+fn routing_inside_changes_no_bit() {
+    for pair in pairs().iter().filter(|pair| streams(pair)) {
+        for (tokens, top_k) in [(1, 1), (1, 8), (2, 6)] {
+            let (sizes, mut numbers) = ((256, 128, 13, top_k), pair.numbers(6));
+            let stored = stored(&mut numbers, sizes);
+            let mut case = Case::of(pair, &mut numbers, sizes, tokens, stored);
+            let x = pair.random(&mut numbers, pair.gpu.half(), tokens, sizes.0);
+            let logits: Vec<f32> = (0..tokens * sizes.2).map(|_| numbers.float()).collect();
+            let logits = pair.put(&logits, tokens, sizes.2);
+            let scores = Scores { logits: logits.gpu(), top_k, normalise: true, shared: 0 };
+            let mut y = pair.poisoned(pair.gpu.half(), tokens, sizes.0);
+            let (out, experts) = (y.gpu_mut(), case.experts());
+            assert!(pair.gpu.moe_mlp_of_scores(&S, out, x.gpu(), &scores, &experts, None).unwrap());
+            case.route(pair, &scores, tokens);
+            let [apart, _] = pair.read_floats(&case.run(pair, &x, 0, false));
+            let [inside, _] = pair.read_floats(&y);
+            assert_eq!(inside, apart, "{tokens} tokens of {top_k}");
+        }
     }
 }
 
