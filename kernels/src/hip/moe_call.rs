@@ -194,7 +194,7 @@ impl Way {
 
     /// What the second product is rounded to, for inputs of type `x`.
     fn out_type(self, x: DType) -> DType {
-        if matches!(self, Self::Stream(tile) if tile.has_many_lines()) { x } else { DType::F32 }
+        if matches!(self, Self::Stream(tile) if tile != moe_stream::FEW) { x } else { DType::F32 }
     }
 
     /// Whether blocks begin with weights before anybody has chosen; every expert then has a first segment.

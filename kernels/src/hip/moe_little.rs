@@ -81,7 +81,7 @@ impl HipDevice {
             let defines = [
                 ("GATED", u32::from(gated)),
                 ("ROUTES", here),
-                ("MANY", u32::from(tile.has_many_lines())),
+                ("MANY", u32::from(tile.lines != FEW.lines)),
                 ("TILE_ROWS", tile.rows as u32),
                 ("FP8", fp8),
             ];
