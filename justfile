@@ -24,8 +24,12 @@ miri:
     MIRIFLAGS=-Zmiri-disable-isolation CARGO_TARGET_DIR=target/miri cargo +nightly miri test -p kernels --lib -- \
         cpu::pool cpu::pack cpu::maths::tests::sums cpu::sample::tests::edits marks step:: host_mat
 
-# Let libFuzzer look for inputs that break a decoder (`ls fuzz/fuzz_targets`); needs `cargo install cargo-fuzz`.
-fuzz TARGET SECONDS="60":
+# Let libFuzzer look for inputs that break a decoder, every one for so many seconds; again from what it found before.
+fuzz SECONDS="60":
+    fuzz/all.sh {{SECONDS}} target/fuzz
+
+# The same for one of `ls fuzz/fuzz_targets`, with AddressSanitizer, optimised; needs `cargo install cargo-fuzz`.
+fuzz-one TARGET SECONDS="60":
     cp Cargo.lock fuzz/Cargo.lock
     mkdir -p target/fuzz/{{TARGET}}
     RUSTC_BOOTSTRAP=1 cargo fuzz run {{TARGET}} target/fuzz/{{TARGET}} fuzz/corpus/{{TARGET}} -- -max_total_time={{SECONDS}} -max_len=16384 -timeout=30 -rss_limit_mb=4096

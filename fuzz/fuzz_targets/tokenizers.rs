@@ -4,4 +4,4 @@
 #[path = "../../tests/decoders/tokenizers.rs"]
 mod tokenizers;
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| tokenizers::run(data));
+libfuzzer_sys::fuzz_target!(init: drop(std::panic::take_hook()), |data: &[u8]| tokenizers::run(data));

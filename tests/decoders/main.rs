@@ -2,7 +2,7 @@
 //! but neither panic nor contradict itself.
 //!
 //! `replay` gives each of them the committed corpus and random mutations of it at every `cargo test`;
-//! `just fuzz TARGET SECONDS` (`fuzz/`) lets libFuzzer look for more, guided by coverage.
+//! `just fuzz SECONDS` (`fuzz/`) lets libFuzzer look for more, guided by coverage, some seconds at every change.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::print_stdout, reason = "counts are shown even where they pass")]
