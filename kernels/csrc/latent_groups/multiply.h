@@ -69,8 +69,9 @@ DEV void weigh_last(float (&s)[KEYS / 2], Softmax& r, float (&shrink)[2], const 
 }
 
 // Sums of a split that has keys, by the warpgroup that makes the probabilities, which it multiplies by as they lie in its registers. The
-// next step's scores are computed behind the sums of this one, which hold on to fewer rows: there is room for two steps. No branch lies
-// between the start of products and the wait for them: the compiler would wait for each by itself, which takes half as long again.
+// next step's scores are computed behind the sums of this one, which hold on to fewer rows: there is room for two steps. Scores
+// are started and awaited in one straight piece, across neither the end of a loop nor a way out of it: ptxas would wait for each product
+// by itself, which takes half as long again.
 DEV void score_and_add(float (&o)[SUMS], Softmax& r, const Job& job, const Shared& shared, Meeting* m, Worker& w, const Place& p) {
     float s[KEYS / 2], shrink[2];
     Probabilities<KEYS / 2> weights;

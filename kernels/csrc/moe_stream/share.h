@@ -67,7 +67,7 @@ DEV void copy_strips(const Share& s, u8* to, u32 block, Barrier* full) {
         const u32 fit = TILE_LINES - line % TILE_LINES, lines = left < fit ? left : fit;
         const Weight* from = expert + line_at(line, block, s.n, s.k);
         // Where an expert has many rows, blocks that have others of them read its weights again.
-        if (ROWS > 64) bulk_copy(to, from, lines * COLUMN_BYTES, full);
+        if (MANY && ROWS > 32) bulk_copy(to, from, lines * COLUMN_BYTES, full);
         else bulk_copy_once(to, from, lines * COLUMN_BYTES, full, s.policy);
         to += lines * COLUMN_BYTES, line += lines, left -= lines;
     }

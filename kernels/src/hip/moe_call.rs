@@ -15,7 +15,7 @@ const SEGMENT_BYTES: usize = 16;
 pub(super) const ALIGN_CHOICES: usize = 4096;
 /// Choices per expert, on average, up to which weights are streamed for few rows.
 const FEW_CHOICES: usize = 8;
-/// Choices per expert from which streamed tiles have many lines.
+/// Choices per expert from which streamed tiles have many lines; in fp8 they always have.
 const SOME_CHOICES: usize = 4;
 /// Choices per expert from which they have many rows, too.
 const MANY_CHOICES: usize = 17;
@@ -219,8 +219,8 @@ impl Way {
 }
 
 /// The one place that decides who computes experts that all tokens share. With the others they cost no launch of their own, but their
-/// weights are read once for every segment of tokens, which streamed lines make up for. Elsewhere they are with the others while one
-/// segment holds all tokens.
+/// weights are read once for every segment of tokens, which streamed lines make up for; for one to eight tokens in fp8 they do not
+/// (KERNELS.md), but have no other form. Elsewhere they are with the others while one segment holds all tokens.
 pub(super) fn joins_shared(tokens: usize, experts: &Experts<'_>) -> bool {
     experts.gate_up.is_lined() || tokens <= FEW_ROWS
 }

@@ -19,7 +19,7 @@ static STREAM: Source = Source {
 
 /// Threads of a block: eight waves multiply, one copies weights, two gather rows.
 const THREADS: u32 = 11 * 32;
-/// Threads of a block that brings weights into their order, a piece of eight each.
+/// Threads of a block that brings weights into their order, a piece of 16 bytes each.
 const PACK_THREADS: u32 = 256;
 /// Bytes of a line of weights in a stage.
 const LINE_BYTES: usize = 128;
@@ -29,9 +29,9 @@ const PIECE_BYTES: usize = 16;
 const LEAST_UNIT: usize = 16;
 /// Stages without which nothing moves: one is read while the next arrives.
 const LEAST_STAGES: usize = 2;
-/// Stages that barriers are kept for.
+/// Stages that barriers are kept for, at most.
 const MOST_STAGES: usize = 12;
-/// Shared memory beside the stages: barriers, what routing, sorting and blending need, what aligning the ring takes.
+/// Shared memory beside the stages: barriers, scales, what routing, sorting and blending need, what aligning the ring takes.
 const FIXED_BYTES: usize = 11 << 10;
 /// Scratch memory that weights pass through on their way to their order.
 const PASSAGE_BYTES: usize = 64 << 20;
