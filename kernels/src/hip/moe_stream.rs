@@ -31,8 +31,10 @@ const LEAST_UNIT: usize = 16;
 const LEAST_STAGES: usize = 2;
 /// Stages that barriers are kept for, at most.
 const MOST_STAGES: usize = 12;
-/// Shared memory beside the stages: barriers, scales, what routing, sorting and blending need, what aligning the ring takes.
+/// Shared memory beside the stages: barriers, what routing, sorting and blending need, what aligning the ring takes.
 const FIXED_BYTES: usize = 11 << 10;
+/// And for scales of fp8.
+const SCALES_BYTES: usize = 1 << 10;
 /// Scratch memory that weights pass through on their way to their order.
 const PASSAGE_BYTES: usize = 64 << 20;
 
@@ -63,7 +65,8 @@ impl Tile {
 
     /// Stages that `limit` bytes of shared memory hold.
     fn stages(self, limit: usize, weights: DType) -> usize {
-        (limit.saturating_sub(FIXED_BYTES) / self.stage_bytes(weights)).min(MOST_STAGES)
+        let scales = if weights == DType::F8E4M3 { SCALES_BYTES } else { 0 };
+        (limit.saturating_sub(FIXED_BYTES + scales) / self.stage_bytes(weights)).min(MOST_STAGES)
     }
 
     /// Lines of weights, and rows of 16-bit inputs.
