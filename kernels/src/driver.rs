@@ -113,6 +113,19 @@ pub trait Driver: Send + Sync {
         Ok(())
     }
 
+    /// Where launches run beside those of the first stream, if anywhere: a device that runs one after the other, or marks each
+    /// of them, has no such place.
+    fn side(&self) -> Option<Stream> {
+        None
+    }
+
+    /// Launches on `s` from now on come behind all that were made on `other`. In a capture of one of them the other becomes part
+    /// of the recording, and must be followed by it before the end.
+    fn follow(&self, s: &Stream, other: &Stream) -> Result<(), DeviceError> {
+        let _ = (s, other);
+        Ok(())
+    }
+
     /// Steps serve requests from now on: nothing is measured any more to choose between ways of computing,
     /// which would hold them up.
     fn settle(&self) {}
@@ -160,6 +173,19 @@ pub trait Kernels: Driver {
     ) -> DType {
         let _ = (gate_up, down, layers); // Only who multiplies fp8 wants to know.
         dtype
+    }
+
+    /// Whether experts that all tokens share are ever best computed among others with these projections, which are packed as `experts_dtype`
+    /// says: [`Kernels::joins_shared`] then tells when.
+    fn takes_shared(
+        &self,
+        gate_up: &[Vec<HostMat<'_>>],
+        down: &[Vec<HostMat<'_>>],
+        layers: usize,
+        dtype: DType,
+    ) -> bool {
+        let _ = (gate_up, down, layers, dtype);
+        true
     }
 
     /// Packs matrices of one shape that are used together, each the stack of its parts, in the type of their inputs, or
@@ -404,11 +430,18 @@ pub trait Kernels: Driver {
         Ok(false)
     }
 
-    /// Whether experts that all tokens share, the last ones of `experts`, are best computed with the others at so many tokens. Else
-    /// they are faster by themselves.
-    fn joins_shared(&self, tokens: usize, experts: &Experts<'_>) -> bool {
-        let _ = (tokens, experts);
+    /// Whether experts that all tokens share, and that lie among others, are best computed with these at so many tokens. Else they are
+    /// faster by themselves.
+    fn joins_shared(&self, tokens: usize) -> bool {
+        let _ = tokens;
         true
+    }
+
+    /// Whether an MLP of so many rows whose first weights are `w` is best computed on [`Driver::side`] while experts are computed, if it is
+    /// not among them.
+    fn runs_beside(&self, tokens: usize, w: &Packed) -> bool {
+        let _ = (tokens, w);
+        false
     }
 
     /// Chosen experts `i32 [T, k]` become the places where a copy of each lies. Row `e` of `places` holds the number of

@@ -19,8 +19,10 @@ const TILE_ROWS: usize = 16;
 pub struct Ops {
     pub(crate) device: Arc<dyn Kernels>,
     pub(crate) stream: Stream,
-    arena: Arc<Arena>,
-    dtype: DType,
+    pub(crate) arena: Arc<Arena>,
+    /// Of results that are made aside: what the other arena has got back is in use again before a second stream is done with it.
+    pub(crate) side_arena: Arc<Arena>,
+    pub(crate) dtype: DType,
 }
 
 impl std::fmt::Debug for Ops {
@@ -38,7 +40,8 @@ impl Ops {
         if !device.computes_in(dtype) {
             return Err(OpError::Activations { device: device.name(), dtype });
         }
-        Ok(Self { device, stream: Stream::default(), arena: Arc::default(), dtype })
+        let (stream, arena, side_arena) = Default::default();
+        Ok(Self { device, stream, arena, side_arena, dtype })
     }
 
     /// Type of activations and of the residual stream.

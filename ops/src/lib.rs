@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod arena;
+mod aside;
 mod attention;
 mod batch;
 mod dense;
@@ -23,6 +24,7 @@ mod step;
 mod tensor;
 mod weights;
 
+pub use aside::Aside;
 pub use attention::{AttentionShape, QkRopeWeights, RopeTable};
 pub use batch::{BatchInputs, BatchView};
 pub use dense::Ops;

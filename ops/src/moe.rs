@@ -45,6 +45,8 @@ pub struct PackedExperts {
     gate_up: PackedGroup,
     down: PackedGroup,
     shared: usize,
+    /// Gate and up, and down, of all those as one MLP, in memory of their own.
+    apart: Option<[PackedLinear; 2]>,
 }
 
 impl PackedExperts {
@@ -54,16 +56,26 @@ impl PackedExperts {
         Self { shared, ..self }
     }
 
+    /// The same, with gate and up, and down, of those that every token goes to once more, as one MLP.
+    #[must_use]
+    pub fn with_apart(self, apart: [PackedLinear; 2]) -> Self {
+        Self { apart: Some(apart), ..self }
+    }
+
     /// Experts that every token goes to.
     #[must_use]
     pub fn shared(&self) -> usize {
         self.shared
     }
 
-    /// Of each of these gate and up, and down, in the memory of all. `None`: the device computes them among the others alone.
+    /// Gate and up, and down, of each of these in the memory of all, or of all as one MLP. `None`: the device has put them in an order of its
+    /// own, and there is no second copy.
     #[must_use]
     pub fn shared_linears(&self) -> Option<Vec<[PackedLinear; 2]>> {
         let linear = |weight| PackedLinear { weight, bias: None, ahead: None };
+        if let Some(apart) = &self.apart {
+            return Some(vec![apart.clone()]);
+        }
         let of = |i| Some([self.gate_up.matrix(i)?, self.down.matrix(i)?].map(linear));
         (self.len() - self.shared..self.len()).map(of).collect()
     }
@@ -93,7 +105,8 @@ impl PackedExperts {
     /// Bytes of the weights on the device.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.gate_up.bytes() + self.down.bytes()
+        let apart = self.apart.iter().flatten().map(PackedLinear::bytes).sum::<usize>();
+        self.gate_up.bytes() + self.down.bytes() + apart
     }
 }
 
@@ -112,13 +125,24 @@ impl Ops {
         check_size("pack_experts", "down projections", down.len(), gate_up.len())?;
         check_size("pack_experts", "outputs of gate_up", gate_up.n(), 2 * down.k())?;
         check_size("pack_experts", "outputs of down", down.n(), gate_up.k())?;
-        Ok(PackedExperts { first, gate_up, down, shared: 0 })
+        Ok(PackedExperts { first, gate_up, down, shared: 0, apart: None })
+    }
+
+    /// Whether experts that all tokens share are ever best computed among others with these projections, as in [`Ops::pack_experts`].
+    #[must_use]
+    pub fn takes_shared(
+        &self,
+        layers: usize,
+        gate_up: &[Vec<HostMat<'_>>],
+        down: &[Vec<HostMat<'_>>],
+    ) -> bool {
+        self.device.takes_shared(gate_up, down, layers, self.dtype())
     }
 
     /// Whether experts that all tokens share are best computed among the others at so many tokens.
     #[must_use]
     pub fn joins_shared(&self, tokens: usize, experts: &PackedExperts) -> bool {
-        experts.shared > 0 && self.device.joins_shared(tokens, &experts.on_rank())
+        experts.shared > 0 && self.device.joins_shared(tokens)
     }
 
     /// The `k` experts of each token by `rule`, best first, then the `shared` ones behind all of the router's: `logits` f32 `[T, E]`. Choices

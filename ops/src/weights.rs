@@ -1,4 +1,4 @@
-//! Weights as the device wants them: packed once at load, never held twice.
+//! Weights as the device wants them, packed once at load.
 
 use std::sync::Arc;
 

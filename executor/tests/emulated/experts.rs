@@ -3,12 +3,13 @@
 
 use crate::player::{Job, Player, experts, latents, placed, shared};
 use crate::ranks::on_gpus;
-use crate::{WAVES, assert_close, assert_near, on_emulator, play, quantised, small};
+use crate::{Output, WAVES, assert_close, assert_near, on_emulator, play, quantised, small};
 use executor::{Dtype, ExecutorConfig, KvDtype};
 use models::config::Config;
 use protocol::{Capture, ExpertTokens, Sampling};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::Command;
 
 /// Decode steps; more than lie between two reports of replayed ones.
 const STEPS: usize = 17;
@@ -97,10 +98,15 @@ fn choices_of_a_lone_row_are_counted() {
 
 /// A model of V2 whose layers have two shared experts of so many channels beside eight: their router is softmax alone.
 pub(crate) fn sharing(dtype: Dtype, width: usize) -> ExecutorConfig {
+    sharing_of(dtype, (64, width))
+}
+
+/// The same of so many channels of the stream.
+fn sharing_of(dtype: Dtype, (hidden, width): (usize, usize)) -> ExecutorConfig {
     let text = format!(
         r#"{{
         "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "vocab_size": 384,
-        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "hidden_size": {hidden}, "num_hidden_layers": 2, "num_attention_heads": 4,
         "q_lora_rank": null, "kv_lora_rank": 128, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32,
         "v_head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 2,
         "moe_intermediate_size": {width}, "first_k_dense_replace": 0, "topk_method": "greedy",
@@ -112,20 +118,59 @@ pub(crate) fn sharing(dtype: Dtype, width: usize) -> ExecutorConfig {
     ExecutorConfig { model, ..crate::config(dtype, 2) }
 }
 
-/// Among the others and, in steps of many rows, by themselves; on one rank and in parts on two.
+/// Among the others and, in steps of many rows, beside them.
+fn among_and_beside(wave: u32, expected: &[Output]) {
+    let player = |eager| Player::with(on_emulator(wave, sharing(Dtype::Float32, 64), eager));
+    let launched = play(&mut player(true));
+    assert_close(&launched, expected, &format!("wave {wave}"));
+    assert_eq!(play(&mut player(false)), launched, "wave {wave}: a recording changes no bit");
+}
+
+#[test]
+#[ignore = "run by what_runs_beside_a_step_is_waited_for"]
+fn lazily() {
+    let expected = play(&mut Player::with(small(sharing(Dtype::Float32, 64))));
+    among_and_beside(64, &expected);
+    streamed_in_fp8();
+}
+
+/// Beside the others in every step, launched and replayed.
+fn streamed_in_fp8() {
+    let fp8 = |dtype| quantised(sharing_of(dtype, (128, 128)), KvDtype::Auto);
+    let exact = play(&mut Player::with(small(fp8(Dtype::Float32))));
+    let player = |eager| Player::with(on_emulator(32, fp8(Dtype::Bfloat16), eager));
+    let launched = play(&mut player(true));
+    assert_near(&launched, &exact, "fp8, wave 32");
+    assert_eq!(play(&mut player(false)), launched, "fp8: a recording changes no bit");
+}
+
+/// On an emulated GPU that runs a stream only when somebody waits for it.
+#[test]
+fn what_runs_beside_a_step_is_waited_for() {
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "--nocapture", "experts::lazily"])
+        .env("HIPEMU_LAZY", "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success() && said.contains("1 passed"), "{said}");
+}
+
+/// On one rank and in parts on two.
 #[test]
 fn experts_that_all_tokens_share_give_the_tokens_of_the_cpu() {
     let expected = play(&mut Player::with(small(sharing(Dtype::Float32, 64))));
     for wave in WAVES {
-        let player = |eager| Player::with(on_emulator(wave, sharing(Dtype::Float32, 64), eager));
-        let launched = play(&mut player(true));
-        assert_close(&launched, &expected, &format!("wave {wave}"));
-        assert_eq!(play(&mut player(false)), launched, "wave {wave}: a recording changes no bit");
+        among_and_beside(wave, &expected);
     }
     for (what, whole) in [("in parts", false), ("whole", true)] {
-        let world = shared(sharing(Dtype::Float32, 64), 2, whole);
-        let found = play(&mut Player::with(on_gpus("sharing", 64, world, true)));
-        assert_close(&found, &expected, what);
+        let world = |eager| {
+            let world = shared(sharing(Dtype::Float32, 64), 2, whole);
+            Player::with(on_gpus("sharing", 64, world, eager))
+        };
+        let launched = play(&mut world(true));
+        assert_close(&launched, &expected, what);
+        assert_eq!(play(&mut world(false)), launched, "{what}: a recording changes no bit");
     }
 }
 
@@ -143,4 +188,5 @@ fn experts_that_all_tokens_share_are_near_in_few_bits() {
     let exact = play(&mut Player::with(small(fp8(Dtype::Float32))));
     let found = play(&mut Player::with(on_emulator(64, fp8(Dtype::Bfloat16), true)));
     assert_near(&found, &exact, "fp8");
+    streamed_in_fp8();
 }

@@ -155,8 +155,8 @@ impl HipDevice {
         let splits = most_splits(shape.args.rows.bounds.longest_context, lengths);
         let together = successive.min(TILE / shape.group);
         let token_bytes = shape.group * (dim + RECORD_FACTS) * 4;
-        let partial = self.scratch(rows * kv_heads * splits * token_bytes)?;
-        let arrived = self.counters(rows * kv_heads)?;
+        let partial = self.scratch(s, rows * kv_heads * splits * token_bytes)?;
+        let arrived = self.counters(s, rows * kv_heads)?;
         let group = shape.group * together;
         let few_in_fp8 = shape.fp8() == 1 && group <= KEYS_FIRST_GROUP;
         let most_blocks = if few_in_fp8 { BLOCKS_OF_FP8 } else { BLOCKS_WITH_RING };
@@ -223,7 +223,7 @@ impl HipDevice {
         if rows == 0 {
             return Ok(());
         }
-        let taken = self.counters(1)?;
+        let taken = self.counters(s, 1)?;
         let layout = shape.layout;
         let grid = if self.multiplies_in_groups() {
             self.groups_grid(o.rows(), rows, shape)

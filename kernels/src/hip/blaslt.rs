@@ -14,10 +14,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use hip_runtime_sys::{BlasLt, BlasLtNumbers, DataType, OpenError, Ptr, Search};
 
 use super::error::HipError;
-use super::memory;
-use super::runtime::Runtime;
+use super::memory::Scratch;
+use super::runtime::{Runtime, STREAMS};
 use super::trial::Trial;
-use crate::{Buffer, Stream};
+use crate::Stream;
 
 /// What algorithms may use; NVIDIA's advice for its large GPUs.
 const WORKSPACE: usize = 32 << 20;
@@ -41,7 +41,8 @@ pub(super) struct MatrixLibrary {
     table: BlasLt,
     numbers: BlasLtNumbers,
     handle: Ptr,
-    workspace: Mutex<Buffer>,
+    /// What algorithms use, of each stream.
+    workspaces: [Scratch; STREAMS],
     /// None where the library refuses.
     plans: Mutex<HashMap<Product, Option<Plan>>>,
 }
@@ -126,8 +127,9 @@ impl MatrixLibrary {
         // SAFETY: a place to write to; the device is current.
         check(unsafe { (table.create)(&raw mut handle) }, "create", None)?;
         let numbers = BlasLtNumbers::of(runtime.api());
-        let workspace = Mutex::new(memory::alloc(runtime, WORKSPACE)?);
-        Ok(Ok(Self { table, numbers, handle, workspace, plans: Mutex::default() }))
+        let workspaces: [Scratch; STREAMS] = Default::default();
+        workspaces[Stream::default().0].at_least(runtime, WORKSPACE)?;
+        Ok(Ok(Self { table, numbers, handle, workspaces, plans: Mutex::default() }))
     }
 
     /// Whether it multiplies fp8 with factors of blocks and rows.
@@ -151,6 +153,8 @@ impl MatrixLibrary {
         }
         runtime.enter()?;
         let stream = runtime.stream(s)?;
+        let workspace = self.workspaces[s.0].at_least(runtime, WORKSPACE)?;
+        let order = (stream, workspace);
         let layouts = Layouts::new(self, product)?;
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let bucket = Product { m: bucket(product.m), ..*product };
@@ -160,13 +164,15 @@ impl MatrixLibrary {
             let plan = match plans.entry(key) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(place) => {
-                    let mut plan = self.plan(&key)?;
+                    let mut plan = self.plan(&key, workspace)?;
                     if let Some(plan) = &mut plan {
                         if runtime.is_settled() {
                             plan.follow(neighbour);
                         } else if !runtime.is_capturing() {
                             // SAFETY: passed on; the product is computed again and again into its place.
-                            unsafe { self.try_out(plan, runtime, s, &layouts, product, operands) }?;
+                            unsafe {
+                                self.try_out(plan, (runtime, s), order, &layouts, product, operands)
+                            }?;
                         }
                     }
                     place.insert(plan)
@@ -174,7 +180,7 @@ impl MatrixLibrary {
             };
             let Some(plan) = plan else { continue };
             // SAFETY: passed on.
-            match unsafe { self.launch(plan, &layouts, stream, product, operands) } {
+            match unsafe { self.launch(plan, &layouts, order, product, operands) } {
                 // The algorithm of the bucket may not fit; the one of the very product must.
                 Err(HipError::Blas { .. }) if key != *product => {}
                 result => return result,
@@ -190,8 +196,8 @@ impl MatrixLibrary {
     unsafe fn try_out(
         &self,
         plan: &mut Plan,
-        runtime: &Arc<Runtime>,
-        s: &Stream,
+        (runtime, s): (&Arc<Runtime>, &Stream),
+        order: (Ptr, *mut u8),
         layouts: &Layouts<'_>,
         product: &Product,
         operands: Operands,
@@ -200,13 +206,12 @@ impl MatrixLibrary {
         if candidates.len() < 2 {
             return Ok(());
         }
-        let stream = runtime.stream(s)?;
         let mut trial = Trial::new(runtime, s)?;
         let (named_first, mut times) = (plan.algorithm, Vec::new());
         for candidate in candidates {
             plan.algorithm = candidate;
             // SAFETY: passed on.
-            match trial.time(|| unsafe { self.launch(plan, layouts, stream, product, operands) }) {
+            match trial.time(|| unsafe { self.launch(plan, layouts, order, product, operands) }) {
                 // One that does not take this very product is no candidate.
                 Err(HipError::Blas { .. }) => {}
                 time => times.push((time?, candidate)),
@@ -224,7 +229,7 @@ impl MatrixLibrary {
         &self,
         plan: &Plan,
         layouts: &Layouts<'_>,
-        stream: Ptr,
+        (stream, workspace): (Ptr, *mut u8),
         product: &Product,
         operands: Operands,
     ) -> Result<(), HipError> {
@@ -238,7 +243,6 @@ impl MatrixLibrary {
                 self.set(plan.operation.raw, attribute, scales, "scales")?;
             }
         }
-        let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
         let [w, x, y] = layouts.raw;
         // SAFETY: descriptors of this product; the caller vouches for the addresses, and launches of one
         // stream share the workspace one after the other.
@@ -257,7 +261,7 @@ impl MatrixLibrary {
                 operands.y.cast(),
                 y,
                 plan.algorithm.as_ptr().cast(),
-                workspace.as_mut_ptr().cast(),
+                workspace.cast(),
                 WORKSPACE,
                 stream,
             )
@@ -266,8 +270,8 @@ impl MatrixLibrary {
     }
 
     /// Asks the library how to compute a product; none if it does not.
-    fn plan(&self, product: &Product) -> Result<Option<Plan>, HipError> {
-        let operation = self.operation(product)?;
+    fn plan(&self, product: &Product, scales: *mut u8) -> Result<Option<Plan>, HipError> {
+        let operation = self.operation(product, scales)?;
         let layouts = Layouts::new(self, product)?;
         let preference = Preference::new(self, product)?;
         let mut answers = [0u64; ANSWER_WORDS * CANDIDATES];
@@ -304,7 +308,7 @@ impl MatrixLibrary {
         Ok(Some(Plan { operation, algorithm: algorithm(0), others }))
     }
 
-    fn operation(&self, product: &Product) -> Result<Operation, HipError> {
+    fn operation(&self, product: &Product, scales: *mut u8) -> Result<Operation, HipError> {
         let n = &self.numbers;
         let mut operation = std::ptr::null_mut();
         // SAFETY: a place to write to.
@@ -323,10 +327,9 @@ impl MatrixLibrary {
             for (attribute, kind) in n.scale_modes.into_iter().zip(&kinds) {
                 self.set(operation, attribute, kind, "scale mode")?;
             }
-            // The library shall see that there are scales before it is told where.
-            let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+            // The library shall see that there are scales before it is told where: any address will do.
             for attribute in n.scale_pointers {
-                self.set(operation, attribute, &workspace.as_mut_ptr(), "scales")?;
+                self.set(operation, attribute, &scales, "scales")?;
             }
         }
         if product.bias {

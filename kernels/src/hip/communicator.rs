@@ -220,7 +220,7 @@ impl Communicator {
         let stacked = if beside {
             all.as_mut_ptr()
         } else {
-            self.device.scratch(self.size * count * dtype.bytes())?
+            self.device.scratch(s, self.size * count * dtype.bytes())?
         };
         self.go(NAME, s, |comm, stream| {
             let from = own.as_ptr().cast_mut().cast();
@@ -305,7 +305,7 @@ impl Communicator {
         let most = x.rows() / self.size;
         let (count, kind) = (most * x.cols(), summand(NAME, x.dtype())?);
         let whole = own.rows() == most;
-        let to = if whole { own.as_mut_ptr() } else { self.device.scratch(most * row_bytes)? };
+        let to = if whole { own.as_mut_ptr() } else { self.device.scratch(s, most * row_bytes)? };
         self.go(NAME, s, |comm, stream| {
             let from = x.as_ptr().cast_mut().cast();
             // SAFETY: as many elements of each rank to read, and room for those of one.

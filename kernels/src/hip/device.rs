@@ -12,13 +12,16 @@ use super::load::Loader;
 use super::marks::{HipMarks, Marking};
 use super::memory::Scratch;
 use super::module::{Function, Modules};
-use super::runtime::Runtime;
+use super::runtime::{Runtime, STREAMS};
 use super::source::{Define, Source};
 use super::weights::WeightMemory;
 use super::{graph, memory};
 use crate::{
     Buffer, DeviceError, Driver, Graph, InFlight, KvOrder, Marks, MemInfo, Pinned, Stream,
 };
+
+/// Launches beside those of a step. Stream 1 is of copies.
+const SIDE: Stream = Stream(2);
 
 /// A GPU.
 #[derive(Debug)]
@@ -31,8 +34,10 @@ pub struct HipDevice {
     modules: Modules,
     /// `None` where there is none to be opened.
     library: Option<MatrixLibrary>,
-    scratch: Scratch,
-    counters: Scratch,
+    /// Of each stream.
+    scratch: [Scratch; STREAMS],
+    /// Of each stream.
+    counters: [Scratch; STREAMS],
     weights: WeightMemory,
     /// Where the library that reaches other GPUs is looked for.
     collectives: Option<Search>,
@@ -57,8 +62,8 @@ impl HipDevice {
             runtime,
             jit,
             modules: Modules::default(),
-            scratch: Scratch::default(),
-            counters: Scratch::default(),
+            scratch: Default::default(),
+            counters: Default::default(),
             weights: WeightMemory::default(),
             collectives: searches.collectives,
             loader: Mutex::default(),
@@ -130,15 +135,17 @@ impl HipDevice {
         Ok(self.modules.function(&self.runtime, &self.jit, source, name, defines)?)
     }
 
-    /// At least `bytes` of memory between two launches of one stream. The address stays the same for as
+    /// At least `bytes` of memory between two launches of `s`, which other streams do not know. The address stays the same for as
     /// long as no more is asked for, and remains valid afterwards; the contents belong to the last writer.
-    pub(super) fn scratch(&self, bytes: usize) -> Result<*mut u8, DeviceError> {
-        Ok(self.scratch.at_least(&self.runtime, bytes)?)
+    pub(super) fn scratch(&self, s: &Stream, bytes: usize) -> Result<*mut u8, DeviceError> {
+        self.runtime.stream(s)?;
+        Ok(self.scratch[s.0].at_least(&self.runtime, bytes)?)
     }
 
-    /// At least `words` 32-bit counters that are zero: whoever counts leaves them zero.
-    pub(super) fn counters(&self, words: usize) -> Result<*mut u8, DeviceError> {
-        Ok(self.counters.at_least(&self.runtime, words * 4)?)
+    /// At least `words` 32-bit counters of `s` that are zero: whoever counts leaves them zero.
+    pub(super) fn counters(&self, s: &Stream, words: usize) -> Result<*mut u8, DeviceError> {
+        self.runtime.stream(s)?;
+        Ok(self.counters[s.0].at_least(&self.runtime, words * 4)?)
     }
 }
 
@@ -224,6 +231,14 @@ impl Driver for HipDevice {
     fn end_rehearsal(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), DeviceError> {
         self.runtime.set_rehearsing(false);
         Ok(self.modules.load_wanted(&self.runtime, &self.jit, progress)?)
+    }
+
+    fn side(&self) -> Option<Stream> {
+        (!self.runtime.is_marking()).then_some(SIDE)
+    }
+
+    fn follow(&self, s: &Stream, other: &Stream) -> Result<(), DeviceError> {
+        Ok(self.launch_behind(s, other)?)
     }
 
     fn settle(&self) {

@@ -152,7 +152,7 @@ impl HipDevice {
         check_least(KERNEL, "columns of logits", logits.cols(), part.ids)?;
         let rows = logits.rows();
         let (words, of_all) = (rows * TOLD, rows * TOLD * part.ranks);
-        let told = self.scratch((words + of_all) * size_of::<u32>())?;
+        let told = self.scratch(s, (words + of_all) * size_of::<u32>())?;
         // SAFETY: behind the words of this rank, in the same scratch memory.
         let all = unsafe { told.add(words * size_of::<u32>()) };
         let launch =

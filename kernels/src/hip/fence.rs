@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use hip_runtime_sys::{Ptr, flag};
 
+use super::device::HipDevice;
 use super::error::HipError;
 use super::runtime::Runtime;
 use crate::{DeviceError, Fence, Stream};
@@ -21,6 +22,11 @@ impl HipFence {
     /// Passes when everything launched on `s` so far is over.
     pub(super) fn record(runtime: &Arc<Runtime>, s: &Stream) -> Result<Self, HipError> {
         runtime.not_capturing("recording a fence")?;
+        Self::behind(runtime, s)
+    }
+
+    /// The same for another stream to wait for; in a capture that becomes part of the recording.
+    fn behind(runtime: &Arc<Runtime>, s: &Stream) -> Result<Self, HipError> {
         runtime.enter()?;
         let stream = runtime.stream(s)?;
         let resting = runtime.events().pop();
@@ -58,6 +64,20 @@ fn create(runtime: &Runtime) -> Result<Ptr, HipError> {
     let code = unsafe { (runtime.driver.event_create)(&raw mut event, flag::EVENT_WITHOUT_TIME) };
     runtime.check(code, "event create")?;
     Ok(event)
+}
+
+impl HipDevice {
+    /// As `Driver::follow`. The launch behind it waits for the whole of both predecessors.
+    pub(super) fn launch_behind(&self, s: &Stream, other: &Stream) -> Result<(), HipError> {
+        let runtime = self.runtime();
+        if runtime.is_rehearsing() {
+            return Ok(());
+        }
+        // The event is free at once: whoever waits for a record goes on to do so when the event is recorded anew.
+        HipFence::behind(runtime, other)?.hold_back(s)?;
+        runtime.follows(s);
+        Ok(())
+    }
 }
 
 impl Fence for HipFence {

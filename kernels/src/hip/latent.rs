@@ -95,7 +95,7 @@ impl HipDevice {
         };
         // One piece of memory serves both, one after the other.
         let expanded_bytes = expanded.as_ref().map_or(0, Expanded::scratch_bytes);
-        self.scratch(expanded_bytes.max(absorbed.scratch_bytes()))?;
+        self.scratch(s, expanded_bytes.max(absorbed.scratch_bytes()))?;
         self.attend_absorbed(s, &mut o, &absorbed)?;
         expanded.map_or(Ok(()), |call| self.attend_expanded(s, &mut o, &call))
     }

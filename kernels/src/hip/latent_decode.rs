@@ -214,7 +214,7 @@ impl HipDevice {
         let (heads, rows, splits) = (args.heads.key.len(), call.decode_rows(), call.splits());
         let (tiles, stride) = (heads.div_ceil(call.tile()), heads * latent);
         // Means take the place of the queries they come from.
-        let taken = self.scratch(call.scratch_bytes())?;
+        let taken = self.scratch(s, call.scratch_bytes())?;
         // SAFETY: behind the taken queries, in the same scratch memory.
         let partial = unsafe { taken.add(tokens * stride * 2) };
         let turned = call.transposed.k() + call.layout.rotary;
@@ -269,7 +269,7 @@ impl HipDevice {
         let (args, layout) = (call.args, call.layout);
         let heads = args.heads.key.len();
         let tiles = heads.div_ceil(call.tile());
-        let arrived = self.counters(rows * tiles)?;
+        let arrived = self.counters(s, rows * tiles)?;
         let latent = ("LATENT", layout.latent as u32);
         let rotary = ("ROTARY", layout.rotary as u32);
         let block = ("BLOCK_TOKENS", layout.block_tokens as u32);

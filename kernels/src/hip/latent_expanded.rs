@@ -170,7 +170,7 @@ impl HipDevice {
         }
         let Expanded { args, layout, need, plan, .. } = call;
         let (key, value, heads) = (args.heads.key.n(), args.heads.value.n(), need.heads);
-        let at = self.scratch(call.scratch_bytes())?;
+        let at = self.scratch(s, call.scratch_bytes())?;
         let (values, latents) = (plan.heads * key, plan.heads * (key + value));
         let stride = latents + layout.width();
         // SAFETY: behind the rows, in the same scratch memory if anything is carried.
@@ -296,7 +296,7 @@ impl HipDevice {
             }
         };
         let launch = self.prefill_launch(call, part)?.arg_ptr(o).arg_ptr(made.carried);
-        let launch = launch.arg_ptr(self.counters(1)?).arg_ptr(q).arg_ptr(made.at);
+        let launch = launch.arg_ptr(self.counters(s, 1)?).arg_ptr(q).arg_ptr(made.at);
         let launch = launch.record(&q_map.0).record(&kv_map.0);
         let launch = launch.arg(rows.cu_q).arg(rows.context_lens).overlaps_predecessor();
         let turned = made.latents + layout.latent;

@@ -93,7 +93,7 @@ impl Launch {
     }
 
     /// The kernel waits for its predecessor by itself (`griddepcontrol.wait`), so it may begin before that
-    /// one has ended. Without effect where the driver cannot.
+    /// one has ended. Without effect where the driver cannot, and behind a second stream.
     pub(super) fn overlaps_predecessor(mut self) -> Self {
         self.overlaps = true;
         self
@@ -126,7 +126,9 @@ impl Launch {
             *argument = std::ptr::from_mut(&mut self.words[usize::from(*begin)..]).cast();
         }
         let arguments = arguments.as_mut_ptr();
-        let (overlaps, clustered) = (self.overlaps && !runtime.is_marking(), self.cluster > 1);
+        // A driver lets a launch overlap one predecessor, and says nothing of two.
+        let overlaps = !runtime.has_two_predecessors(s) && self.overlaps && !runtime.is_marking();
+        let clustered = self.cluster > 1;
         let both =
             [LaunchAttribute::overlap_predecessor(), LaunchAttribute::clusters(self.cluster)];
         let attributes = &both[usize::from(!overlaps)..=usize::from(clustered)];

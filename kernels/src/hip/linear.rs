@@ -100,11 +100,11 @@ impl HipDevice {
         // Scratch holds x, or the bias, in the type that the library wants: never both, because with an f32
         // weight the result, and so the bias, is f32.
         if x.dtype() != w.dtype() {
-            let to = self.scratch(x.rows() * x.cols() * w.dtype().bytes())?;
+            let to = self.scratch(s, x.rows() * x.cols() * w.dtype().bytes())?;
             self.cast(s, to, w.dtype(), x)?;
             (operands.x, product.strides.0) = (to, x.cols());
         } else if let Some(bias) = bias.filter(|b| b.dtype() != y.dtype()) {
-            let to = self.scratch(bias.cols() * y.dtype().bytes())?;
+            let to = self.scratch(s, bias.cols() * y.dtype().bytes())?;
             self.cast(s, to, y.dtype(), bias)?;
             operands.bias = to;
         }

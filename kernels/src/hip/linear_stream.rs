@@ -80,7 +80,7 @@ impl HipDevice {
         let Some((norm, eps)) = around.norm else {
             return self.launch_rows(s, y, x, (x.as_ptr(), x.stride()), w, around);
         };
-        let normed = self.scratch(x.rows() * x.cols() * x.dtype().bytes())?;
+        let normed = self.scratch(s, x.rows() * x.cols() * x.dtype().bytes())?;
         self.norm_to(s, (normed, x.cols()), x, norm, eps)?;
         self.launch_rows(s, y, x, (normed, x.cols()), w, around)
     }

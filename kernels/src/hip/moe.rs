@@ -82,7 +82,7 @@ impl HipDevice {
         if takes_little(experts, routes.experts.rows() * routes.experts.cols()) {
             return self.little_mlp(s, &mut y, x, Chosen::Before(routes), experts);
         }
-        let call = self.moe_call(x, routes, experts)?;
+        let call = self.moe_call(s, x, routes, experts)?;
         if call.way != Way::Plain {
             self.align(s, &call)?;
         }

@@ -6,7 +6,7 @@ use super::gemm::wide;
 use super::launch::Launch;
 use super::moe_stream;
 use super::source::Define;
-use crate::{DType, DeviceError, Experts, Mat, PackedGroup, Routes};
+use crate::{DType, DeviceError, Experts, Mat, Packed, PackedGroup, Routes, Stream};
 
 pub(super) const KERNEL: &str = "moe_mlp";
 /// Bytes of a `Segment`.
@@ -66,6 +66,7 @@ pub(super) enum Way {
 impl HipDevice {
     pub(super) fn moe_call<'a>(
         &self,
+        s: &Stream,
         x: Mat<'a>,
         routes: &'a Routes<'a>,
         experts: &'a Experts<'a>,
@@ -90,7 +91,7 @@ impl HipDevice {
             line(values),
             line(scales * 4),
         ];
-        let order = self.scratch(sizes.iter().sum())?;
+        let order = self.scratch(s, sizes.iter().sum())?;
         // SAFETY: inside the scratch memory that was just asked for.
         let at = |n: usize| unsafe { order.add(sizes[..n].iter().sum()) };
         let (segments, between, out, counts) = (at(1), at(2), at(3), at(4));
@@ -218,11 +219,16 @@ impl Way {
     }
 }
 
-/// The one place that decides who computes experts that all tokens share. With the others they cost no launch of their own, but their
-/// weights are read once for every segment of tokens, which streamed lines make up for; for one to eight tokens in fp8 they do not
-/// (KERNELS.md), but have no other form. Elsewhere they are with the others while one segment holds all tokens.
-pub(super) fn joins_shared(tokens: usize, experts: &Experts<'_>) -> bool {
-    experts.gate_up.is_lined() || tokens <= FEW_ROWS
+/// The one place that decides who computes experts that all tokens share, where they lie among others: see `takes_shared`. With the others
+/// they cost no launch of their own, but their weights are read once for every segment of tokens; beside the others no wait (KERNELS.md).
+pub(super) fn joins_shared(tokens: usize) -> bool {
+    tokens <= FEW_ROWS
+}
+
+/// Where they are by themselves: on a stream of their own, which costs two gaps between launches. Behind other launches the weights of few rows are on
+/// their way while these end, which is as good, but for fp8.
+pub(super) fn runs_beside(tokens: usize, w: &Packed) -> bool {
+    tokens > FEW_ROWS || w.dtype() == DType::F8E4M3
 }
 
 /// The one place that chooses. Choices that all tokens share count: the more rows, the higher the tiles. `few_fit`: shared memory holds the rows of a segment for few.

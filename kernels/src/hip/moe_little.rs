@@ -67,7 +67,7 @@ impl HipDevice {
             }
         };
         let (choices, inner) = (x.rows() * top_k, experts.down.k());
-        let between = self.scratch(choices * inner * x.dtype().bytes())?;
+        let between = self.scratch(s, choices * inner * x.dtype().bytes())?;
         let here = u32::from(matches!(chosen, Chosen::Here(..)));
         let fp8 = is_fp8(experts.down);
         for gated in [true, false] {

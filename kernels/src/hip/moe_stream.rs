@@ -103,7 +103,8 @@ impl HipDevice {
         }
         let bytes = group.n() * group.k() * group.dtype().bytes();
         let at_once = (PASSAGE_BYTES / bytes.max(1)).clamp(1, group.len().max(1));
-        let passage = self.scratch(at_once * bytes)?;
+        let s = Stream::default();
+        let passage = self.scratch(&s, at_once * bytes)?;
         for first in (0..group.len()).step_by(at_once) {
             let experts = at_once.min(group.len() - first);
             // SAFETY: an expert of the group.
@@ -113,8 +114,8 @@ impl HipDevice {
                 self.pack_launch("moe_unpack", (weights, passage), &group, experts, gated)?;
             // SAFETY: both hold that many experts; nobody uses the group before it is handed out.
             unsafe {
-                scales_from(pack, &group, first).go(self, &Stream::default())?;
-                unpack.go(self, &Stream::default())?;
+                scales_from(pack, &group, first).go(self, &s)?;
+                unpack.go(self, &s)?;
             }
         }
         Ok(group.lined())

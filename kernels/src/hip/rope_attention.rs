@@ -78,8 +78,8 @@ impl HipDevice {
         let (kv_heads, dim, group) = (layout.kv_heads, layout.head_dim, qk.heads / layout.kv_heads);
         let splits = most_splits(rows.bounds.longest_context, LONE_SPLITS);
         let record_bytes = group * (dim + RECORD_FACTS) * 4;
-        let partial = self.scratch(rows.len() * kv_heads * splits * record_bytes)?;
-        let arrived = self.counters(rows.len() * kv_heads)?;
+        let partial = self.scratch(s, rows.len() * kv_heads * splits * record_bytes)?;
+        let arrived = self.counters(s, rows.len() * kv_heads)?;
         let ring = (dim * layout.dtype.bytes(), LONE_RING_BYTES);
         let fit = self.decode_fit(ring, group, record_bytes, BLOCKS_WITH_RING);
         let defines = [

@@ -2,7 +2,7 @@
 
 use super::device::HipDevice;
 use super::fp8;
-use super::moe_call::joins_shared;
+use super::moe_call::{joins_shared, runs_beside};
 use crate::step::{
     AnswerArrays, DraftPass, DraftStates, Laid, PassArrays, SeatArrays, StageView, StepArrays,
 };
@@ -31,6 +31,17 @@ impl Kernels for HipDevice {
         let keeps = dtype == self.half() && fp8::keeps(gate_up, true) && fp8::keeps(down, false);
         let widens = || self.widens_experts(gate_up, down, layers);
         if keeps && !widens() { DType::F8E4M3 } else { dtype }
+    }
+
+    fn takes_shared(
+        &self,
+        gate_up: &[Vec<HostMat<'_>>],
+        down: &[Vec<HostMat<'_>>],
+        layers: usize,
+        dtype: DType,
+    ) -> bool {
+        let fp8 = self.experts_dtype(gate_up, down, layers, dtype) == DType::F8E4M3;
+        !(fp8 && self.streams_in(DType::F8E4M3, gate_up, down))
     }
 
     fn pack_group(
@@ -263,8 +274,12 @@ impl Kernels for HipDevice {
         self.place_chosen(s, experts, (positions, tokens), places)
     }
 
-    fn joins_shared(&self, tokens: usize, experts: &Experts<'_>) -> bool {
-        joins_shared(tokens, experts)
+    fn joins_shared(&self, tokens: usize) -> bool {
+        joins_shared(tokens)
+    }
+
+    fn runs_beside(&self, tokens: usize, w: &Packed) -> bool {
+        runs_beside(tokens, w)
     }
 
     fn moe_dispatch(

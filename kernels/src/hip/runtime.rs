@@ -11,8 +11,8 @@ use super::error::HipError;
 use super::marks::Marking;
 use crate::{DeviceError, Stream};
 
-/// Streams of a device: the step's, and others for copies beside it.
-const STREAMS: usize = 4;
+/// Streams of a device: the step's, one for copies beside it, and one for launches beside it.
+pub(super) const STREAMS: usize = 3;
 
 /// What kernels want to know about a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +40,8 @@ pub(super) struct Runtime {
     /// Launches do nothing.
     rehearsing: AtomicBool,
     settled: AtomicBool,
+    /// Of each stream: the next launch comes behind another stream, too.
+    following: [AtomicBool; STREAMS],
     /// Whether `marked` is there, so that a launch that is not marked takes no lock.
     marking: AtomicBool,
     marked: Mutex<Option<Marking>>,
@@ -78,6 +80,7 @@ impl Runtime {
             capturing: AtomicBool::new(false),
             rehearsing: AtomicBool::new(false),
             settled: AtomicBool::new(false),
+            following: Default::default(),
             marking: AtomicBool::new(false),
             marked: Mutex::default(),
             events: Mutex::default(),
@@ -140,6 +143,16 @@ impl Runtime {
 
     pub(super) fn settle(&self) {
         self.settled.store(true, Ordering::Relaxed);
+    }
+
+    /// The next launch on `s`, a stream of this device, has two predecessors.
+    pub(super) fn follows(&self, s: &Stream) {
+        self.following[s.0].store(true, Ordering::Relaxed);
+    }
+
+    /// Whether this launch on `s`, a stream of this device, is the one.
+    pub(super) fn has_two_predecessors(&self, s: &Stream) -> bool {
+        self.following[s.0].swap(false, Ordering::Relaxed)
     }
 
     pub(super) fn is_rehearsing(&self) -> bool {

@@ -35,7 +35,7 @@ impl HipDevice {
     ) -> Result<(), DeviceError> {
         let whole = VocabPart::whole(logits.cols());
         check((logits, &whole), laid, seats, answers)?;
-        let scratch = Scratch::new(self, logits, 0)?;
+        let scratch = Scratch::new(self, s, logits, 0)?;
         self.scan(s, (logits, &whole), (stage, laid), seats, &scratch)?;
         self.pick(s, logits, (stage, laid), seats, answers, &scratch)?;
         self.judge(s, logits.rows(), (stage, laid), seats, answers)
@@ -153,6 +153,7 @@ impl Scratch {
     /// For rows of `logits`, and `rest` bytes.
     pub(super) fn new(
         device: &HipDevice,
+        s: &Stream,
         logits: Mat<'_>,
         rest: usize,
     ) -> Result<Self, DeviceError> {
@@ -160,7 +161,7 @@ impl Scratch {
         let record_bytes = questions * vocabulary.div_ceil(CHUNK) * RECORD_BYTES;
         let edited_stride = vocabulary.next_multiple_of(4);
         let edited_bytes = questions * edited_stride * 4;
-        let records = device.scratch(record_bytes + edited_bytes + rest)?;
+        let records = device.scratch(s, record_bytes + edited_bytes + rest)?;
         // SAFETY: inside the scratch.
         let (edited, rest) =
             unsafe { (records.add(record_bytes), records.add(record_bytes + edited_bytes)) };

@@ -59,7 +59,7 @@ impl HipDevice {
             return Err(DeviceError::NoParts { device: self.arch().to_owned() });
         }
         let own = words(logits.rows(), part);
-        let scratch = Scratch::new(self, logits, own * (1 + part.ranks) * 4)?;
+        let scratch = Scratch::new(self, s, logits, own * (1 + part.ranks) * 4)?;
         self.scan(s, (logits, part), (stage, laid), seats, &scratch)?;
         self.tell(s, (logits, part), (stage, laid), seats, &scratch)?;
         // SAFETY: the scratch has room for the words of this rank and, behind them, of all; nobody else knows it. What is brought in

@@ -65,7 +65,7 @@ impl HipDevice {
         let Some((norm, eps)) = around.norm.filter(|_| apart) else {
             return self.launch_stream(s, y, (x, x.as_ptr(), x.stride()), w, around);
         };
-        let normed = self.scratch(x.rows() * x.cols() * x.dtype().bytes())?;
+        let normed = self.scratch(s, x.rows() * x.cols() * x.dtype().bytes())?;
         self.norm_to(s, (normed, x.cols()), x, norm, eps)?;
         let around = Around { norm: None, ..*around };
         self.launch_stream(s, y, (x, normed, x.cols()), w, &around)

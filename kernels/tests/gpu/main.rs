@@ -47,6 +47,7 @@ mod rope_attention;
 mod row_speed;
 mod sample;
 mod shared_speed;
+mod side;
 mod speed;
 mod step;
 mod weights;

@@ -1,7 +1,9 @@
-//! What experts that all tokens share cost among those that tokens choose, and by themselves: what `joins_shared` decides by. All inside a
-//! captured graph. Printed, not judged.
+//! What experts that all tokens share cost among those that tokens choose, and by themselves, behind the others or on a second stream: what
+//! `joins_shared` decides by. With a router before the others. All inside a captured graph. Printed, not judged.
 
-use kernels::{Around, DType, Experts, HostMat, Kernels, Packed, PackedGroup, Routes, bf16};
+use kernels::{
+    Around, DType, Driver, Experts, HostMat, Kernels, Packed, PackedGroup, Routes, Stream, bf16,
+};
 
 use crate::matrix_speed::{microseconds, report};
 use crate::pair::{Pair, Twin, pairs};
@@ -54,6 +56,15 @@ struct Weights {
     down: PackedGroup,
     /// The shared experts once more, as one MLP.
     apart: [Packed; 2],
+    router: Packed,
+}
+
+/// Where shared experts are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Among,
+    Behind,
+    Beside,
 }
 
 impl Layer {
@@ -75,6 +86,8 @@ impl Layer {
             pair.gpu.pack_group(&parts, dtype, gated).unwrap()
         };
         let half = pair.gpu.half();
+        let router = vec![0u8; self.routed * hidden * 2];
+        let router = HostMat::new(&router, DType::BF16, self.routed, hidden).unwrap();
         let both = [mat(shared * inner, hidden), mat(shared * inner, hidden)];
         Weights {
             gate_up: group(&[mat(inner, hidden), mat(inner, hidden)], true),
@@ -83,6 +96,7 @@ impl Layer {
                 pair.gpu.pack(&both, half).unwrap(),
                 pair.gpu.pack(&[mat(hidden, shared * inner)], half).unwrap(),
             ],
+            router: pair.gpu.pack(&[router], half).unwrap(),
         }
     }
 
@@ -103,37 +117,53 @@ impl Layer {
         [pair.put(&chosen, tokens, k), pair.put(&weights, tokens, k)]
     }
 
-    /// Microseconds among the others and by themselves, and bytes of the weights that either reads.
-    fn times(&self, pair: &Pair, w: &Weights, tokens: usize) -> ([f64; 2], usize) {
+    /// Microseconds of each way, and bytes of the weights that all of them read.
+    fn times(&self, pair: &Pair, w: &Weights, tokens: usize) -> ([f64; 3], usize) {
         let (half, inner) = (pair.gpu.half(), self.shared * self.inner);
         let x = pair.put(&vec![bf16::ONE; tokens * self.hidden], tokens, self.hidden);
         let (mut y, mut own) = [(); 2].map(|()| pair.poisoned(half, tokens, self.hidden)).into();
         let mut sum = pair.poisoned(half, tokens, self.hidden);
         let mut both = pair.poisoned(half, tokens, 2 * inner);
         let mut between = pair.poisoned(half, tokens, inner);
+        let mut logits = pair.poisoned(DType::F32, tokens, self.routed);
         let experts = Experts { first: 0, gate_up: &w.gate_up, down: &w.down };
         let [among, alone] = [true, false].map(|with| self.routes(pair, tokens, with));
-        let routed = |y: &mut Twin, [chosen, weights]: &[Twin; 2]| {
-            let routes = Routes { experts: chosen.gpu(), weights: weights.gpu() };
-            pair.gpu.moe_mlp(&S, y.gpu_mut(), x.gpu(), &routes, &experts).unwrap();
-        };
         let [gate_up, down] = &w.apart;
         let gated = Around { silu_mul: true, ..Around::default() };
-        let joined = microseconds(pair, 8, |_| routed(&mut y, &among));
-        let apart = microseconds(pair, 8, |_| {
-            routed(&mut y, &alone);
-            if pair.gpu.fuses_silu_mul(tokens, half, gate_up) {
-                pair.gpu.linear_around(&S, between.gpu_mut(), x.gpu(), gate_up, &gated).unwrap();
+        let gpu = &pair.gpu;
+        let mut shared = |s: &Stream| {
+            if gpu.fuses_silu_mul(tokens, half, gate_up) {
+                gpu.linear_around(s, between.gpu_mut(), x.gpu(), gate_up, &gated).unwrap();
             } else {
-                pair.gpu.linear(&S, both.gpu_mut(), x.gpu(), gate_up, None).unwrap();
-                pair.gpu.silu_mul(&S, between.gpu_mut(), both.gpu()).unwrap();
+                gpu.linear(s, both.gpu_mut(), x.gpu(), gate_up, None).unwrap();
+                gpu.silu_mul(s, between.gpu_mut(), both.gpu()).unwrap();
             }
-            pair.gpu.linear(&S, own.gpu_mut(), between.gpu(), down, None).unwrap();
-            pair.gpu.add(&S, sum.gpu_mut(), y.gpu(), own.gpu()).unwrap();
+            gpu.linear(s, own.gpu_mut(), between.gpu(), down, None).unwrap();
+        };
+        let side = gpu.side().expect("no launch is marked");
+        let times = [Way::Among, Way::Behind, Way::Beside].map(|way| {
+            let [chosen, weights] = if way == Way::Among { &among } else { &alone };
+            microseconds(pair, 8, |_| {
+                if way == Way::Beside {
+                    gpu.follow(&side, &S).unwrap();
+                }
+                gpu.linear(&S, logits.gpu_mut(), x.gpu(), &w.router, None).unwrap();
+                let routes = Routes { experts: chosen.gpu(), weights: weights.gpu() };
+                gpu.moe_mlp(&S, y.gpu_mut(), x.gpu(), &routes, &experts).unwrap();
+                match way {
+                    Way::Among => return,
+                    Way::Behind => shared(&S),
+                    Way::Beside => {
+                        shared(&side);
+                        gpu.follow(&S, &side).unwrap();
+                    }
+                }
+                gpu.add(&S, sum.gpu_mut(), y.gpu(), x.gpu()).unwrap();
+            })
         });
         let [chosen, _] = pair.read::<i32>(&among[0]);
         let busy: std::collections::BTreeSet<i32> = chosen.into_iter().collect();
-        ([joined, apart], busy.len() * 3 * self.hidden * self.inner * self.dtype.bytes())
+        (times, busy.len() * 3 * self.hidden * self.inner * self.dtype.bytes())
     }
 }
 
@@ -143,13 +173,15 @@ fn shared_speed() {
     for pair in &pairs() {
         for layer in &LAYERS {
             let weights = layer.pack(pair);
-            let experts = Experts { first: 0, gate_up: &weights.gate_up, down: &weights.down };
             for tokens in [1, 2, 4, 8, 16, 32, 64, 256, 2048] {
                 let (times, bytes) = layer.times(pair, &weights, tokens);
-                let joins = pair.gpu.joins_shared(tokens, &experts);
-                for (way, time) in ["among", "apart"].into_iter().zip(times) {
-                    let chosen = if joins == (way == "among") { ", chosen" } else { "" };
-                    report(&format!("{}, {tokens} tokens, {way}{chosen}", layer.name), time, bytes);
+                // In fp8 they never lie among the others: `Kernels::takes_shared`.
+                let joins = layer.dtype == DType::BF16 && pair.gpu.joins_shared(tokens);
+                let best = if joins { Way::Among } else { Way::Beside };
+                for (way, time) in [Way::Among, Way::Behind, Way::Beside].into_iter().zip(times) {
+                    let chosen = if way == best { ", chosen" } else { "" };
+                    let name = layer.name;
+                    report(&format!("{name}, {tokens} tokens, {way:?}{chosen}"), time, bytes);
                 }
             }
         }

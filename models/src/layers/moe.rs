@@ -4,7 +4,7 @@ use super::exchange::experts_of_all;
 use super::{Residual, RmsNorm};
 use crate::config::MoeConfig;
 use crate::{Forward, ForwardError, LoadError, Weights};
-use ops::{PackedExperts, PackedLinear, RouteRule, Tensor};
+use ops::{Aside, Ops, PackedExperts, PackedLinear, RouteRule, Tensor};
 
 /// `x += Σ weight_e · expert_e(h) + shared(h)` over the `top_k` experts that the router's rule chooses by `router h`, `h = norm(x)`.
 ///
@@ -18,7 +18,7 @@ pub(crate) struct MoeMlp {
     router: PackedLinear,
     rule: RouteRule,
     experts: PackedExperts,
-    /// What every token goes to, by itself; none if it is among `experts` alone.
+    /// What every token goes to, by itself.
     shared: Vec<SharedExpert>,
     top_k: usize,
     layer: usize,
@@ -58,19 +58,31 @@ impl MoeMlp {
         asked: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
         let h = x.normed(f, norm)?; // [T, H]
+        let joined = self.shared.is_empty() || f.ops.joins_shared(h.rows(), &self.experts);
+        let beside = !joined && self.shared_beside(f, h.rows());
+        let aside = beside.then(|| f.ops.aside()).transpose()?;
         let logits = f.ops.linear_f32(&h, &self.router)?; // [T, E]
         if let Some(probe) = f.probe {
             let chosen = f.ops.moe_route(&logits, (self.top_k, 0), &self.rule, None)?;
             probe.routes(f.ops, self.layer, &chosen)?;
         }
-        let only = self.shared.is_empty();
-        let joined = only || f.ops.joins_shared(h.rows(), &self.experts);
         let shared = if joined { self.experts.shared() } else { 0 };
         let mut y = self.experts(f, (&h, &logits), shared, asked)?;
-        for apart in self.shared.iter().filter(|_| !joined) {
-            y = f.ops.add(&y, &apart.forward(f, &h)?)?;
+        let apart = self.shared.iter().filter(|_| !joined);
+        let ops = aside.as_ref().map_or(f.ops, Aside::ops);
+        let apart = apart.map(|shared| shared.forward(ops, &h)).collect::<Result<Vec<_>, _>>()?;
+        aside.map_or(Ok(()), |aside| aside.join(f.ops))?;
+        for part in apart {
+            y = f.ops.add(&y, &part)?;
         }
         x.add_partial(f, y)
+    }
+
+    /// Whether experts that all tokens share, if they are by themselves, are computed beside the others. An exchange with other replicas in between
+    /// takes longer then than both one after the other (two H200, DP attention with EP: 6 % of a step).
+    fn shared_beside(&self, f: &Forward<'_>, tokens: usize) -> bool {
+        let by_itself = |shared: &SharedExpert| f.ops.runs_beside(tokens, &shared.gate_up);
+        f.dp.size() == 1 && self.shared.iter().all(by_itself)
     }
 
     /// What the experts that tokens choose, and `shared` behind them, make of rows `h [T, H]` with the router's `logits [T, E]`.
@@ -126,8 +138,8 @@ impl SharedExpert {
     }
 
     /// This rank's part of the sum: `h`, result `[T, H]`.
-    fn forward(&self, f: &Forward<'_>, h: &Tensor) -> Result<Tensor, ForwardError> {
-        let inner = f.ops.linear_silu_mul(h, &self.gate_up)?; // [T, I]
-        Ok(f.ops.linear(&inner, &self.down)?)
+    fn forward(&self, ops: &Ops, h: &Tensor) -> Result<Tensor, ForwardError> {
+        let inner = ops.linear_silu_mul(h, &self.gate_up)?; // [T, I]
+        Ok(ops.linear(&inner, &self.down)?)
     }
 }

@@ -7,7 +7,7 @@ use crate::config::{MoeConfig, ScaleGrid};
 use crate::placement::Places;
 use crate::sharding::{Indivisible, Ranks};
 use crate::table::TensorSpec;
-use ops::{DType, HostMat, OpError, PackedExperts, Tensor};
+use ops::{DType, HostMat, OpError, Ops, PackedExperts, Tensor};
 use protocol::ExpertPlacement;
 
 const PROJECTIONS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
@@ -17,12 +17,13 @@ pub(super) type Matrices<'a> = (Vec<Vec<HostMat<'a>>>, Vec<Vec<HostMat<'a>>>);
 
 impl Weights<'_> {
     /// This rank's experts of layer `layer`: `experts.{e}.{gate,up}_proj` stacked, and `experts.{e}.down_proj`. Where
-    /// [`Weights::joins_shared`] says so, `shared_experts` lie behind them.
+    /// [`Weights::joins_shared`] allows it and the device wants it, `shared_experts` lie behind them, and once more as an MLP of their own if
+    /// the device cannot compute them by themselves there.
     pub fn experts(&self, layer: usize, moe: &MoeConfig) -> Result<PackedExperts, LoadError> {
         let Store { config, ranks, placement, .. } = &*self.store;
         let refused = |error| self.split("experts.*", error);
         let own = own_experts(ranks, *placement, layer, moe.experts).map_err(refused)?;
-        let shared = if self.joins_shared(moe) { moe.shared() } else { 0 };
+        let may_join = self.joins_shared(moe);
         let names = |e: usize| PROJECTIONS.map(|p| format!("experts.{e}.{p}.weight"));
         for e in (0..moe.experts).filter(|e| !own.experts.contains(e)) {
             for name in names(e) {
@@ -35,17 +36,18 @@ impl Weights<'_> {
         };
         let of_rank = own.experts.iter().map(|&e| take(names(e)));
         let parts = of_rank.collect::<Result<Vec<_>, _>>()?;
-        let common =
-            (shared > 0).then(|| PROJECTIONS.map(|p| format!("shared_experts.{p}.weight")));
+        let failed = |e| self.device("experts.*", e);
+        let (gate_up, down) = matrices(&parts, 1).map_err(failed)?;
+        let (ops, layers) = (&self.store.ops, config.sparse_layers());
+        let joins = may_join && ops.takes_shared(layers, &gate_up, &down);
+        let common = joins.then(|| PROJECTIONS.map(|p| format!("shared_experts.{p}.weight")));
         let common = common.map(take).transpose()?;
-        let pack = || -> Result<_, OpError> {
-            let (mut gate_up, mut down) = matrices(&parts, 1)?;
-            let (shared_gate_up, shared_down) = matrices(common.as_slice(), shared)?;
-            gate_up.extend(shared_gate_up);
-            down.extend(shared_down);
-            self.store.ops.pack_experts((own.first, config.sparse_layers()), &gate_up, &down)
+        let at = (own.first, layers);
+        let packed = match &common {
+            Some(common) => pack_sharing(ops, at, (gate_up, down), (common, moe.shared())),
+            None => ops.pack_experts(at, &gate_up, &down),
         };
-        let packed = pack().map_err(|e| self.device("experts.*", e))?.sharing(shared);
+        let packed = packed.map_err(failed)?;
         let fp8 = parts.iter().flatten().any(HostPart::is_fp8);
         if fp8 && packed.dtype() != DType::F8E4M3 {
             let (layer, dtype) = (&self.path, packed.dtype());
@@ -75,6 +77,25 @@ impl Weights<'_> {
         let places = self.store.ops.expert_places(&places, cols);
         places.map(Some).map_err(|e| self.device("places", e))
     }
+}
+
+/// Experts and behind them those `count` that all tokens share.
+fn pack_sharing(
+    ops: &Ops,
+    at: (usize, usize),
+    (mut gate_up, mut down): Matrices<'_>,
+    (common, count): (&[HostPart<'_>; 3], usize),
+) -> Result<PackedExperts, OpError> {
+    let (shared_gate_up, shared_down) = matrices(std::slice::from_ref(common), count)?;
+    gate_up.extend(shared_gate_up);
+    down.extend(shared_down);
+    let packed = ops.pack_experts(at, &gate_up, &down)?.sharing(count);
+    if packed.shared_linears().is_some() {
+        return Ok(packed);
+    }
+    let [gate, up, down] = common;
+    let gate_up = ops.pack_linear(&[gate.matrix()?, up.matrix()?], None)?;
+    Ok(packed.with_apart([gate_up, ops.pack_linear(&[down.matrix()?], None)?]))
 }
 
 /// Whether a projection of shared experts is stored as that of one expert is: not in fp8, or both in blocks, none of which ends inside an

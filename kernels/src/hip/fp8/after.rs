@@ -32,7 +32,7 @@ impl HipDevice {
             let (what, dtype) = ("weight", w.dtype());
             return Err(DeviceError::Unsupported { kernel: KERNEL, what, dtype });
         }
-        let to = self.room_for_inputs(y.rows(), &y, w)?;
+        let to = self.room_for_inputs(s, y.rows(), &y, w)?;
         match before {
             Before::AddNorm { x, delta, norm, eps } => {
                 self.add_norm_fp8(s, &to, x, delta, (norm, eps))?;

@@ -35,13 +35,22 @@ impl HipDevice {
         let size = |m: &HostMat<'_>| m.rows() * m.cols();
         let each: usize = gate_up.iter().chain(down).flatten().map(size).sum();
         let bytes = (each * self.half().bytes()).saturating_mul(layers);
-        let first = |matrices: &[Vec<HostMat<'_>>], dtype| {
-            let part = matrices.first().and_then(|parts| parts.first());
-            part.is_some_and(|part| self.streams_experts(dtype, part.rows(), part.cols()))
-        };
-        let streams = |dtype| first(gate_up, dtype) && first(down, dtype);
+        let streams = |dtype| self.streams_in(dtype, gate_up, down);
         let fits = bytes as u64 <= self.mem_info().total_bytes / 2;
         streams(self.half()) && !streams(DType::F8E4M3) && fits
+    }
+
+    /// Whether experts with these projections are streamed, if they are packed in `dtype`.
+    pub(in super::super) fn streams_in(
+        &self,
+        dtype: DType,
+        gate_up: &[Vec<HostMat<'_>>],
+        down: &[Vec<HostMat<'_>>],
+    ) -> bool {
+        [gate_up, down].into_iter().all(|matrices| {
+            let part = matrices.first().and_then(|parts| parts.first());
+            part.is_some_and(|part| self.streams_experts(dtype, part.rows(), part.cols()))
+        })
     }
 
     /// For few tokens an expert: inputs stay as they are.

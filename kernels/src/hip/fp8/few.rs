@@ -65,7 +65,7 @@ impl HipDevice {
         }
         let line = |bytes: usize| bytes.next_multiple_of(256);
         let (values, count) = (x.rows() * x.cols(), x.rows());
-        let scratch = self.scratch(2 * line(values * 2) + line(count * 4))?;
+        let scratch = self.scratch(s, 2 * line(values * 2) + line(count * 4))?;
         // SAFETY: inside the scratch memory that was just asked for.
         let (half, factors) =
             unsafe { (scratch.add(line(values * 2)), scratch.add(2 * line(values * 2))) };

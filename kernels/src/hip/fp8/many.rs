@@ -43,7 +43,7 @@ impl HipDevice {
         if self.fits_fp8_few(x.rows(), x.dtype(), w) {
             return self.fp8_few(s, y, x, w, &Around { bias, ..Around::default() });
         }
-        let to = self.room_for_inputs(x.rows(), &y, w)?;
+        let to = self.room_for_inputs(s, x.rows(), &y, w)?;
         let channels = known(w)?.rows == 1;
         self.quantise(s, [to.x, to.scales], x, to.padded, channels)?;
         self.fp8_product(s, y, &to, w, bias)
@@ -84,6 +84,7 @@ impl HipDevice {
     /// Scratch memory for `rows` rows of inputs.
     pub(super) fn room_for_inputs(
         &self,
+        s: &Stream,
         rows: usize,
         y: &MatMut<'_>,
         w: &Packed,
@@ -95,7 +96,7 @@ impl HipDevice {
         let line = |bytes: usize| bytes.next_multiple_of(256);
         let per_row = if known(w)?.rows == 1 { 1 } else { w.k().div_ceil(BLOCK) };
         let sizes = [line(padded * w.k()), line(padded * per_row * 4), line(w.n() * 4)];
-        let first = self.scratch(sizes.iter().sum::<usize>() + spare)?;
+        let first = self.scratch(s, sizes.iter().sum::<usize>() + spare)?;
         // SAFETY: inside the scratch memory that was just asked for.
         let at = |n: usize| unsafe { first.add(sizes[..n].iter().sum()) };
         let out = if in_place { std::ptr::null_mut() } else { at(3) };
