@@ -127,9 +127,9 @@ health FAULTS="500" SEED="1":
 mixes FROM="8" COUNT="100":
     HADRON_MIXES_FROM={{FROM}} HADRON_MIXES_COUNT={{COUNT}} cargo test --test e2e -- --ignored --exact --nocapture mixes::explore
 
-# Mixed traffic for so many minutes: slopes of memory, descriptors and p99, and what is left when all have gone.
-soak MINUTES="60":
-    HADRON_SOAK_MINUTES={{MINUTES}} cargo test --test e2e -- --ignored --exact --nocapture soak::hours_of_mixed_traffic
+# Mixed traffic for so many hours, `0.1` as well: slopes of memory, descriptors and p99, and what is left when all have gone.
+soak HOURS="1":
+    HADRON_SOAK_HOURS={{HOURS}} cargo test --test e2e -- --ignored --exact --nocapture soak::hours_of_mixed_traffic
 
 # What a step pays for KV events when their publisher stands still.
 kv-overflow:

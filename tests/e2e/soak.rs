@@ -1,6 +1,6 @@
 //! The soak: mixed traffic for as long as asked for, and whether anything grows: memory, descriptors, latency, blocks.
 //!
-//! `just soak MINUTES` prints slopes, every test run does a few seconds and judges what seconds can show.
+//! `just soak HOURS` prints slopes, every test run does a few seconds and judges what seconds can show.
 
 use crate::http::executor_process::children_as;
 use crate::http::process::Process;
@@ -186,18 +186,19 @@ fn seconds_of_mixed_traffic_leave_nothing_behind() {
     assert!(most - least <= 4 * CLIENTS, "{least} to {most} descriptors");
 }
 
-/// As many minutes as HADRON_SOAK_MINUTES says.
+/// As many hours as HADRON_SOAK_HOURS says.
 #[test]
-#[ignore = "an hour or a day: `just soak MINUTES`"]
+#[ignore = "an hour or a day: `just soak HOURS`"]
 #[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]
 fn hours_of_mixed_traffic() {
-    let said = std::env::var("HADRON_SOAK_MINUTES").ok();
-    let minutes = said.map_or(60, |text| text.parse::<u64>().unwrap());
-    let soak = run(Duration::from_mins(minutes), Duration::from_secs(minutes.clamp(4, 60)));
+    let said = std::env::var("HADRON_SOAK_HOURS").ok();
+    let hours = said.map_or(1.0, |text| text.parse::<f64>().unwrap());
+    let every = Duration::from_secs_f64((hours * 60.0).clamp(4.0, 60.0));
+    let soak = run(Duration::from_secs_f64(hours * 3600.0), every);
     let resident = slope(&soak.samples, |s| s.resident_kib as f64);
     let last = soak.samples.last().unwrap();
     println!(
-        "{minutes} min, {} requests, {} of 5xx; slopes an hour: memory {resident:+.0} KiB ({:+.2} % of \
+        "{hours} h, {} requests, {} of 5xx; slopes an hour: memory {resident:+.0} KiB ({:+.2} % of \
          {} KiB), descriptors {:+.2} (of {}), p99 {:+.2} ms (of {:.2} ms); left when idle: {}",
         soak.requests,
         soak.failures,
