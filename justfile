@@ -131,6 +131,10 @@ mixes FROM="8" COUNT="100":
 soak HOURS="1":
     HADRON_SOAK_HOURS={{HOURS}} cargo test --test e2e -- --ignored --exact --nocapture soak::hours_of_mixed_traffic
 
+# An executor whose control group has no memory left; as root.
+memory-limit:
+    cargo test --test e2e -- --ignored --exact --nocapture http::memory_limit::an_executor_beyond_its_control_group_is_replaced_and_no_token_is_lost
+
 # What a step pays for KV events when their publisher stands still.
 kv-overflow:
     cargo test --test bench -- --ignored --exact --nocapture kv_overflow::a_publisher_that_stands_still

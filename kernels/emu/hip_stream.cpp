@@ -44,6 +44,24 @@ static double now_ms() {
     return duration<double, std::milli>(steady_clock::now().time_since_epoch()).count();
 }
 
+static void step(Stream* s) {
+    if (s->queue.empty()) return;
+    Work work = std::move(s->queue.front());
+    s->queue.pop_front();
+    if (!device().lost) work();
+}
+
+// Runs what `s` holds, each piece behind one of every other stream, as far as these do not wait for `s`.
+static void drain_in_turn(Stream* s) {
+    if (!s) s = default_stream;
+    while (settings().lazy == 2 && !s->queue.empty()) {
+        for (Stream* other : device().streams)
+            if (other != s) step(other);
+        step(s);
+    }
+    drain(s);
+}
+
 // Waits for a recording, wherever it was made.
 static void wait_for(const std::shared_ptr<Mark>& mark) {
     if (mark && !mark->passed) drain(mark->stream, mark.get());
@@ -74,7 +92,7 @@ HIP int hipStreamSynchronize(Stream* s) {
         s->capture->invalid = true;
         return CAPTURE_UNSUPPORTED;
     }
-    drain(s);
+    drain_in_turn(s);
     return device().lost;
 }
 

@@ -12,7 +12,7 @@ struct Settings {
     u32 gfx;                // HIPEMU_GFX, none: 90a, 942 or 950; kernels are compiled for that branch
     u32 devices;            // HIPEMU_DEVICES, 1
     u64 memory_bytes;       // HIPEMU_MEMORY, 1 GiB: per device; suffixes K, M, G
-    bool lazy;              // HIPEMU_LAZY, off: work runs only when somebody waits for it
+    int lazy;               // HIPEMU_LAZY, 0: 1, work runs only when somebody waits for it; 2, in turn with other streams
     const char* sanitize;   // HIPEMU_SANITIZE, none: address or thread; kernels are compiled with it
     const char* compiler;   // HIPEMU_CXX, c++
     bool keep;              // HIPEMU_KEEP, off: do not delete the folders of compiled kernels

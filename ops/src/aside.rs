@@ -37,8 +37,6 @@ impl Ops {
     }
 
     /// A place beside this one, behind all that has been launched here.
-    ///
-    /// A recording whose main line is launched first runs best: the first that comes behind a launch follows it without a gap.
     pub fn aside(&self) -> Result<Aside, OpError> {
         let stream = self.device.side();
         if let Some(stream) = &stream {

@@ -56,7 +56,7 @@ impl PackedExperts {
         Self { shared, ..self }
     }
 
-    /// The same, with gate and up, and down, of those that every token goes to once more, as one MLP.
+    /// The same, with gate and up, and down, of those that every token goes to once more, as one MLP of any linear layers.
     #[must_use]
     pub fn with_apart(self, apart: [PackedLinear; 2]) -> Self {
         Self { apart: Some(apart), ..self }

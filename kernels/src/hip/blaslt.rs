@@ -40,14 +40,15 @@ static ZERO: f32 = 0.0;
 pub(super) struct MatrixLibrary {
     table: BlasLt,
     numbers: BlasLtNumbers,
-    handle: Ptr,
+    /// Of each stream: AMD's library keeps counters of split sums with the handle.
+    handles: [Ptr; STREAMS],
     /// What algorithms use, of each stream.
     workspaces: [Scratch; STREAMS],
     /// None where the library refuses.
     plans: Mutex<HashMap<Product, Option<Plan>>>,
 }
 
-// SAFETY: the handle may be used from any thread; descriptors are used under the lock of `plans`.
+// SAFETY: handles may be used from any thread; descriptors are used under the lock of `plans`.
 unsafe impl Send for MatrixLibrary {}
 // SAFETY: as above.
 unsafe impl Sync for MatrixLibrary {}
@@ -112,6 +113,13 @@ impl Plan {
     }
 }
 
+/// What a product of one stream uses.
+struct Place {
+    handle: Ptr,
+    stream: Ptr,
+    workspace: *mut u8,
+}
+
 impl MatrixLibrary {
     /// Opens the library and reserves its workspace. `Ok(Err(_))` where there is none.
     pub(super) fn open(
@@ -123,13 +131,15 @@ impl MatrixLibrary {
             Err(error) => return Ok(Err(error)),
         };
         runtime.enter()?;
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: a place to write to; the device is current.
-        check(unsafe { (table.create)(&raw mut handle) }, "create", None)?;
+        let mut handles = [std::ptr::null_mut(); STREAMS];
+        for handle in &mut handles {
+            // SAFETY: a place to write to; the device is current.
+            check(unsafe { (table.create)(handle) }, "create", None)?;
+        }
         let numbers = BlasLtNumbers::of(runtime.api());
         let workspaces: [Scratch; STREAMS] = Default::default();
         workspaces[Stream::default().0].at_least(runtime, WORKSPACE)?;
-        Ok(Ok(Self { table, numbers, handle, workspaces, plans: Mutex::default() }))
+        Ok(Ok(Self { table, numbers, handles, workspaces, plans: Mutex::default() }))
     }
 
     /// Whether it multiplies fp8 with factors of blocks and rows.
@@ -154,7 +164,7 @@ impl MatrixLibrary {
         runtime.enter()?;
         let stream = runtime.stream(s)?;
         let workspace = self.workspaces[s.0].at_least(runtime, WORKSPACE)?;
-        let order = (stream, workspace);
+        let at = Place { handle: self.handles[s.0], stream, workspace };
         let layouts = Layouts::new(self, product)?;
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let bucket = Product { m: bucket(product.m), ..*product };
@@ -164,14 +174,14 @@ impl MatrixLibrary {
             let plan = match plans.entry(key) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(place) => {
-                    let mut plan = self.plan(&key, workspace)?;
+                    let mut plan = self.plan(&key, &at)?;
                     if let Some(plan) = &mut plan {
                         if runtime.is_settled() {
                             plan.follow(neighbour);
                         } else if !runtime.is_capturing() {
                             // SAFETY: passed on; the product is computed again and again into its place.
                             unsafe {
-                                self.try_out(plan, (runtime, s), order, &layouts, product, operands)
+                                self.try_out(plan, (runtime, s), &at, &layouts, product, operands)
                             }?;
                         }
                     }
@@ -180,7 +190,7 @@ impl MatrixLibrary {
             };
             let Some(plan) = plan else { continue };
             // SAFETY: passed on.
-            match unsafe { self.launch(plan, &layouts, order, product, operands) } {
+            match unsafe { self.launch(plan, &layouts, &at, product, operands) } {
                 // The algorithm of the bucket may not fit; the one of the very product must.
                 Err(HipError::Blas { .. }) if key != *product => {}
                 result => return result,
@@ -197,7 +207,7 @@ impl MatrixLibrary {
         &self,
         plan: &mut Plan,
         (runtime, s): (&Arc<Runtime>, &Stream),
-        order: (Ptr, *mut u8),
+        place: &Place,
         layouts: &Layouts<'_>,
         product: &Product,
         operands: Operands,
@@ -206,12 +216,14 @@ impl MatrixLibrary {
         if candidates.len() < 2 {
             return Ok(());
         }
+        // What runs on the first stream beside this one would be timed with it.
+        runtime.synchronize(&Stream::default())?;
         let mut trial = Trial::new(runtime, s)?;
         let (named_first, mut times) = (plan.algorithm, Vec::new());
         for candidate in candidates {
             plan.algorithm = candidate;
             // SAFETY: passed on.
-            match trial.time(|| unsafe { self.launch(plan, layouts, order, product, operands) }) {
+            match trial.time(|| unsafe { self.launch(plan, layouts, place, product, operands) }) {
                 // One that does not take this very product is no candidate.
                 Err(HipError::Blas { .. }) => {}
                 time => times.push((time?, candidate)),
@@ -229,7 +241,7 @@ impl MatrixLibrary {
         &self,
         plan: &Plan,
         layouts: &Layouts<'_>,
-        (stream, workspace): (Ptr, *mut u8),
+        place: &Place,
         product: &Product,
         operands: Operands,
     ) -> Result<(), HipError> {
@@ -248,7 +260,7 @@ impl MatrixLibrary {
         // stream share the workspace one after the other.
         let status = unsafe {
             (self.table.matmul)(
-                self.handle,
+                place.handle,
                 plan.operation.raw,
                 (&raw const ONE).cast(),
                 operands.w.cast(),
@@ -261,17 +273,17 @@ impl MatrixLibrary {
                 operands.y.cast(),
                 y,
                 plan.algorithm.as_ptr().cast(),
-                workspace.cast(),
+                place.workspace.cast(),
                 WORKSPACE,
-                stream,
+                place.stream,
             )
         };
         check(status, "product", Some(product))
     }
 
     /// Asks the library how to compute a product; none if it does not.
-    fn plan(&self, product: &Product, scales: *mut u8) -> Result<Option<Plan>, HipError> {
-        let operation = self.operation(product, scales)?;
+    fn plan(&self, product: &Product, place: &Place) -> Result<Option<Plan>, HipError> {
+        let operation = self.operation(product, place.workspace)?;
         let layouts = Layouts::new(self, product)?;
         let preference = Preference::new(self, product)?;
         let mut answers = [0u64; ANSWER_WORDS * CANDIDATES];
@@ -282,7 +294,7 @@ impl MatrixLibrary {
         // SAFETY: descriptors of this library, and room for the answers that are asked for.
         let status = unsafe {
             (self.table.heuristic)(
-                self.handle,
+                place.handle,
                 operation.raw,
                 w,
                 x,
@@ -308,7 +320,7 @@ impl MatrixLibrary {
         Ok(Some(Plan { operation, algorithm: algorithm(0), others }))
     }
 
-    fn operation(&self, product: &Product, scales: *mut u8) -> Result<Operation, HipError> {
+    fn operation(&self, product: &Product, anywhere: *mut u8) -> Result<Operation, HipError> {
         let n = &self.numbers;
         let mut operation = std::ptr::null_mut();
         // SAFETY: a place to write to.
@@ -329,7 +341,7 @@ impl MatrixLibrary {
             }
             // The library shall see that there are scales before it is told where: any address will do.
             for attribute in n.scale_pointers {
-                self.set(operation, attribute, &scales, "scales")?;
+                self.set(operation, attribute, &anywhere, "scales")?;
             }
         }
         if product.bias {
@@ -358,7 +370,9 @@ impl Drop for MatrixLibrary {
     fn drop(&mut self) {
         self.plans.lock().unwrap_or_else(PoisonError::into_inner).clear();
         // SAFETY: created once, destroyed once.
-        unsafe { (self.table.destroy)(self.handle) };
+        self.handles.iter().for_each(|handle| unsafe {
+            (self.table.destroy)(*handle);
+        });
     }
 }
 

@@ -131,7 +131,7 @@ impl Layer {
         let [gate_up, down] = &w.apart;
         let gated = Around { silu_mul: true, ..Around::default() };
         let gpu = &pair.gpu;
-        let mut shared = |s: &Stream| {
+        let mut shared = |s: &Stream, own: &mut Twin| {
             if gpu.fuses_silu_mul(tokens, half, gate_up) {
                 gpu.linear_around(s, between.gpu_mut(), x.gpu(), gate_up, &gated).unwrap();
             } else {
@@ -152,13 +152,13 @@ impl Layer {
                 gpu.moe_mlp(&S, y.gpu_mut(), x.gpu(), &routes, &experts).unwrap();
                 match way {
                     Way::Among => return,
-                    Way::Behind => shared(&S),
+                    Way::Behind => shared(&S, &mut own),
                     Way::Beside => {
-                        shared(&side);
+                        shared(&side, &mut own);
                         gpu.follow(&S, &side).unwrap();
                     }
                 }
-                gpu.add(&S, sum.gpu_mut(), y.gpu(), x.gpu()).unwrap();
+                gpu.add(&S, sum.gpu_mut(), y.gpu(), own.gpu()).unwrap();
             })
         });
         let [chosen, _] = pair.read::<i32>(&among[0]);
@@ -175,8 +175,9 @@ fn shared_speed() {
             let weights = layer.pack(pair);
             for tokens in [1, 2, 4, 8, 16, 32, 64, 256, 2048] {
                 let (times, bytes) = layer.times(pair, &weights, tokens);
-                // In fp8 they never lie among the others: `Kernels::takes_shared`.
-                let joins = layer.dtype == DType::BF16 && pair.gpu.joins_shared(tokens);
+                // As `Kernels::takes_shared` says.
+                let lies_among = layer.dtype == DType::BF16 || pair.gpu.arch() != "sm_90a";
+                let joins = lies_among && pair.gpu.joins_shared(tokens);
                 let best = if joins { Way::Among } else { Way::Beside };
                 for (way, time) in [Way::Among, Way::Behind, Way::Beside].into_iter().zip(times) {
                     let chosen = if way == best { ", chosen" } else { "" };

@@ -17,13 +17,13 @@ pub(super) type Matrices<'a> = (Vec<Vec<HostMat<'a>>>, Vec<Vec<HostMat<'a>>>);
 
 impl Weights<'_> {
     /// This rank's experts of layer `layer`: `experts.{e}.{gate,up}_proj` stacked, and `experts.{e}.down_proj`. Where
-    /// [`Weights::joins_shared`] allows it and the device wants it, `shared_experts` lie behind them, and once more as an MLP of their own if
+    /// [`Weights::may_join_shared`] allows it and the device wants it, `shared_experts` lie behind them, and once more as an MLP of their own if
     /// the device cannot compute them by themselves there.
     pub fn experts(&self, layer: usize, moe: &MoeConfig) -> Result<PackedExperts, LoadError> {
         let Store { config, ranks, placement, .. } = &*self.store;
         let refused = |error| self.split("experts.*", error);
         let own = own_experts(ranks, *placement, layer, moe.experts).map_err(refused)?;
-        let may_join = self.joins_shared(moe);
+        let may_join = self.may_join_shared(moe);
         let names = |e: usize| PROJECTIONS.map(|p| format!("experts.{e}.{p}.weight"));
         for e in (0..moe.experts).filter(|e| !own.experts.contains(e)) {
             for name in names(e) {
@@ -58,7 +58,7 @@ impl Weights<'_> {
 
     /// Whether shared experts lie behind those that tokens choose: in a rank that has a part of every expert. With experts spread or placed
     /// over ranks, or attention of replicas, they are work of a token's own rank, and no choice may name them.
-    fn joins_shared(&self, moe: &MoeConfig) -> bool {
+    fn may_join_shared(&self, moe: &MoeConfig) -> bool {
         let Store { ranks, placement, source, left, .. } = &*self.store;
         let everywhere = ranks.ep.size == 1 && placement.is_none();
         let left = left.borrow();

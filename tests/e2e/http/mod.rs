@@ -14,6 +14,7 @@ mod latents;
 mod limits;
 mod machine;
 mod malformed;
+mod memory_limit;
 mod messages;
 mod metrics;
 pub(crate) mod nodes;

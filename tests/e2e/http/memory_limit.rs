@@ -1,0 +1,93 @@
+//! An executor that the kernel kills because its control group has no memory left: a loss like any other.
+
+use super::executor_process::{answer, children_as, executor, finish, stream};
+use super::process::Process;
+use crate::http_client::post;
+use serde_json::json;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const APART: &[&str] = &["--executor", "process", "--threads", "1", "--dtype", "float32"];
+const MORE_BYTES: u64 = 16 << 20;
+const TOKENS: u32 = 60;
+
+/// A control group of memory, of the first or the second version. Gone when dropped.
+struct Group {
+    folder: PathBuf,
+    /// Where the kernel counts whom it killed.
+    events: &'static str,
+}
+
+impl Group {
+    /// What processes of it touch from now on is at most so much. Needs root.
+    fn limited(bytes: u64) -> Self {
+        let first = Path::new("/sys/fs/cgroup/memory");
+        let (root, limit, events) = if first.exists() {
+            (first, "memory.limit_in_bytes", "memory.oom_control")
+        } else {
+            (Path::new("/sys/fs/cgroup"), "memory.max", "memory.events")
+        };
+        let folder = root.join(format!("hadron-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join(limit), bytes.to_string()).unwrap();
+        Self { folder, events }
+    }
+
+    fn take(&self, pid: u32) {
+        fs::write(self.folder.join("cgroup.procs"), pid.to_string()).unwrap();
+    }
+
+    fn killed(&self) -> u64 {
+        let events = fs::read_to_string(self.folder.join(self.events)).unwrap();
+        let of = |line: &str| line.strip_prefix("oom_kill ")?.parse().ok();
+        events.lines().find_map(of).unwrap_or_else(|| panic!("{events}"))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.folder); // Somebody is left in it where a test has failed.
+    }
+}
+
+/// The CPU's pool is touched as it is used, so a group too small for it is noticed in the middle of requests.
+#[test]
+#[ignore = "makes a control group, which only root may: `just memory-limit`"]
+fn an_executor_beyond_its_control_group_is_replaced_and_no_token_is_lost() {
+    let mut process = Process::start(APART);
+    let (at, former) = (process.address, executor(&process));
+    let expected = answer(at, TOKENS);
+    let group = Group::limited(MORE_BYTES);
+    group.take(former);
+    let (over, asked) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (started, mut ends) = (Instant::now(), Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    let number = asked.fetch_add(1, Ordering::Relaxed);
+                    let prompt = format!("{number} {}", "fox ".repeat(400));
+                    let body = json!({"prompt": prompt, "max_tokens": 1});
+                    assert_eq!(post(at, "/v1/completions", &body).status, 200);
+                }
+            });
+        }
+        let replaced = || {
+            let now = children_as("executor", process.id());
+            !now.is_empty() && !now.contains(&former)
+        };
+        while !replaced() && started.elapsed() < Duration::from_mins(5) {
+            ends.push(finish(stream(at, TOKENS)));
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    let (asked, streams) = (asked.into_inner(), ends.len());
+    println!("{asked} requests and {streams} streams in {:?}", started.elapsed());
+    assert_eq!(group.killed(), 1);
+    assert!(ends.into_iter().all(|(text, end)| text == expected && end == "length"));
+    assert_eq!(answer(at, TOKENS), expected);
+    process.signal("TERM");
+    assert_eq!(process.exits_within(Duration::from_secs(20)).code(), Some(0));
+}
