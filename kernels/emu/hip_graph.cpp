@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "hip.h"
+#include "settings.h"
 
 using namespace emu;
 
@@ -54,6 +55,12 @@ HIP int hipStreamIsCapturing(Stream* s, int* status) {
 
 HIP int hipGraphInstantiateWithFlags(Graph** out, Graph* graph, u64) {
     if (!graph) return INVALID_VALUE;
+    Device& d = device();
+    Guard guard(d.lock);
+    *out = nullptr;
+    const u64 bytes = settings().graph_bytes;
+    if (bytes > settings().memory_bytes - d.bytes_used) return OUT_OF_MEMORY;
+    d.bytes_used += bytes;
     *out = new Graph(*graph);
     return OK;
 }
@@ -74,6 +81,8 @@ HIP int hipGraphDestroy(Graph* graph) {
 }
 
 HIP int hipGraphExecDestroy(Graph* executable) {
+    Guard guard(device().lock);
+    if (executable) device().bytes_used -= settings().graph_bytes;
     delete executable;
     return OK;
 }

@@ -31,6 +31,7 @@ static Settings read() {
     s.gfx = (u32)strtoul(text("HIPEMU_GFX", "0"), nullptr, 16);
     s.devices = (u32)number("HIPEMU_DEVICES", 1);
     s.memory_bytes = number("HIPEMU_MEMORY", 1ull << 30);
+    s.graph_bytes = number("HIPEMU_GRAPH_BYTES", 0);
     s.lazy = (int)number("HIPEMU_LAZY", 0);
     s.sanitize = text("HIPEMU_SANITIZE", nullptr);
     s.compiler = text("HIPEMU_CXX", "c++");

@@ -12,6 +12,7 @@ struct Settings {
     u32 gfx;                // HIPEMU_GFX, none: 90a, 942 or 950; kernels are compiled for that branch
     u32 devices;            // HIPEMU_DEVICES, 1
     u64 memory_bytes;       // HIPEMU_MEMORY, 1 GiB: per device; suffixes K, M, G
+    u64 graph_bytes;        // HIPEMU_GRAPH_BYTES, 0: device memory that a graph holds which is ready to run; suffixes K, M, G
     int lazy;               // HIPEMU_LAZY, 0: 1, work runs only when somebody waits for it; 2, in turn with other streams
     const char* sanitize;   // HIPEMU_SANITIZE, none: address or thread; kernels are compiled with it
     const char* compiler;   // HIPEMU_CXX, c++

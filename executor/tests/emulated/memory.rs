@@ -98,3 +98,38 @@ fn takes_nothing(config: ExecutorConfig, what: &str) {
     let taken = free - player.executor.memory_free_bytes();
     assert_eq!(taken, 0, "{what}: bytes taken while serving");
 }
+
+/// A device with room for some recordings, or none, has a shorter list of them, or none: other steps run launch by launch, with the same tokens.
+#[test]
+fn recordings_that_find_no_memory_are_left_out() {
+    for (each, name) in
+        [("400M", "memory::with_room_for_two"), ("2G", "memory::with_room_for_none")]
+    {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--ignored", "--test-threads", "1"])
+            .env("HIPEMU_GRAPH_BYTES", each)
+            .output()
+            .unwrap();
+        let told = String::from_utf8_lossy(&child.stdout);
+        assert!(child.status.success() && told.contains("1 passed"), "{told}");
+    }
+}
+
+#[test]
+#[ignore = "needs a device whose recordings take memory, so a process: started by the test above"]
+fn with_room_for_two() {
+    records(&[4, 8]);
+}
+
+#[test]
+#[ignore = "as the one above"]
+fn with_room_for_none() {
+    records(&[]);
+}
+
+fn records(rows: &[u32]) {
+    let launched = crate::play(&mut Player::with(gpu_config(64, Dtype::Float32, true)));
+    let mut recorded = Player::with(gpu_config(64, Dtype::Float32, false));
+    assert_eq!(recorded.graphs, rows);
+    assert_eq!(crate::play(&mut recorded), launched);
+}
