@@ -4,7 +4,7 @@ use crate::broken::{Broken, Checked};
 use crate::executor::{Executor, Ran};
 use crate::happening::{Happening, Reply};
 use crate::hash_model::text::avalanche;
-use crate::world::{World, comings_and_goings};
+use crate::world::{World, news};
 use protocol::{Replica, Row, RowError, RowOutput, Token};
 use scheduler::Event;
 
@@ -179,7 +179,8 @@ impl World {
             self.lose_frame(replica);
             return;
         }
-        let lost_now = self.group_of(&comings_and_goings(&self.inbox).0).contains(&replica);
+        let lost = news(&self.inbox, self.setup.engine.lockstep).lost;
+        let lost_now = self.group_of(&lost).contains(&replica);
         let site = &mut self.sites[replica];
         let epoch = self.engine.epoch(Replica(replica as u16));
         let stale = reply.repeated || lost_now || reply.output.epoch != epoch;

@@ -239,15 +239,18 @@ impl World {
         }
         let mut inbox = std::mem::take(&mut self.inbox);
         let aborted: Vec<usize> = aborted_live(&inbox, &self.clients);
-        let (lost, ready) = comings_and_goings(&inbox);
+        let News { lost, back, relapsed } = news(&inbox, self.setup.engine.lockstep);
         let submitted = submitted(&inbox);
         self.losing = !lost.is_empty();
+        for replica in relapsed {
+            self.sites[replica].lost_at_ms = None; // And lost anew, now.
+        }
         self.note_losses(&lost);
         self.tally.ticks += 1;
         let mut effects = std::mem::take(&mut self.effects);
         self.engine.tick(self.now_ms, &mut inbox, &mut effects);
         self.inbox = inbox;
-        for replica in ready {
+        for replica in back {
             self.sites[replica].lost_at_ms = None;
             self.start_executor(replica);
         }
@@ -359,15 +362,31 @@ fn aborted_live(inbox: &[Event], clients: &[Client]) -> Vec<usize> {
     inbox.iter().enumerate().filter_map(live).collect()
 }
 
-/// Replicas whose loss and whose return are in the inbox.
-pub(crate) fn comings_and_goings(inbox: &[Event]) -> (Vec<usize>, Vec<usize>) {
-    let lost = inbox.iter().filter_map(|event| match event {
-        Event::Lost { replica, .. } => Some(usize::from(replica.0)),
-        _ => None,
-    });
-    let ready = inbox.iter().filter_map(|event| match event {
-        Event::Ready { replica, .. } => Some(usize::from(replica.0)),
-        _ => None,
-    });
-    (lost.collect(), ready.collect())
+/// Replicas by what the inbox says of them.
+#[derive(Debug, Default)]
+pub(crate) struct News {
+    /// Whose loss is there.
+    pub(crate) lost: Vec<usize>,
+    /// Who is back.
+    pub(crate) back: Vec<usize>,
+    /// Who was back for no time at all: the loss of its group stands behind its return.
+    pub(crate) relapsed: Vec<usize>,
+}
+
+/// Of replicas that step together (`lockstep`: all), what is lost is the group.
+pub(crate) fn news(inbox: &[Event], lockstep: bool) -> News {
+    let mut news = News::default();
+    for event in inbox {
+        match event {
+            Event::Lost { replica, .. } => {
+                let gone = usize::from(replica.0);
+                let relapsed = news.back.extract_if(.., |replica| lockstep || *replica == gone);
+                news.relapsed.extend(relapsed);
+                news.lost.push(gone);
+            }
+            Event::Ready { replica, .. } => news.back.push(usize::from(replica.0)),
+            _ => {}
+        }
+    }
+    news
 }
