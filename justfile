@@ -135,6 +135,10 @@ soak HOURS="1":
 memory-limit:
     cargo test --test e2e -- --ignored --exact --nocapture http::memory_limit::an_executor_beyond_its_control_group_is_replaced_and_no_token_is_lost
 
+# Faults of a GPU itself: it stands still, breaks, or has no memory left; needs one.
+device-faults:
+    HADRON_GPU=cuda cargo test --test e2e devices:: -- --ignored --nocapture --test-threads 1
+
 # What a step pays for KV events when their publisher stands still.
 kv-overflow:
     cargo test --test bench -- --ignored --exact --nocapture kv_overflow::a_publisher_that_stands_still

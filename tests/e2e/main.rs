@@ -21,6 +21,7 @@ mod small_tokenizer;
 mod accuracy;
 mod accuracy_deepseek;
 mod chaos;
+mod devices;
 mod drawn_grammars;
 mod health;
 mod hostile_grammars;

@@ -65,7 +65,7 @@ pub(crate) fn body(tokens: u32, streamed: bool) -> Value {
 }
 
 /// The text of so many tokens, in one piece.
-pub(super) fn answer(address: SocketAddr, tokens: u32) -> String {
+pub(crate) fn answer(address: SocketAddr, tokens: u32) -> String {
     answer_of(address, &body(tokens, false))
 }
 
@@ -76,7 +76,7 @@ pub(super) fn answer_of(address: SocketAddr, body: &Value) -> String {
 }
 
 /// The same as a stream whose first tokens have arrived.
-pub(super) fn stream(address: SocketAddr, tokens: u32) -> (Client, String) {
+pub(crate) fn stream(address: SocketAddr, tokens: u32) -> (Client, String) {
     stream_of(address, &body(tokens, true))
 }
 

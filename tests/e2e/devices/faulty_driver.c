@@ -1,0 +1,110 @@
+/* A driver of GPUs in front of the real one, which has the fault that a file in the folder FAULTY_DRIVER asks for, once:
+
+   wedge            what is launched next never ends, and nothing behind it
+   break            what is launched next fails, and with it the device for the rest of this process
+   full             no memory is left at the next allocation
+   full-recording   no memory is left when the next recording begins
+
+   Compiled with -DREAL="path of the real library", -DCUDA for NVIDIA's, and linked against it: whatever is not here is
+   found there. Behind NVIDIA's driver every fault is the device's own; behind HIP's, where it stands before an emulator,
+   the launch itself does not return, or says that it failed. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+typedef int Code;
+typedef void *Ptr;
+
+#ifdef CUDA
+#define NAME(hip, cuda) #cuda
+#define FUNCTION(hip, cuda) cuda
+#else
+#define NAME(hip, cuda) #hip
+#define FUNCTION(hip, cuda) hip
+#endif
+
+static void *real(const char *name) {
+    static void *library;
+    if (!library) library = dlopen(REAL, RTLD_NOW | RTLD_LOCAL);
+    void *found = library ? dlsym(library, name) : NULL;
+    if (!found) {
+        fprintf(stderr, "faulty driver: no %s in %s\n", name, REAL);
+        abort();
+    }
+    return found;
+}
+
+#define REAL_OF(hip, cuda, ...) ((Code(*)(__VA_ARGS__))real(NAME(hip, cuda)))
+
+/* Whether a fault is asked for; it is not from then on. */
+static int asked(const char *fault) {
+    const char *folder = getenv("FAULTY_DRIVER");
+    char path[4096];
+    if (!folder || snprintf(path, sizeof path, "%s/%s", folder, fault) >= (int)sizeof path) return 0;
+    return unlink(path) == 0;
+}
+
+/* Takes all memory of the device that can be had in pieces of a mebibyte. */
+static void fill_memory(void) {
+    size_t free_bytes = 0, total_bytes = 0;
+    REAL_OF(hipMemGetInfo, cuMemGetInfo_v2, size_t *, size_t *)(&free_bytes, &total_bytes);
+    for (size_t bytes = free_bytes; bytes >= 1 << 20;) {
+        Ptr memory;
+        if (REAL_OF(hipMalloc, cuMemAlloc_v2, Ptr *, size_t)(&memory, bytes)) bytes /= 2;
+    }
+    REAL_OF(hipMemGetInfo, cuMemGetInfo_v2, size_t *, size_t *)(&free_bytes, &total_bytes);
+    fprintf(stderr, "faulty driver: %zu of %zu bytes are free\n", free_bytes, total_bytes);
+}
+
+#ifdef CUDA
+static const char KERNELS[] =
+    ".version 7.0\n.target sm_80\n.address_size 64\n"
+    ".visible .entry wedge() {\nagain:\n bra again;\n}\n"
+    ".visible .entry breaks() {\n trap;\n}\n";
+
+static Code launch_fault(const char *name, Ptr stream) {
+    Ptr module, function;
+    Code code = ((Code(*)(Ptr *, const void *))real("cuModuleLoadData"))(&module, KERNELS);
+    if (!code) code = ((Code(*)(Ptr *, Ptr, const char *))real("cuModuleGetFunction"))(&function, module, name);
+    typedef Code Launch(Ptr, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Ptr, Ptr *, Ptr *);
+    if (!code) code = ((Launch *)real("cuLaunchKernel"))(function, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
+    fprintf(stderr, "faulty driver: %s: %d\n", name, code);
+    return code;
+}
+
+static Code before_launch(Ptr stream) {
+    if (asked("wedge")) return launch_fault("wedge", stream);
+    return asked("break") ? launch_fault("breaks", stream) : 0;
+}
+#else
+static Code before_launch(Ptr stream) {
+    static int broken;
+    (void)stream;
+    if (asked("wedge")) {
+        fprintf(stderr, "faulty driver: wedge\n");
+        for (;;) pause();
+    }
+    if (asked("break")) {
+        fprintf(stderr, "faulty driver: breaks\n");
+        broken = 719;
+    }
+    return broken;
+}
+#endif
+
+Code FUNCTION(hipGraphLaunch, cuGraphLaunch)(Ptr graph, Ptr stream) {
+    Code code = before_launch(stream);
+    return code ? code : REAL_OF(hipGraphLaunch, cuGraphLaunch, Ptr, Ptr)(graph, stream);
+}
+
+Code FUNCTION(hipMalloc, cuMemAlloc_v2)(Ptr *memory, size_t bytes) {
+    if (asked("full")) fill_memory();
+    return REAL_OF(hipMalloc, cuMemAlloc_v2, Ptr *, size_t)(memory, bytes);
+}
+
+Code FUNCTION(hipStreamBeginCapture, cuStreamBeginCapture_v2)(Ptr stream, int mode) {
+    if (asked("full-recording")) fill_memory();
+    return REAL_OF(hipStreamBeginCapture, cuStreamBeginCapture_v2, Ptr, int)(stream, mode);
+}
