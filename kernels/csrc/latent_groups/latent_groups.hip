@@ -13,7 +13,7 @@
 //   pool, pool_map   one layer, [slot][LATENT + ROTARY]; the same as a matrix, in boxes of 16 rows
 //
 //   -DLATENT=128|256|512  -DROTARY=n (a multiple of 64)  -DBLOCK_TOKENS=n (a multiple of 16)
-//   -DFEW=1  shorter splits, for so few rows that longer ones would leave multiprocessors idle
+//   -DSPLITS=1|2  shorter ones, for so few rows that others would leave multiprocessors idle; longer ones, for so many that they leave none idle
 //   together  tokens that are taken at once, at most; with all their heads no more than 64
 // NVIDIA from sm_90 on. Grid: (runs, tiles of heads), best as many blocks as multiprocessors; EACH_TOKEN: blocks take every
 // so-manieth run of `together` tokens from `first` on (latent_decode/token.h). Block: 384. Dynamic shared memory: GROUPS_SHARED bytes.
@@ -27,8 +27,8 @@
 #ifndef EACH_TOKEN
 #  define EACH_TOKEN 0
 #endif
-#ifndef FEW
-#  define FEW 0
+#ifndef SPLITS
+#  define SPLITS 0
 #endif
 enum : u32 {
     TILE = 64,  // heads of a block, all tokens
@@ -50,9 +50,10 @@ enum : u32 {
 DEV void team_sync() { some_sync<1>(TEAM); }
 DEV u32 first_head() { return bid_y() * TILE; }
 
-// Keys of a split at most. The twin of `GROUP_SPLITS` and `FEW_GROUP_SPLITS` in kernels/src/hip/latent_decode.rs.
+// Keys of a split at most. The twin of `Cut` in kernels/src/hip/latent_decode.rs.
 DEV u32 split_keys(u32 context) {
-    if (FEW) return context <= 2048 ? 256 : context <= 8192 ? 512 : context <= 32768 ? 1024 : 4096;
+    if (SPLITS == 2) return context <= 32768 ? 2048 : 8192;
+    if (SPLITS == 1) return context <= 2048 ? 256 : context <= 8192 ? 512 : context <= 32768 ? 1024 : 4096;
     return context <= 2048 ? 1024 : context <= 32768 ? 2048 : 8192;
 }
 // All splits of a row are alike but for the last, which is shorter by less than a step for each of them.

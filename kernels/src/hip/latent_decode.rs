@@ -64,16 +64,45 @@ const ANY_NUMBER: usize = 1 << 20;
 /// Contexts up to which a split has so many keys. The twin of `split_keys` in latent_decode.hip.
 const SPLITS: &[(usize, usize)] = &[(2048, 256), (8192, 512), (32768, 1024), (usize::MAX, 4096)];
 
-/// The same of latent_groups.hip, whose splits are even.
-const GROUP_SPLITS: &[(usize, usize)] = &[(2048, 1024), (32768, 2048), (usize::MAX, 8192)];
-/// The same for at most `FEW_ROWS` requests.
-const FEW_GROUP_SPLITS: &[(usize, usize)] =
-    &[(2048, 256), (8192, 512), (32768, 1024), (usize::MAX, 4096)];
 /// Rows of more heads than a block of warpgroups has that blocks of 16 heads are quicker with: on an H200 128 heads of one row take 37 and
 /// 59 us with 1,088 keys, 59 and 93 with 8,192; those of 16 rows 428 and 184.
 const LONE_ROWS: usize = 2;
 /// Requests that longer splits would leave most multiprocessors idle with.
 const FEW_ROWS: usize = 16;
+
+/// How latent_groups.hip, whose splits are even, cuts a context, by its `-DSPLITS`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cut {
+    /// Into pieces of which a block has several, whatever the contexts are.
+    Usual = 0,
+    /// Of at most `FEW_ROWS` requests, into more: others would leave most multiprocessors idle.
+    Few = 1,
+    /// Not at all up to 2,048 keys, since contexts fill nearly all multiprocessors: what a piece leaves costs as much as several steps.
+    Whole = 2,
+}
+
+impl Cut {
+    /// Contexts up to which a split has so many keys at most. The twin of `split_keys` in latent_groups.hip.
+    fn lengths(self) -> &'static [(usize, usize)] {
+        match self {
+            Self::Usual => &[(2048, 1024), (32_768, 2048), (usize::MAX, 8192)],
+            Self::Few => &[(2048, 256), (8192, 512), (32_768, 1024), (usize::MAX, 4096)],
+            Self::Whole => &[(32_768, 2048), (usize::MAX, 8192)],
+        }
+    }
+
+    /// For rows of one token of so many heads, on so many multiprocessors.
+    fn of(bounds: &RowBounds, heads: usize, multiprocessors: usize) -> Self {
+        let successive = bounds.successive.max(1);
+        if bounds.decode_rows.div_ceil(successive) <= FEW_ROWS {
+            return Self::Few;
+        }
+        let (tiles, each) = (heads.div_ceil(GROUPS_TILE), (GROUPS_TILE / heads).max(1));
+        let contexts = bounds.decode_rows.div_ceil(successive.min(each)) * tiles;
+        let places = contexts.next_multiple_of(multiprocessors);
+        if contexts * 10 >= places * 9 { Self::Whole } else { Self::Usual }
+    }
+}
 
 /// What all launches share.
 pub(super) struct Absorbed<'a> {
@@ -91,8 +120,8 @@ pub(super) struct Absorbed<'a> {
 enum By {
     /// By waves, each with keys of its own: with so many steps in the ring.
     Waves { stages: usize, step_bytes: usize },
-    /// By warpgroups; `few`: in short splits.
-    Groups { pool: TensorMap, few: bool },
+    /// By warpgroups.
+    Groups { pool: TensorMap, cut: Cut },
 }
 
 impl Absorbed<'_> {
@@ -137,8 +166,7 @@ impl Absorbed<'_> {
     fn splits(&self) -> usize {
         let lengths = match self.by {
             By::Waves { .. } => SPLITS,
-            By::Groups { few: true, .. } => FEW_GROUP_SPLITS,
-            By::Groups { few: false, .. } => GROUP_SPLITS,
+            By::Groups { cut, .. } => cut.lengths(),
         };
         most_splits(self.args.rows.bounds.longest_context, lengths)
     }
@@ -172,9 +200,9 @@ impl HipDevice {
         let Some(transposed) = args.heads.key_transposed.filter(|_| fits) else { return Ok(None) };
         let by = if args.first == 0 && self.gathers_in_groups(layout, args) {
             let pool = self.tensor_map(pool, layout.blocks * block_tokens, layout.width())?;
-            let bounds = &args.rows.bounds;
-            let requests = bounds.decode_rows.div_ceil(bounds.successive.max(1));
-            By::Groups { pool, few: requests <= FEW_ROWS }
+            let multiprocessors = self.multiprocessors() as usize;
+            let cut = Cut::of(&args.rows.bounds, args.heads.key.len(), multiprocessors);
+            By::Groups { pool, cut }
         } else {
             let (tiles, most) = if self.wave() == 64 { (2, 1) } else { (4, MOST_STAGES) };
             let step_bytes = tiles * TILE * (layout.width() + PADDING) * 2;
@@ -297,10 +325,10 @@ impl HipDevice {
                 let threads = together as u32 * tile_waves * self.wave();
                 Launch::new(kernel, grid, threads, (stages * step_bytes) as u32)
             }
-            By::Groups { few, .. } => {
+            By::Groups { cut, .. } => {
                 // Tokens that take all keys they see have no splits: one kernel for any number of rows beside them.
-                let few = ("FEW", u32::from(*few && splits > 0));
-                let defines = [latent, rotary, block, each, few, long];
+                let cut = ("SPLITS", if splits > 0 { *cut as u32 } else { 0 });
+                let defines = [latent, rotary, block, each, cut, long];
                 let defines = &defines[..defines.len() - usize::from(!leaves_out)];
                 let kernel = self.kernel(&GROUPS, "latent_groups", defines)?;
                 Launch::new(kernel, grid, GROUPS_THREADS, groups_bytes(layout) as u32)
