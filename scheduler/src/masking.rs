@@ -77,7 +77,9 @@ impl Masking {
             Self::Free | Self::Last => Self::Free,
             Self::Later => Self::Later,
             Self::InStep | Self::Awaited => Self::Awaited,
-            Self::InStepMade | Self::AheadMade => Self::AheadMade,
+            // Those behind it are not waited for: nobody has promised to tell of them.
+            Self::InStepMade => Self::InStepMade,
+            Self::AheadMade => Self::AheadMade,
         };
     }
 
@@ -112,6 +114,8 @@ mod tests {
         masking.made(false);
         masking.late();
         assert!(!masking.waits(), "nobody would say again that it is there");
+        masking.advance();
+        assert!(!masking.waits(), "nor of the next one");
     }
 
     #[test]
