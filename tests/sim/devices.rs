@@ -111,10 +111,12 @@ impl World {
         let seen_ms = self.now_ms + self.chance.below(50);
         let back_ms = seen_ms + 1 + self.chance.below(700);
         self.trace.note(self.now_ms, "crash", &[replica as u64]);
-        self.agenda.add(seen_ms, Happening::Lost { replica });
+        let incarnation = self.sites[replica].incarnation + 1;
+        self.agenda.add(seen_ms, Happening::Lost { replica, incarnation });
         if self.chance.hits(200) {
             // Two ranks of the replica report it.
-            self.agenda.add(seen_ms + self.chance.below(2), Happening::Lost { replica });
+            let again_ms = seen_ms + self.chance.below(2);
+            self.agenda.add(again_ms, Happening::Lost { replica, incarnation });
         }
         for replica in group {
             let late_ms = self.chance.below(30);

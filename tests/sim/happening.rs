@@ -16,8 +16,8 @@ pub(crate) enum Happening {
     StepDone { replica: usize, incarnation: u32 },
     /// An output reaches the scheduler.
     Reply { replica: usize, reply: Reply },
-    /// The scheduler learns that a replica's executors are gone.
-    Lost { replica: usize },
+    /// The scheduler learns that a replica's executors are gone, unless those of `incarnation`, which were to follow them, have died too.
+    Lost { replica: usize, incarnation: u32 },
     /// New executors of a replica are ready.
     Ready { replica: usize, incarnation: u32 },
     /// Both ends notice that nothing reaches the executors any more.

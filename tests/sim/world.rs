@@ -193,10 +193,13 @@ impl World {
                 }
             }
             Happening::Reply { replica, reply } => self.reply(replica, reply),
-            Happening::Lost { replica } => {
-                self.trace.note(self.now_ms, "lost", &[replica as u64]);
-                let (replica, loss) = (Replica(replica as u16), Loss::Exited);
-                self.inbox.push(Event::Lost { replica, loss });
+            Happening::Lost { replica, incarnation } => {
+                // Of two deaths the later one is told: whoever is back in between is not taken for dead.
+                if self.sites[replica].incarnation == incarnation {
+                    self.trace.note(self.now_ms, "lost", &[replica as u64]);
+                    let (replica, loss) = (Replica(replica as u16), Loss::Exited);
+                    self.inbox.push(Event::Lost { replica, loss });
+                }
             }
             Happening::Ready { replica, incarnation } => {
                 if self.sites[replica].incarnation == incarnation {
@@ -333,7 +336,8 @@ impl World {
     /// admission and once more for each late mask, and every step forwards a token on some replica.
     fn step_bound(&self) -> u64 {
         let tokens: u64 = self.clients.iter().map(|c| u64::from(c.limit())).sum();
-        let lives = 6 + self.tally.crashes;
+        // Every second time that the cache is cleared all begin anew.
+        let lives = 6 + self.tally.crashes + self.control / 2;
         tokens * lives * u64::from(self.setup.engine.replicas) + self.tally.late_masks + 1000
     }
 }
