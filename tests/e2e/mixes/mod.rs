@@ -50,6 +50,7 @@ fn seed(seed: u64, grammars: &[Compiled]) -> Met {
     for ((asked, alone), together) in asked.iter().zip(&alone).zip(&together) {
         let same = match &together.finish {
             Some(Finish::Abort(AbortCause::ClientGone)) => together.begins(alone),
+            Some(Finish::Error(_)) => together.fails_like(alone),
             _ => together == alone,
         };
         assert!(
@@ -66,6 +67,15 @@ impl Heard {
         whole.tokens.starts_with(&self.tokens)
             && whole.logprobs.starts_with(&self.logprobs)
             && whole.prompt_logprobs.starts_with(&self.prompt_logprobs)
+    }
+
+    /// Whether both end alike behind the same tokens. How much of the prompt was scored before depends on its chunks.
+    fn fails_like(&self, other: &Self) -> bool {
+        let (mine, theirs) = (&self.prompt_logprobs, &other.prompt_logprobs);
+        self.finish == other.finish
+            && self.tokens == other.tokens
+            && self.logprobs == other.logprobs
+            && (mine.starts_with(theirs) || theirs.starts_with(mine))
     }
 }
 
