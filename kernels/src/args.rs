@@ -19,7 +19,7 @@ pub struct BatchRows<'a> {
     pub bounds: RowBounds,
 }
 
-/// Bounds of the rows of a step. They choose kernels and grids, never results, and a captured graph serves
+/// Bounds of the rows of a step. They choose kernels, cuts and grids, of results only the rounding, and a captured graph serves
 /// every step within those it was captured with. Tighter bounds only run faster.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RowBounds {

@@ -6,14 +6,14 @@
 // third fetch (fetch.h). A step's scores are computed while the one before it is added up. Blocks of other heads take the same runs
 // of the list of splits at the same time, so that a row of the pool comes from memory once.
 // Rows that are successive tokens of a request are taken together if they are cut alike (attention_decode/walk.h), which changes no bit
-// of any: each has the scores of the keys it sees. The cuts of a context depend on it and on nothing else. Splits are longer than those of latent_decode: what a split
-// leaves costs a block as much as a step.
+// of any: each has the scores of the keys it sees. The cuts of a context depend on it and on -DCUT alone. Splits are longer than those of latent_decode: what a split
+// leaves costs a block as much as several steps.
 //
 //   means, partial, arrived, taken, q, tables, table_rows, max_splits, -DEACH_TOKEN  as in latent_decode
 //   pool, pool_map   one layer, [slot][LATENT + ROTARY]; the same as a matrix, in boxes of 16 rows
 //
 //   -DLATENT=128|256|512  -DROTARY=n (a multiple of 64)  -DBLOCK_TOKENS=n (a multiple of 16)
-//   -DSPLITS=1|2  shorter ones, for so few rows that others would leave multiprocessors idle; longer ones, for so many that they leave none idle
+//   -DCUT=1|2  shorter splits, for so few rows that others would leave multiprocessors idle; longer ones, for so many that they leave none idle
 //   together  tokens that are taken at once, at most; with all their heads no more than 64
 // NVIDIA from sm_90 on. Grid: (runs, tiles of heads), best as many blocks as multiprocessors; EACH_TOKEN: blocks take every
 // so-manieth run of `together` tokens from `first` on (latent_decode/token.h). Block: 384. Dynamic shared memory: GROUPS_SHARED bytes.
@@ -27,8 +27,8 @@
 #ifndef EACH_TOKEN
 #  define EACH_TOKEN 0
 #endif
-#ifndef SPLITS
-#  define SPLITS 0
+#ifndef CUT
+#  define CUT 0
 #endif
 enum : u32 {
     TILE = 64,  // heads of a block, all tokens
@@ -52,8 +52,8 @@ DEV u32 first_head() { return bid_y() * TILE; }
 
 // Keys of a split at most. The twin of `Cut` in kernels/src/hip/latent_decode.rs.
 DEV u32 split_keys(u32 context) {
-    if (SPLITS == 2) return context <= 32768 ? 2048 : 8192;
-    if (SPLITS == 1) return context <= 2048 ? 256 : context <= 8192 ? 512 : context <= 32768 ? 1024 : 4096;
+    if (CUT == 2) return context <= 32768 ? 2048 : 8192;
+    if (CUT == 1) return context <= 2048 ? 256 : context <= 8192 ? 512 : context <= 32768 ? 1024 : 4096;
     return context <= 2048 ? 1024 : context <= 32768 ? 2048 : 8192;
 }
 // All splits of a row are alike but for the last, which is shorter by less than a step for each of them.

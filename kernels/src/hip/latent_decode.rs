@@ -70,14 +70,14 @@ const LONE_ROWS: usize = 2;
 /// Requests that longer splits would leave most multiprocessors idle with.
 const FEW_ROWS: usize = 16;
 
-/// How latent_groups.hip, whose splits are even, cuts a context, by its `-DSPLITS`.
+/// How latent_groups.hip, whose splits are even, cuts a context, by its `-DCUT`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cut {
     /// Into pieces of which a block has several, whatever the contexts are.
     Usual = 0,
     /// Of at most `FEW_ROWS` requests, into more: others would leave most multiprocessors idle.
     Few = 1,
-    /// Not at all up to 2,048 keys, since contexts fill nearly all multiprocessors: what a piece leaves costs as much as several steps.
+    /// Not at all up to 2,048 keys, since rows, padded ones included, fill nearly all multiprocessors: what a piece leaves costs as much as several steps.
     Whole = 2,
 }
 
@@ -158,8 +158,17 @@ impl Absorbed<'_> {
     pub(super) fn scratch_bytes(&self) -> usize {
         let (heads, latent) = (self.args.heads.key.len(), self.layout.latent);
         let record_bytes = heads.min(self.tile()) * (latent + RECORD_FACTS) * 4;
-        let records = self.decode_rows() * heads.div_ceil(self.tile()) * self.splits();
+        let records = self.decode_rows() * heads.div_ceil(self.tile()) * self.splits_reserved();
         self.tokens() * heads * latent * 2 + records * record_bytes
+    }
+
+    /// What memory is reserved for: fewer rows, which are cut into more splits, may need no more.
+    fn splits_reserved(&self) -> usize {
+        let longest = self.args.rows.bounds.longest_context;
+        match self.by {
+            By::Groups { cut: Cut::Whole, .. } => most_splits(longest, Cut::Usual.lengths()),
+            _ => self.splits(),
+        }
     }
 
     /// Most splits of a row.
@@ -327,10 +336,18 @@ impl HipDevice {
             }
             By::Groups { cut, .. } => {
                 // Tokens that take all keys they see have no splits: one kernel for any number of rows beside them.
-                let cut = ("SPLITS", if splits > 0 { *cut as u32 } else { 0 });
-                let defines = [latent, rotary, block, each, cut, long];
-                let defines = &defines[..defines.len() - usize::from(!leaves_out)];
-                let kernel = self.kernel(&GROUPS, "latent_groups", defines)?;
+                let kernel = |cut: Cut| {
+                    let defines = [latent, rotary, block, each, ("CUT", cut as u32), long];
+                    let defines = &defines[..defines.len() - usize::from(!leaves_out)];
+                    self.kernel(&GROUPS, "latent_groups", defines)
+                };
+                if splits > 0 && self.runtime().is_rehearsing() {
+                    // Which one a step needs depends on its rows, and nothing is compiled once requests are served.
+                    for any in [Cut::Usual, Cut::Few, Cut::Whole] {
+                        kernel(any)?;
+                    }
+                }
+                let kernel = kernel(if splits > 0 { *cut } else { Cut::Usual })?;
                 Launch::new(kernel, grid, GROUPS_THREADS, groups_bytes(layout) as u32)
             }
         };
@@ -416,4 +433,32 @@ const fn groups_bytes(layout: &LatentLayout) -> usize {
     let panel = GROUPS_TILE * PANEL_ROW;
     let operand = layout.width() * 2 / PANEL_ROW * panel;
     MEETING_BYTES + (1 + GROUPS_STAGES) * operand + panel + PANEL_ALIGNMENT
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_cut_by_how_they_fill_the_multiprocessors() {
+        let of = |decode_rows, heads| {
+            let bounds = RowBounds { decode_rows, ..RowBounds::default() };
+            Cut::of(&bounds, heads, 132)
+        };
+        assert_eq!([of(0, 16), of(16, 16), of(16, 128)], [Cut::Few; 3]);
+        assert_eq!([of(17, 16), of(64, 16), of(118, 16), of(140, 16)], [Cut::Usual; 4]);
+        assert_eq!([of(119, 16), of(132, 16), of(256, 16), of(64, 128)], [Cut::Whole; 4]);
+    }
+
+    #[test]
+    fn no_context_has_more_splits_than_the_longest_allows() {
+        for all in [SPLITS, Cut::Usual.lengths(), Cut::Few.lengths(), Cut::Whole.lengths()] {
+            for longest in [1, 256, 1024, 1025, 2048, 2049, 8192, 8193, 32_768, 32_769, 131_072] {
+                let keys = |context: usize| all.iter().find(|(to, _)| context <= *to).unwrap().1;
+                let most =
+                    (1..=longest).map(|context: usize| context.div_ceil(keys(context))).max();
+                assert_eq!(most_splits(longest, all), most.unwrap(), "{longest} of {all:?}");
+            }
+        }
+    }
 }

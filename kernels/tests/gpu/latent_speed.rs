@@ -174,6 +174,9 @@ fn measure(pair: &Pair, heads: usize, asked: &Asked, context: usize) {
         time,
         bytes,
     );
+    if q > 1 {
+        return; // In launches for parts of the heads.
+    }
     let (name, alone) = longest(pair, |i| launch(i, &mut o));
     let rate = tflops(alone);
     report(&format!("  {name} alone, {rate:.0} TFLOP/s"), alone, bytes);

@@ -1,7 +1,7 @@
 /* A driver of GPUs in front of the real one, which has the fault that a file in the folder FAULTY_DRIVER asks for, once:
 
-   wedge            what is launched next never ends, and nothing behind it
-   break            what is launched next fails, and with it the device for the rest of this process
+   wedge            a kernel in front of the next recording never ends, nor does anything behind it
+   break            a kernel in front of the next recording fails, and with it the device for the rest of this process
    full             no memory is left at the next allocation
    full-recording   no memory is left when the next recording begins
 
@@ -70,7 +70,7 @@ static Code launch_fault(const char *name, Ptr stream) {
     if (!code) code = ((Code(*)(Ptr *, Ptr, const char *))real("cuModuleGetFunction"))(&function, module, name);
     typedef Code Launch(Ptr, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Ptr, Ptr *, Ptr *);
     if (!code) code = ((Launch *)real("cuLaunchKernel"))(function, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
-    fprintf(stderr, "faulty driver: %s: %d\n", name, code);
+    fprintf(stderr, code ? "faulty driver: no %s: %d\n" : "faulty driver: %s\n", name, code);
     return code;
 }
 

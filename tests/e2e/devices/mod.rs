@@ -1,6 +1,7 @@
 //! Faults of a GPU itself: it stands still, breaks, or has no memory left. A driver in front of the real one has them on demand.
 //!
-//! By hand, on the GPU that HADRON_GPU names: `cuda`; or `emulated=PATH`, an emulator's library, which shows the drill itself.
+//! By hand, on the GPU that HADRON_GPU names: `cuda`; or, but for the last, `emulated=PATH`, an emulator's library, which shows the
+//! drill itself.
 
 use crate::http::executor_process::{answer, executor, finish, is_ready, stream, within};
 use crate::http::process::{Process, command};
@@ -106,7 +107,9 @@ fn strikes(fault: &str) {
     assert_eq!(answer(at, faults.tokens), expected);
     process.signal("TERM");
     assert_eq!(process.exits_within(SOON).code(), Some(0));
-    println!("{}", process.said());
+    let said = process.said();
+    println!("{said}");
+    assert!(said.contains(&format!("faulty driver: {fault}")), "it had that fault");
 }
 
 #[test]
@@ -146,7 +149,9 @@ fn a_device_that_is_full_at_its_recordings_answers_without() {
     assert_eq!(answer(process.address, faults.tokens), expected);
     process.signal("TERM");
     assert_eq!(process.exits_within(SOON).code(), Some(0));
-    println!("{}", process.said());
+    let said = process.said();
+    println!("{said}");
+    assert!(said.contains("no graph for steps of so many rows"), "some are left out");
 }
 
 /// What `nvidia-smi` says is in use, in MiB.
