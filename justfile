@@ -19,6 +19,10 @@ explore FROM COUNT:
 canary:
     cargo test -p scheduler --test sim --features planted canary -- --nocapture
 
+# Draw orders of the threads that hand requests, events and masks to each other.
+interleavings:
+    cargo test -p hadron --lib --features interleavings interleavings -- --nocapture
+
 # What unsafe code of kernels can run under Miri does; needs `rustup component add --toolchain nightly miri rust-src`.
 miri:
     MIRIFLAGS=-Zmiri-disable-isolation CARGO_TARGET_DIR=target/miri cargo +nightly miri test -p kernels --lib -- \

@@ -6,6 +6,8 @@
 mod admission;
 mod held;
 mod inbox;
+#[cfg(all(test, feature = "interleavings"))]
+mod interleavings;
 mod mailbox;
 mod prefill_rate;
 mod resident;
@@ -18,15 +20,15 @@ pub use resident::Resident;
 
 use crate::grammar::Guide;
 use crate::metrics::{Metrics, RequestTimes};
-use dashmap::DashMap;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{DashMap, Mutex, lock};
 use mailbox::Mailbox;
 use protocol::{Epoch, Profiled, Ready, Replica, RequestId, StepId, ToExecutor};
 use scheduler::{
     AbortCause, ErrorCode, Event, Finish, Loss, PromptHasher, StepStats, Submit, TokenEvent,
 };
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
@@ -126,6 +128,8 @@ struct Shared {
     hasher: PromptHasher,
     admission: Arc<Admission>,
     next_id: AtomicU64,
+    /// How requests end from now on, those included that come later.
+    closed: Mutex<Option<Finish>>,
     /// Of each replica.
     stats: Mutex<Vec<StepStats>>,
     metrics: Arc<Metrics>,
@@ -141,8 +145,8 @@ impl EngineClient {
     ) -> Self {
         let next_id = AtomicU64::new(1);
         let inflight = DashMap::new();
-        let stats = Mutex::default();
-        let shared = Shared { inflight, inbox, hasher, admission, next_id, stats, metrics };
+        let (closed, stats) = (Mutex::default(), Mutex::default());
+        let shared = Shared { inflight, inbox, hasher, admission, next_id, closed, stats, metrics };
         Self { shared: Arc::new(shared) }
     }
 
@@ -163,8 +167,16 @@ impl EngineClient {
         ticket: Ticket,
     ) -> EventStream {
         let stream = self.register(&mut submits, n, name, ticket);
+        let ids: Vec<RequestId> = submits.iter().map(|submit| submit.id).collect();
         let events = submits.into_iter().map(|s| Signal::Event(Event::Submit(Box::new(s))));
         self.shared.inbox.push_all(events);
+        for request in ids {
+            if !self.shared.inflight.contains_key(&request) {
+                // Whoever took it back before it was sent was heard too early. What has ended in the engine it ignores.
+                let cause = AbortCause::Operator;
+                self.shared.inbox.push(Signal::Event(Event::Abort { request, cause }));
+            }
+        }
         stream
     }
 
@@ -208,6 +220,12 @@ impl EngineClient {
                 index += 1;
             }
         }
+        // `close` may have looked before they were there.
+        if let Some(finish) = lock(&self.shared.closed).clone() {
+            for submit in submits.iter() {
+                self.end(submit.id, &finish);
+            }
+        }
         EventStream::new(self.clone(), mailbox, RequestId(first), prompt_tokens, ticket)
     }
 
@@ -249,8 +267,10 @@ impl EngineClient {
         }
     }
 
-    /// Ends every request of the moment: as aborted ones, or because the engine is lost. How many there were.
-    pub fn end_all(&self, finish: &Finish) -> usize {
+    /// Ends every request, also those that come later: as aborted ones, or because the engine is lost. How many were
+    /// there.
+    pub fn close(&self, finish: &Finish) -> usize {
+        *lock(&self.shared.closed) = Some(finish.clone());
         let requests: Vec<RequestId> = self.shared.inflight.iter().map(|e| *e.key()).collect();
         requests.into_iter().filter(|request| self.end(*request, finish)).count()
     }
@@ -295,12 +315,12 @@ impl EngineClient {
 
     /// Counters of every replica that has told any.
     pub fn replicas(&self) -> Vec<StepStats> {
-        self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.shared.stats).clone()
     }
 
     /// Publishes counters of a replica.
     pub fn set_stats(&self, stats: StepStats) {
-        let mut all = self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.shared.stats);
         let index = usize::from(stats.replica.0);
         if index >= all.len() {
             all.resize(index + 1, StepStats::default());

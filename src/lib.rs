@@ -14,5 +14,6 @@ pub mod log;
 pub mod metrics;
 pub mod progress;
 pub mod server;
+mod sync;
 pub mod synth;
 pub mod text;

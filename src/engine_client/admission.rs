@@ -4,8 +4,9 @@
 //! path can leak. An accepted request is never refused later for load.
 
 use super::prefill_rate::PrefillRate;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, lock};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Caps over all requests in flight.
@@ -102,7 +103,7 @@ impl Admission {
 
     /// How long the tokens in prefill will take at the measured rate, within 1 and 60 seconds.
     fn retry_after_s(&self) -> u32 {
-        let seconds = self.lock_rate().seconds_for(self.prefill_tokens());
+        let seconds = lock(&self.rate).seconds_for(self.prefill_tokens());
         (seconds.ceil() as u32).clamp(1, 60)
     }
 
@@ -110,11 +111,7 @@ impl Admission {
     fn leave_prefill(&self, tokens: u64, prefilled: bool) {
         let left = self.prefill_tokens.fetch_sub(tokens, Ordering::Relaxed) - tokens;
         let done = if prefilled { tokens } else { 0 };
-        self.lock_rate().note(done, left, Instant::now());
-    }
-
-    fn lock_rate(&self) -> MutexGuard<'_, PrefillRate> {
-        self.rate.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.rate).note(done, left, Instant::now());
     }
 }
 
@@ -171,7 +168,7 @@ impl Ticket {
         let (counter, cap) = (&admission.prefill_tokens, limits.prefill_tokens);
         admission.add(counter, prefill_tokens, cap, "max_num_queued_tokens")?;
         self.prefill_tokens += prefill_tokens;
-        admission.lock_rate().begin(Instant::now());
+        lock(&admission.rate).begin(Instant::now());
         Ok(())
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Its length is bounded by admission: every entry belongs to a request in flight.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use crate::sync::{Condvar, Mutex, lock};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 /// The queue.
@@ -34,7 +35,7 @@ impl<T> Inbox<T> {
 
     /// Appends items that the reader then sees together.
     pub fn push_all(&self, items: impl IntoIterator<Item = T>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.items.extend(items);
         let wake = state.sleeping && !state.items.is_empty();
         drop(state);
@@ -45,7 +46,7 @@ impl<T> Inbox<T> {
 
     /// Moves everything to the end of `into`; waits up to `timeout` if there is nothing.
     pub fn take(&self, into: &mut Vec<T>, timeout: Duration) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.items.is_empty() {
             state.sleeping = true;
             let wait = self.arrived.wait_timeout_while(state, timeout, |s| s.items.is_empty());
@@ -53,9 +54,5 @@ impl<T> Inbox<T> {
             state.sleeping = false;
         }
         into.append(&mut state.items);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,10 +1,11 @@
 //! The event stream of one HTTP request: one or more engine requests, read by one task.
 
 use super::{EngineClient, Ticket};
+use crate::sync::{Mutex, lock};
 use protocol::RequestId;
 use scheduler::{AbortCause, TokenEvent};
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 /// Events that wait for their reader. Bounded by the `max_tokens` of its requests.
@@ -22,17 +23,13 @@ struct State {
 impl Mailbox {
     /// Adds an event; wakes the reader at most once until it has looked.
     pub(super) fn put(&self, index: u32, event: TokenEvent) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.events.push((index, event));
         let reader = state.reader.take();
         drop(state);
         if let Some(reader) = reader {
             reader.wake();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -72,7 +69,7 @@ impl EventStream {
         cx: &mut Context<'_>,
         into: &mut Vec<(u32, TokenEvent)>,
     ) -> Poll<()> {
-        let mut state = self.mailbox.lock();
+        let mut state = lock(&self.mailbox.state);
         if state.events.is_empty() {
             if !state.reader.as_ref().is_some_and(|w| w.will_wake(cx.waker())) {
                 state.reader = Some(cx.waker().clone());

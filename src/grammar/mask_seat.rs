@@ -7,13 +7,13 @@ use super::guide::{Guide, Guided};
 use super::limits::{
     CALM_MASKS, MASK_BUDGET, MASK_BUDGET_PER_TOKEN, MASK_CALM, MASK_SLOW, MASK_TIME,
 };
-use super::lock;
 use super::mask_step::StepMasks;
 use super::timings::{GrammarTimings, processor_time};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, lock};
 use protocol::{RequestId, Token, Tokens};
 use std::mem::take;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, atomic};
 use std::time::{Duration, Instant};
 
 /// Hears of masks what those who plan must know.
@@ -44,7 +44,7 @@ pub(super) struct Seat {
     stop: Mutex<Option<Stop>>,
     slow: AtomicBool,
     /// What is known of its grammar's masks.
-    grammar_is_slow: Arc<AtomicBool>,
+    grammar_is_slow: Arc<atomic::AtomicBool>,
     /// Nothing limits its tokens any more.
     over: AtomicBool,
 }

@@ -1,10 +1,9 @@
 //! The masks of one step: gathered row by row, and sent as one message when all are there, or when the step waits no
 //! longer.
 
-use super::lock;
+use crate::sync::{Mutex, lock};
 use protocol::{Mask, MaskRow, StepId, ToExecutor};
 use std::mem::take;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 

@@ -9,19 +9,23 @@
 //! - A mask that takes far too long is given up; a request that spends too much on its masks gets no more. Both end
 //!   with a mask that allows nothing, which ends that request and no other.
 
+#[cfg(all(test, feature = "interleavings"))]
+mod interleavings;
+
 use super::guide::Guide;
 use super::limits::{MASK_STACK_BYTES, MASK_TIME, mask_grace};
 use super::mask_seat::{Announce, News, Order, Seat};
 use super::mask_step::StepMasks;
 use super::timings::GrammarTimings;
-use super::{lock, yield_to_others};
+use super::yield_to_others;
+use crate::sync::{Condvar, Mutex, lock};
 use protocol::{Batch, RequestId, StepId, ToExecutor, Token};
 use scheduler::{Effect, TokenEvent};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -104,7 +108,12 @@ impl MaskWorkers {
             thread::Builder::new()
                 .name(if slow { "grammar-slow" } else { "grammar-masks" }.to_owned())
                 .stack_size(MASK_STACK_BYTES)
-                .spawn(move || pool.serve(slow))?;
+                .spawn(move || {
+                    if slow {
+                        yield_to_others();
+                    }
+                    pool.serve(if slow { &pool.slow } else { &pool.quick });
+                })?;
         }
         let (clock, ticks) = channel();
         let timings = Arc::clone(timings);
@@ -222,11 +231,7 @@ impl Pool {
     }
 
     /// Serves the seats of a lane until it is closed.
-    fn serve(&self, slow: bool) {
-        if slow {
-            yield_to_others();
-        }
-        let lane = if slow { &self.slow } else { &self.quick };
+    fn serve(&self, lane: &Lane) {
         while let Some(seat) = lane.next() {
             if seat.serve(&self.timings, &self.announce) {
                 self.lane_of(&seat).add(seat);

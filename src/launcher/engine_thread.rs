@@ -360,7 +360,7 @@ impl EngineThread {
     /// There will be no executor any more: every request ends, and the process will.
     fn fail(self, text: String) {
         self.observers.health.set_unavailable();
-        self.client.end_all(&ENGINE_LOST);
+        self.client.close(&ENGINE_LOST);
         // The main thread may have left already, at shutdown.
         let _ = self.notices.send(Notice::EngineFailed(text));
     }

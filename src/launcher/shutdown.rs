@@ -65,7 +65,7 @@ impl Front<'_> {
                 | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
             }
         }
-        let cut = host.client.end_all(&Finish::Abort(AbortCause::Drain));
+        let cut = host.client.close(&Finish::Abort(AbortCause::Drain));
         if cut > 0 {
             tracing::warn!(outputs = cut, ?timeout, "the drain ends outputs that are not complete");
         }

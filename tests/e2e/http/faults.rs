@@ -99,7 +99,7 @@ fn health_follows_the_start_the_drain_and_the_end() {
     assert_eq!(late.header("retry-after"), Some("1"));
 
     std::thread::sleep(Duration::from_millis(300));
-    server.client().end_all(&Finish::Abort(AbortCause::Drain));
+    server.client().close(&Finish::Abort(AbortCause::Drain));
     for (i, client) in streams.iter_mut().enumerate() {
         let text = rest_of(client);
         assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
