@@ -1,7 +1,7 @@
 //! One replica as the scheduler's thread sees it: the road to its executors, the steps under way, and who is late.
 
 use super::executor::ExecutorLink;
-use super::step_deadline::StepDeadline;
+use super::step_deadline::{StepDeadline, Work};
 use protocol::{Batch, Profiled, Rank, StepId, ToExecutor};
 use scheduler::Loss;
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ const MASKED_EXCESS: Duration = Duration::from_millis(1);
 struct Sent {
     step: StepId,
     at_ms: u64,
-    tokens: u64,
+    work: Work,
     /// Some of its rows wait for masks.
     masked: bool,
 }
@@ -96,14 +96,15 @@ impl Station {
         self.seats.iter().map(|seat| seat.rank)
     }
 
-    /// Sends a batch of so many tokens to all of them.
-    pub(super) fn send(&mut self, batch: Batch, tokens: u64, now_ms: u64) {
+    /// Sends a batch with so much to do to all of them. Returns how long its step may take.
+    pub(super) fn send(&mut self, batch: Batch, work: Work, now_ms: u64) -> Duration {
         let masked = batch.rows.iter().any(|row| row.masked);
-        self.sent.push_back(Sent { step: batch.step, at_ms: now_ms, tokens, masked });
+        self.sent.push_back(Sent { step: batch.step, at_ms: now_ms, work, masked });
         if let Some(to) = &self.to {
             // One that is gone says so on its own road, with the reason.
             let _ = to.send(ToExecutor::Batch(batch));
         }
+        self.deadline.of(work)
     }
 
     /// Tells them to stop.
@@ -136,9 +137,9 @@ impl Station {
     /// Time until the newest step is answered, if all goes well; never so long that waiting for it would make it
     /// late.
     pub(super) fn expected(&self) -> Duration {
-        let expected = self.sent.iter().map(|step| self.deadline.expected(step.tokens)).sum();
+        let expected = self.sent.iter().map(|step| self.deadline.expected(step.work)).sum();
         let newest =
-            self.sent.back().map_or(Duration::ZERO, |step| self.deadline.of(step.tokens) / 2);
+            self.sent.back().map_or(Duration::ZERO, |step| self.deadline.of(step.work) / 2);
         newest.min(expected)
     }
 
@@ -147,12 +148,12 @@ impl Station {
         self.done(0, step);
         while let Some(first) = self.sent.pop_front_if(|sent| sent.step <= step) {
             let took = Duration::from_millis(now_ms.saturating_sub(first.at_ms));
-            let expected = self.deadline.expected(first.tokens);
+            let expected = self.deadline.expected(first.work);
             // One that waited for masks is no reason for the next one to wait longer. None waits for long, though: what
             // took much longer than expected is slow itself.
             let waited = first.masked && took < expected + expected / 4 + MASKED_EXCESS;
             let most = if waited { expected } else { took };
-            self.deadline.note(first.tokens, took.min(most));
+            self.deadline.note(first.work, took.min(most));
             // The device gets to a step only after its predecessor.
             if let Some(next) = self.sent.front_mut() {
                 next.at_ms = next.at_ms.max(now_ms);
@@ -170,7 +171,7 @@ impl Station {
     /// The oldest step under way: when it was sent, and how long it may take, in milliseconds.
     pub(super) fn oldest(&self) -> Option<(u64, u64)> {
         let first = self.sent.front()?;
-        Some((first.at_ms, self.deadline.of(first.tokens).as_millis() as u64))
+        Some((first.at_ms, self.deadline.of(first.work).as_millis() as u64))
     }
 
     /// A rank gave a sign of life. A step is lost only if it was late at two signs of life of a rank that did not come
@@ -178,7 +179,7 @@ impl Station {
     pub(super) fn beat(&mut self, rank: u16, now_ms: u64) -> Lateness {
         let Some(seat) = self.seats.get_mut(usize::from(rank)) else { return Lateness::default() };
         let overdue = self.sent.front().filter(|first| {
-            let limit_ms = self.deadline.of(first.tokens).as_millis();
+            let limit_ms = self.deadline.of(first.work).as_millis();
             u128::from(now_ms.saturating_sub(first.at_ms)) > limit_ms
         });
         let Some(first) = overdue else {
@@ -212,7 +213,7 @@ impl Station {
 
     fn cause(&self, first: &Sent, now_ms: u64) -> String {
         let (step, after_ms) = (first.step.0, now_ms - first.at_ms);
-        let limit_ms = self.deadline.of(first.tokens).as_millis();
+        let limit_ms = self.deadline.of(first.work).as_millis();
         let mut cause = format!(
             "step {step} is not answered after {after_ms} ms, its deadline is {limit_ms} ms"
         );
@@ -245,7 +246,8 @@ mod tests {
         (Station::new(&link, StepDeadline::new(fixed, Pace::default())), sent)
     }
 
-    const PACE: Pace = Pace { fixed_ns: 8_000_000, per_token_ns: 0 };
+    const PACE: Pace = Pace { fixed_ns: 8_000_000, per_token_ns: 20_000 };
+    const WORK: Work = Work { tokens: 1, pairs: 0 };
 
     fn batch(step: u64) -> Batch {
         let (step, bucket) = (StepId(step), Bucket::Eager { tokens: 1 });
@@ -272,7 +274,7 @@ mod tests {
     #[test]
     fn a_late_step_is_told_once_and_lost_at_the_second_look() {
         let (mut station, _sent) = station();
-        station.send(batch(1), 1, 1_000);
+        station.send(batch(1), WORK, 1_000);
         assert_eq!(station.beat(0, 1_070), Lateness::default());
         station.done(1, StepId(1));
         let late = Lateness { ranks: vec![Rank(4), Rank(6)], cause: None };
@@ -287,7 +289,7 @@ mod tests {
     #[test]
     fn signs_of_life_that_a_pause_has_piled_up_are_one_look() {
         let (mut station, _sent) = station();
-        station.send(batch(1), 1, 0);
+        station.send(batch(1), WORK, 0);
         // This process stood still for eight seconds; the batch never left it, the executor went on beating.
         for _ in 0..8 {
             assert_eq!(station.beat(0, 8_000).cause, None);
@@ -299,8 +301,8 @@ mod tests {
     #[test]
     fn an_answer_in_between_saves_it() {
         let (mut station, _sent) = station();
-        station.send(batch(1), 1, 0);
-        station.send(batch(2), 1, 0);
+        station.send(batch(1), WORK, 0);
+        station.send(batch(2), WORK, 0);
         assert_eq!(station.beat(0, 100).ranks.len(), 3);
         station.answered(StepId(1), 100);
         assert_eq!(station.beat(0, 150), Lateness::default(), "step 2 began with the answer");
@@ -316,12 +318,12 @@ mod tests {
             station.deadline = StepDeadline::new(None, PACE);
             let mut first = batch(1);
             first.rows = vec![row(masked)];
-            station.send(first, 1, 0);
+            station.send(first, WORK, 0);
             station.answered(StepId(1), took_ms);
-            station.send(batch(2), 1, took_ms);
+            station.send(batch(2), WORK, took_ms);
             station.expected()
         };
-        let told = Duration::from_nanos(PACE.fixed_ns);
+        let told = Duration::from_nanos(PACE.fixed_ns + PACE.per_token_ns);
         assert!(expected_after(false, 10) > told);
         assert_eq!(expected_after(true, 10), told, "as the pace was said to be");
         assert_eq!(expected_after(true, 14), expected_after(false, 14), "slow by itself");

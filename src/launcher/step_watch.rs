@@ -7,6 +7,7 @@ use scheduler::{Effect, Laps, Part, StepStats};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use std::vec;
 
 /// How often the thread's processor time is read: unlike the others, that is a system call.
 const CPU_PERIOD: Duration = Duration::from_millis(100);
@@ -103,8 +104,8 @@ impl StepWatch {
         }
     }
 
-    /// A batch was handed to the executors of a replica.
-    pub fn sent(&mut self, replica: Replica, batch: &BatchFacts, now_ms: u64) {
+    /// A batch was handed to the executors of a replica, who are `allowed` so long for it.
+    pub fn sent(&mut self, replica: Replica, batch: &BatchFacts, allowed: Duration, now_ms: u64) {
         let send_ns = self.take_lap().as_nanos() as u64;
         let record = StepRecord {
             replica: u64::from(replica.0),
@@ -113,6 +114,8 @@ impl StepWatch {
             decode_rows: batch.decode_rows,
             prefill_rows: batch.prefill_rows,
             tokens: batch.tokens,
+            prompt_pairs: batch.pairs,
+            allowed_ms: allowed.as_millis() as u64,
             plan_ns: self.share.plan.as_nanos() as u64,
             commit_ns: self.share.commit.as_nanos() as u64,
             apply_ns: self.share.apply.as_nanos() as u64,
@@ -200,17 +203,84 @@ pub struct BatchFacts {
     pub prefill_rows: u64,
     /// Tokens forwarded, drafts too.
     pub tokens: u64,
+    /// Tokens of rows of several, each times the context at the end of its row.
+    pub pairs: u64,
 }
 
 impl BatchFacts {
+    /// Of the batches that a tick sends, in their order. Replicas that step `together` take as long as the one with most pairs,
+    /// so all of a step get its number.
+    pub fn of_tick(effects: &[Effect], together: bool) -> vec::IntoIter<Self> {
+        let facts = effects.iter().filter_map(|effect| match effect {
+            Effect::Send { batch, .. } => Some(Self::of(batch)),
+            _ => None,
+        });
+        let mut facts: Vec<Self> = facts.collect();
+        if together {
+            for step in facts.chunk_by_mut(|a, b| a.step == b.step) {
+                let most = step.iter().map(|facts| facts.pairs).max().unwrap_or_default();
+                step.iter_mut().for_each(|facts| facts.pairs = most);
+            }
+        }
+        facts.into_iter()
+    }
+
     /// Counts.
     pub fn of(batch: &Batch) -> Self {
-        let (mut decode_rows, mut tokens) = (0, 0);
+        let (mut decode_rows, mut tokens, mut pairs) = (0, 0, 0);
         for row in &batch.rows {
-            decode_rows += u64::from(row.len == 1);
             tokens += u64::from(row.len) + u64::from(row.drafts);
+            if row.len == 1 {
+                decode_rows += 1;
+            } else {
+                pairs += u64::from(row.len) * u64::from(row.start + row.len);
+            }
         }
         let prefill_rows = batch.rows.len() as u64 - decode_rows;
-        Self { step: batch.step, decode_rows, prefill_rows, tokens }
+        Self { step: batch.step, decode_rows, prefill_rows, tokens, pairs }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use protocol::{Bucket, Epoch, Input, RequestId, Row, Seat};
+
+    fn send(replica: u16, step: u64, start_and_len: &[(u32, u32)]) -> Effect {
+        let row = |&(start, len): &(u32, u32)| Row {
+            request: RequestId(1),
+            epoch: 1,
+            seat: Seat(0),
+            start,
+            len,
+            drafts: 0,
+            samples: true,
+            masked: false,
+            input: Input::Tokens(vec![1].into()),
+            tables: Vec::new().into(),
+            next: None,
+            init: None,
+        };
+        let (step, bucket) = (StepId(step), Bucket::Eager { tokens: 1 });
+        let rows = start_and_len.iter().map(row).collect();
+        let batch = Batch { step, epoch: Epoch(1), bucket, moe_tokens: 0, draft_rows: 0, rows };
+        Effect::Send { replica: Replica(replica), batch }
+    }
+
+    #[test]
+    fn replicas_that_step_together_have_the_pairs_of_the_one_with_most() {
+        let effects = [
+            send(0, 7, &[(0, 10), (300, 1)]),
+            send(1, 7, &[(1_000, 20), (5, 2)]),
+            send(0, 8, &[(12, 1)]),
+            send(1, 8, &[]),
+        ];
+        let pairs = |together| -> Vec<u64> {
+            BatchFacts::of_tick(&effects, together).map(|facts| facts.pairs).collect()
+        };
+        assert_eq!(pairs(false), [100, 20 * 1_020 + 2 * 7, 0, 0]);
+        assert_eq!(pairs(true), [20_414, 20_414, 0, 0]);
+        let tokens: Vec<u64> = BatchFacts::of_tick(&effects, true).map(|f| f.tokens).collect();
+        assert_eq!(tokens, [11, 22, 1, 0], "tokens stay those of each");
     }
 }

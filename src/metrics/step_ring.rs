@@ -25,6 +25,10 @@ pub struct StepRecord {
     pub prefill_rows: u64,
     /// Tokens forwarded.
     pub tokens: u64,
+    /// Tokens of prompts, each times the context at the end of its row: what attention multiplies.
+    pub prompt_pairs: u64,
+    /// How long the step might take when it was sent, before it counted as late.
+    pub allowed_ms: u64,
     /// Requests with a seat when it was answered.
     pub running: u64,
     /// Requests without one.
@@ -45,7 +49,7 @@ pub struct StepRecord {
     pub replayed: u64,
 }
 
-const WORDS: usize = 15;
+const WORDS: usize = 17;
 
 impl StepRecord {
     fn words(&self) -> [u64; WORDS] {
@@ -56,6 +60,8 @@ impl StepRecord {
             self.decode_rows,
             self.prefill_rows,
             self.tokens,
+            self.prompt_pairs,
+            self.allowed_ms,
             self.running,
             self.waiting,
             self.plan_ns,
@@ -76,6 +82,8 @@ impl StepRecord {
             decode_rows,
             prefill_rows,
             tokens,
+            prompt_pairs,
+            allowed_ms,
             running,
             waiting,
             plan_ns,
@@ -93,6 +101,8 @@ impl StepRecord {
             decode_rows,
             prefill_rows,
             tokens,
+            prompt_pairs,
+            allowed_ms,
             running,
             waiting,
             plan_ns,
