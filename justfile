@@ -135,6 +135,14 @@ mixes FROM="8" COUNT="100":
 soak HOURS="1":
     HADRON_SOAK_HOURS={{HOURS}} cargo test --test e2e -- --ignored --exact --nocapture soak::hours_of_mixed_traffic
 
+# Prompts of a megabyte and shorter ones, for so many minutes: no step may be taken for a hang.
+long-prompts MINUTES="60":
+    HADRON_LONG_PROMPTS_MINUTES={{MINUTES}} cargo test --test bench -- --ignored --exact --nocapture http::long_prompts::an_hour_of_long_prompts
+
+# Whether the time to the first token tells what is cached under another salt, in so many rounds.
+salts COUNT="300":
+    HADRON_SALTS_COUNT={{COUNT}} cargo test --test bench -- --ignored --exact --nocapture http::salts::times_across_salts
+
 # An executor whose control group has no memory left; as root.
 memory-limit:
     cargo test --test e2e -- --ignored --exact --nocapture http::memory_limit::an_executor_beyond_its_control_group_is_replaced_and_no_token_is_lost

@@ -1,4 +1,4 @@
-//! Measurements that need no model: `cargo test --release --test bench -- --ignored --nocapture`.
+//! Measurements that need no model of others: `cargo test --release --test bench -- --ignored --nocapture`.
 
 #![allow(
     clippy::print_stdout,
@@ -6,6 +6,9 @@
     reason = "a measurement prints, and panics if it cannot go on"
 )]
 
+#[allow(dead_code, reason = "each test binary uses a part")]
+#[path = "../sim/chance.rs"]
+mod chance;
 #[path = "../support/hash_model.rs"]
 mod hash_model;
 #[path = "../support/http_client.rs"]
