@@ -219,7 +219,9 @@ impl BatchFacts {
         if together {
             for step in facts.chunk_by_mut(|a, b| a.step == b.step) {
                 let most = step.iter().map(|facts| facts.pairs).max().unwrap_or_default();
-                step.iter_mut().for_each(|facts| facts.pairs = most);
+                for facts in step {
+                    facts.pairs = most;
+                }
             }
         }
         facts.into_iter()
