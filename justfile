@@ -19,6 +19,10 @@ explore FROM COUNT:
 canary:
     cargo test -p scheduler --test sim --features planted canary -- --nocapture
 
+# The tests as a release is built: overflow checks on, assertions of debug builds gone.
+released:
+    cargo test --release
+
 # Draw orders of the threads that hand requests, events and masks to each other.
 interleavings:
     cargo test -p hadron --lib --features interleavings interleavings -- --nocapture

@@ -221,7 +221,8 @@ impl EngineClient {
             }
         }
         // `close` may have looked before they were there.
-        if let Some(finish) = lock(&self.shared.closed).clone() {
+        let closed = lock(&self.shared.closed).clone();
+        if let Some(finish) = closed {
             for submit in submits.iter() {
                 self.end(submit.id, &finish);
             }

@@ -1,5 +1,7 @@
 //! What handlers, the engine's thread, the fan-out thread and operators hand to each other, in orders that a scheduler
 //! of tests draws: who reads a stream sees one end, whoever ends it, and nothing is left behind.
+//!
+//! Their map is under one lock, so whoever lists it sees a moment of it; the real one is listed part by part.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 
@@ -107,7 +109,7 @@ fn submits(max_tokens: &[u32]) -> Vec<Submit> {
 struct StandIn {
     /// Tokens that they still get.
     live: BTreeMap<RequestId, u32>,
-    /// Requests whose guide came, and not their submit.
+    /// A request whose guide came, and not its submit.
     guided: Option<RequestId>,
 }
 
@@ -261,40 +263,60 @@ fn what_waits_for_its_grammar_is_sent_once_or_ends() {
     );
 }
 
+/// Streams of endless requests, one of which waited for its grammar, that all have to end as `finish` says.
+fn endless(hall: &Arc<Hall>, finish: &Finish) -> [thread::JoinHandle<()>; 2] {
+    [false, true].map(|waits| {
+        let (hall, finish) = (Arc::clone(hall), finish.clone());
+        thread::spawn(move || {
+            let (stream, count) = if waits {
+                let (stream, held) = hall.hold("held", &[ENDLESS]);
+                release(held);
+                (stream, 1)
+            } else {
+                (hall.submit("sent", &[ENDLESS, ENDLESS]), 2)
+            };
+            let ends = read(stream, count);
+            assert!(ends.iter().all(|(_, end)| *end == finish), "{ends:?}");
+        })
+    })
+}
+
 #[test]
 fn nobody_waits_for_an_engine_that_is_gone() {
     check_random(
         || {
             let hall = Arc::new(Hall::new());
             let staff = hall.staff();
-            let clients = [0, 1].map(|held| {
-                let hall = Arc::clone(&hall);
-                thread::spawn(move || {
-                    if held == 0 {
-                        return read(hall.submit("sent", &[ENDLESS, ENDLESS]), 2);
-                    }
-                    let (stream, held) = hall.hold("held", &[ENDLESS]);
-                    release(held);
-                    read(stream, 1)
-                })
-            });
+            let clients = endless(&hall, &ENGINE_LOST);
             // It stops whatever it has in hand, and then all streams are ended, as `EngineThread::fail` does.
-            let gone = thread::spawn({
-                let hall = Arc::clone(&hall);
-                move || {
-                    hall.inbox.push(Signal::Stop);
-                    drop(staff.engine.join().unwrap());
-                    hall.client.close(&ENGINE_LOST);
-                    staff.fan_out.join().unwrap();
-                }
-            });
+            hall.inbox.push(Signal::Stop);
+            drop(staff.engine.join().unwrap());
+            hall.client.close(&ENGINE_LOST);
+            staff.fan_out.join().unwrap();
             for client in clients {
-                let ends = client.join().unwrap();
-                assert!(ends.iter().all(|(_, end)| *end == ENGINE_LOST), "{ends:?}");
+                client.join().unwrap();
             }
-            gone.join().unwrap();
+            let admission = hall.client.admission();
+            assert_eq!((admission.requests(), admission.prefill_tokens()), (0, 0));
             assert_eq!(hall.client.requests_in_flight(), 0);
-            assert_eq!(hall.client.admission().requests(), 0);
+        },
+        ORDERS,
+    );
+}
+
+#[test]
+fn a_drain_whose_time_is_over_ends_what_comes_late_too() {
+    check_random(
+        || {
+            let hall = Arc::new(Hall::new());
+            let staff = hall.staff();
+            let drain = Finish::Abort(AbortCause::Drain);
+            let clients = endless(&hall, &drain);
+            hall.client.close(&drain);
+            for client in clients {
+                client.join().unwrap();
+            }
+            hall.assert_empty(staff);
         },
         ORDERS,
     );

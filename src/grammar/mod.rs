@@ -64,6 +64,7 @@ fn yield_to_others() {
     }
 }
 
+/// Of what no test draws orders of: `crate::sync::lock` is for the rest.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -10,8 +10,8 @@ use crate::launcher::executor::ExecutorLink;
 use crate::launcher::host::Observers;
 use crate::launcher::station::Station;
 use crate::launcher::step_deadline::Work;
-use crate::launcher::step_watch::{BatchFacts, StepWatch};
-use protocol::{Batch, Epoch, Ready, Replica, ToExecutor};
+use crate::launcher::step_watch::{BatchFacts, StepWatch, most_pairs};
+use protocol::{Batch, Epoch, Ready, Replica, StepId, ToExecutor};
 use scheduler::{Control, Effect, Engine, Event, Loss, StepStats, TokenEvent};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -85,8 +85,8 @@ struct Desk {
     /// For the next tick.
     events: Vec<Event>,
     clocks: StepWatch,
-    /// What the batches of this tick are made of, in the order in which they are sent.
-    facts: std::vec::IntoIter<BatchFacts>,
+    /// Of replicas that step together: most pairs of each step of this tick.
+    most_pairs: Vec<(StepId, u64)>,
     /// Who waits to hear whether cached prefixes were forgotten, in the order of the orders.
     clearing: VecDeque<oneshot::Sender<bool>>,
 }
@@ -115,12 +115,8 @@ impl EngineThread {
     fn run(mut self) {
         let (mut signals, mut effects) = (Vec::new(), Vec::new());
         let clocks = StepWatch::new(Arc::clone(&self.observers.metrics), self.stations.len());
-        let mut desk = Desk {
-            events: Vec::new(),
-            clocks,
-            facts: Vec::new().into_iter(),
-            clearing: VecDeque::new(),
-        };
+        let mut desk =
+            Desk { events: Vec::new(), clocks, most_pairs: Vec::new(), clearing: VecDeque::new() };
         loop {
             desk.clocks.sleeps();
             self.inbox.take(&mut signals, HEARTBEAT);
@@ -144,8 +140,9 @@ impl EngineThread {
             // The masks of a batch build on what the same tick committed, which comes behind it.
             self.masks.hear(&effects);
             desk.clocks.ticked(&effects);
-            let together = self.engine.group(Replica(0)).count() > 1;
-            desk.facts = BatchFacts::of_tick(&effects, together);
+            if self.engine.group(Replica(0)).count() > 1 {
+                desk.most_pairs = most_pairs(&effects);
+            }
             for effect in effects.drain(..) {
                 self.act(effect, now_ms, &mut desk);
             }
@@ -323,11 +320,15 @@ impl EngineThread {
 
     /// Sends a batch, and has its masks made.
     fn send(&mut self, replica: Replica, batch: Batch, now_ms: u64, desk: &mut Desk) {
-        let facts = desk.facts.next().unwrap_or_else(|| BatchFacts::of(&batch));
+        let facts = BatchFacts::of(&batch);
         let masked = self.masks.rows_of(&batch);
         let station = &mut self.stations[usize::from(replica.0)];
-        // As for pairs, of replicas that step together.
-        let work = Work { tokens: facts.tokens.max(batch.moe_tokens.into()), pairs: facts.pairs };
+        // A step of a group takes as long as that of the replica with most to do.
+        let of_group = desk.most_pairs.iter().find(|(step, _)| *step == facts.step);
+        let work = Work {
+            tokens: facts.tokens.max(batch.moe_tokens.into()),
+            pairs: of_group.map_or(facts.pairs, |(_, most)| *most),
+        };
         let allowed = station.send(batch, work, now_ms);
         if let Some(executor) = station.road().filter(|_| !masked.is_empty()) {
             self.masks.make(facts.step, masked, executor, station.expected());

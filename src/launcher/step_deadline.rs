@@ -2,11 +2,12 @@
 //!
 //! The expectation has three terms, `fixed + per token · tokens + per pair · pairs`: attention multiplies every token of a
 //! prompt with all in front of it, and a prompt behind a long cached prefix has long contexts from its first step on. The
-//! first two begin as fitted to the executor's first passes, whose contexts are short; what a pair costs is guessed. Every answer
-//! corrects them, upwards by a quarter of the difference, downwards by a 64th, each term by the square of its part of the
-//! expectation: what hardly counts in a step learns nothing from it. No answer counts as more than twice its
-//! expectation: a pause of the machine says little about the steps to come, and a pause in a step of one token nothing
-//! about one of thousands.
+//! first two begin as fitted to the executor's first passes, whose contexts are short, though never at next to nothing; what a
+//! pair costs is guessed. Every answer corrects them, upwards by a quarter of the difference, downwards by a 64th, each term by
+//! the square of its part of the expectation, and one of less than an eighth not at all: what hardly counts in a step
+//! learns nothing from it, however many of them there are. No answer counts as more than twice its expectation: a
+//! pause of the machine says little about the steps to come, and a pause in a step of one token nothing about one of
+//! thousands.
 
 use protocol::Pace;
 use std::time::Duration;
@@ -23,8 +24,12 @@ const FALL: f64 = 1.0 / 64.0;
 const LEAST_NS: f64 = 1e6;
 /// Tokens that cost at first as much as the fixed part, at most: what costs nothing would never learn.
 const TOKENS_AS_FIXED: f64 = 512.0;
-/// Context whose attention costs a token at first as much as all else; between 5,000 and 30,000 in usual models.
+/// Context whose attention costs a token at first as much as all else. By their sizes it is 5,000 (0.6B) to 27,000 (8B) in
+/// usual models: what is guessed too low is soon found out.
 const CONTEXT_AS_TOKEN: f64 = 32_768.0;
+
+/// Least part of an expectation that learns from an answer.
+const COUNTS: f64 = 1.0 / 8.0;
 
 /// What decides how long a step takes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -69,8 +74,9 @@ impl StepDeadline {
         let expected: f64 = terms.iter().sum();
         let difference = (took.as_nanos() as f64 - expected).min(expected.max(LEAST_NS));
         let by = difference * if difference > 0.0 { RISE } else { FALL };
-        let squares: f64 = terms.iter().map(|term| term * term).sum();
-        for (cost, term) in self.costs.iter_mut().zip(terms) {
+        let counts = |term: &f64| *term >= COUNTS * expected;
+        let squares: f64 = terms.iter().filter(|term| counts(term)).map(|term| term * term).sum();
+        for (cost, term) in self.costs.iter_mut().zip(terms).filter(|(_, term)| counts(term)) {
             // `term` changes by its part of `by`, and the cost of one of its units in proportion.
             *cost += *cost * by * term / squares;
         }
@@ -141,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn both_terms_follow_in_proportion() {
+    fn terms_of_equal_weight_share_a_difference() {
         let mut deadline = of(1_000, 10_000); // 100 tokens: 1 s and 1 s.
         note(&mut deadline, 60, 100, 4_000);
         assert!((39_900..=40_000).contains(&ms(&deadline, 100)), "{deadline:?}");
@@ -183,7 +189,7 @@ mod tests {
             step(prompt(600, 600));
             (0..4).for_each(|_| step(tokens(1)));
         }
-        step(prompt(8_192, 38 * 8_192)); // 14 s, where the last 5,000 steps took 32 ms at most.
+        step(prompt(8_192, 38 * 8_192)); // 14 s, where the last 5,000 steps took 29 ms at most.
     }
 
     #[test]
@@ -202,5 +208,24 @@ mod tests {
                 assert!((0.5..2.5).contains(&ratio), "{token_us}: {work:?} {ratio}");
             }
         }
+    }
+
+    #[test]
+    fn many_short_steps_unlearn_nothing_of_long_ones() {
+        let (mut deadline, long) = (of(5, 37), prompt(8_192, 300_000));
+        for chunk in 1..=37 {
+            let work = prompt(8_192, chunk * 8_192);
+            deadline.note(work, took(work));
+        }
+        // Rows of one token whose contexts are read have no pairs: each of these steps takes longer or shorter than the last.
+        for _ in 0..100_000 {
+            for (work, contexts) in
+                [(tokens(256), 256 * 8_192), (prompt(300, 300), 0), (tokens(16), 32_768)]
+            {
+                deadline.note(work, took(work) + Duration::from_nanos(5 * contexts));
+            }
+        }
+        let ratio = deadline.expected(long).as_secs_f64() / took(long).as_secs_f64();
+        assert!(ratio > 0.8, "{ratio}");
     }
 }

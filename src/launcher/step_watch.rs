@@ -7,7 +7,6 @@ use scheduler::{Effect, Laps, Part, StepStats};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::vec;
 
 /// How often the thread's processor time is read: unlike the others, that is a system call.
 const CPU_PERIOD: Duration = Duration::from_millis(100);
@@ -208,25 +207,6 @@ pub struct BatchFacts {
 }
 
 impl BatchFacts {
-    /// Of the batches that a tick sends, in their order. Replicas that step `together` take as long as the one with most pairs,
-    /// so all of a step get its number.
-    pub fn of_tick(effects: &[Effect], together: bool) -> vec::IntoIter<Self> {
-        let facts = effects.iter().filter_map(|effect| match effect {
-            Effect::Send { batch, .. } => Some(Self::of(batch)),
-            _ => None,
-        });
-        let mut facts: Vec<Self> = facts.collect();
-        if together {
-            for step in facts.chunk_by_mut(|a, b| a.step == b.step) {
-                let most = step.iter().map(|facts| facts.pairs).max().unwrap_or_default();
-                for facts in step {
-                    facts.pairs = most;
-                }
-            }
-        }
-        facts.into_iter()
-    }
-
     /// Counts.
     pub fn of(batch: &Batch) -> Self {
         let (mut decode_rows, mut tokens, mut pairs) = (0, 0, 0);
@@ -241,6 +221,21 @@ impl BatchFacts {
         let prefill_rows = batch.rows.len() as u64 - decode_rows;
         Self { step: batch.step, decode_rows, prefill_rows, tokens, pairs }
     }
+}
+
+/// Pairs of the steps of a tick, the most of any replica in it: replicas that step together take as long as the one with
+/// most to do.
+pub fn most_pairs(effects: &[Effect]) -> Vec<(StepId, u64)> {
+    let mut most: Vec<(StepId, u64)> = Vec::new();
+    for effect in effects {
+        let Effect::Send { batch, .. } = effect else { continue };
+        let pairs = BatchFacts::of(batch).pairs;
+        match most.iter_mut().find(|(step, _)| *step == batch.step) {
+            Some((_, most)) => *most = pairs.max(*most),
+            None => most.push((batch.step, pairs)),
+        }
+    }
+    most
 }
 
 #[cfg(test)]
@@ -277,12 +272,6 @@ mod tests {
             send(0, 8, &[(12, 1)]),
             send(1, 8, &[]),
         ];
-        let pairs = |together| -> Vec<u64> {
-            BatchFacts::of_tick(&effects, together).map(|facts| facts.pairs).collect()
-        };
-        assert_eq!(pairs(false), [100, 20 * 1_020 + 2 * 7, 0, 0]);
-        assert_eq!(pairs(true), [20_414, 20_414, 0, 0]);
-        let tokens: Vec<u64> = BatchFacts::of_tick(&effects, true).map(|f| f.tokens).collect();
-        assert_eq!(tokens, [11, 22, 1, 0], "tokens stay those of each");
+        assert_eq!(most_pairs(&effects), [(StepId(7), 20 * 1_020 + 2 * 7), (StepId(8), 0)]);
     }
 }

@@ -310,6 +310,8 @@ fn operators_see_every_step_and_every_resident_block() {
     let sum = |field: &str| steps.iter().map(|s| s[field].as_u64().unwrap()).sum::<u64>();
     assert_eq!(sum("tokens"), 109, "the prompt, and each output token but the last");
     assert_eq!((sum("prefill_rows"), sum("decode_rows")), (1, 9));
+    assert_eq!(sum("prompt_pairs"), 100 * 100, "rows of one token have none");
+    assert!(steps.iter().all(|step| step["allowed_ms"].as_u64() >= Some(5_000)));
     let kv = look("/debug/kv", key).json();
     let replica = &kv["replicas"][0];
     let resident = replica["resident"].as_array().unwrap();
