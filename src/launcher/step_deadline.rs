@@ -4,7 +4,7 @@
 //! prompt with all in front of it, and a prompt behind a long cached prefix has long contexts from its first step on. The
 //! first two begin as fitted to the executor's first passes, whose contexts are short, though never at next to nothing; what a
 //! pair costs is guessed. Every answer corrects them, upwards by a quarter of the difference, downwards by a 64th, each term by
-//! the square of its part of the expectation, and one of less than an eighth not at all: what hardly counts in a step
+//! the square of its part of the expectation, and one of less than a 16th not at all: what hardly counts in a step
 //! learns nothing from it, however many of them there are. No answer counts as more than twice its expectation: a
 //! pause of the machine says little about the steps to come, and a pause in a step of one token nothing about one of
 //! thousands.
@@ -25,11 +25,11 @@ const LEAST_NS: f64 = 1e6;
 /// Tokens that cost at first as much as the fixed part, at most: what costs nothing would never learn.
 const TOKENS_AS_FIXED: f64 = 512.0;
 /// Context whose attention costs a token at first as much as all else. By their sizes it is 5,000 (0.6B) to 27,000 (8B) in
-/// usual models: what is guessed too low is soon found out.
-const CONTEXT_AS_TOKEN: f64 = 32_768.0;
+/// usual models. Guessed too cheap, the tokens of the first long prompt would answer for its contexts.
+const CONTEXT_AS_TOKEN: f64 = 8_192.0;
 
 /// Least part of an expectation that learns from an answer.
-const COUNTS: f64 = 1.0 / 8.0;
+const COUNTS: f64 = 1.0 / 16.0;
 
 /// What decides how long a step takes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -190,6 +190,22 @@ mod tests {
             (0..4).for_each(|_| step(tokens(1)));
         }
         step(prompt(8_192, 38 * 8_192)); // 14 s, where the last 5,000 steps took 29 ms at most.
+    }
+
+    #[test]
+    fn the_first_long_prompt_behind_many_short_ones_teaches_enough() {
+        for token_us in [0, 37] {
+            let mut deadline = of(5, token_us);
+            let mut step = |work: Work| {
+                let share = took(work).as_secs_f64() / deadline.of(work).as_secs_f64();
+                assert!(share < 0.5, "{token_us}: {work:?} takes {share} of its deadline");
+                deadline.note(work, took(work));
+            };
+            (0..700).for_each(|_| step(prompt(600, 600)));
+            (1..=37).for_each(|chunk| step(prompt(8_192, chunk * 8_192)));
+            (0..300).for_each(|_| step(prompt(600, 600)));
+            step(prompt(8_192, 38 * 8_192));
+        }
     }
 
     #[test]
