@@ -15,9 +15,11 @@ use tokio::runtime::Handle;
 const POLL: Duration = Duration::from_millis(10);
 /// Time for the last bytes of streams that were ended.
 const FLUSH: Duration = Duration::from_millis(1_500);
-/// Time for the last lines of `--trace-requests`.
-const TRACE_WAIT: Duration = Duration::from_millis(200);
-/// Time for the executor's last step, and for what is left of it after a drain that took all of its time.
+/// Time for the last lines of `--trace-requests`, and for what is left of it after a drain that took all of its time: a disk that
+/// takes longer keeps no server alive.
+const TRACE_WAIT: Duration = Duration::from_secs(5);
+const TRACE_WAIT_MIN: Duration = Duration::from_secs(1);
+/// Time for the executor's last step, and for what is left of it after such a drain.
 const EXECUTOR_WAIT: Duration = Duration::from_secs(5);
 const EXECUTOR_WAIT_MIN: Duration = Duration::from_millis(300);
 /// Exit code after a failure at run time.
@@ -75,9 +77,7 @@ impl Front<'_> {
         if let Ok(Notice::Signal(number)) = supervised.notices.try_recv() {
             return at_once(number);
         }
-        if let Some(tracer) = &self.app.options.tracer {
-            tracer.flush(TRACE_WAIT);
-        }
+        self.write_trace(deadline);
         report(&host.client.replicas());
         host.stop();
         // A drain that took its whole time leaves the executor little.
@@ -90,7 +90,17 @@ impl Front<'_> {
     pub fn fail(&self, text: &str) -> ExitCode {
         tracing::error!(text, "fatal");
         self.close();
+        self.write_trace(Instant::now());
         ExitCode::from(FATAL)
+    }
+
+    /// Writes the lines of requests that have ended; `deadline` is that of the drain.
+    fn write_trace(&self, deadline: Instant) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let tracer = self.app.options.tracer.as_ref();
+        if tracer.is_some_and(|tracer| !tracer.flush(left.clamp(TRACE_WAIT_MIN, TRACE_WAIT))) {
+            tracing::warn!("the last lines of --trace-requests may be missing");
+        }
     }
 
     /// Closes the connections; whether all took their last bytes in time.

@@ -10,18 +10,20 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
 /// Lines that may wait for the disk.
 const LINES_WAITING_MAX: usize = 4_096;
+/// How often whoever waits for the disk looks for a place among them.
+const PLACE_POLL: Duration = Duration::from_millis(10);
 /// Between two words in the log about lines that were lost.
 const WORD_INTERVAL: Duration = Duration::from_secs(10);
 
 enum Message {
     Line(Value),
-    /// Answered once everything before it is written.
-    Flush(SyncSender<()>),
+    /// Answered once everything before it is written: whether nothing was lost since the last word about that.
+    Flush(SyncSender<bool>),
 }
 
 /// Road to the file; clones share it.
@@ -48,13 +50,21 @@ impl Tracer {
         Ok(Self { lines, dropped, with_ids })
     }
 
-    /// Waits until what was sent is written, but not for long.
-    pub fn flush(&self, limit: Duration) {
+    /// Waits until what was sent is written, but not beyond `limit`; whether all of it is.
+    pub fn flush(&self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
         let (done, written) = sync_channel(1);
-        if self.lines.try_send(Message::Flush(done)).is_ok() {
-            // A disk that takes longer keeps no server alive.
-            let _ = written.recv_timeout(limit);
+        let mut message = Message::Flush(done);
+        while let Err(unsent) = self.lines.try_send(message) {
+            let TrySendError::Full(unsent) = unsent else { return false };
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(PLACE_POLL);
+            message = unsent;
         }
+        let left = deadline.saturating_duration_since(Instant::now());
+        written.recv_timeout(left).unwrap_or(false)
     }
 
     fn write(&self, line: Value) {
@@ -75,9 +85,9 @@ fn write_lines(mut file: BufWriter<File>, waiting: &Receiver<Message>, lost: &At
                     }
                 }
                 Message::Flush(done) => {
-                    let _ = file.flush();
+                    let is_written = file.flush().is_ok() && lost.load(Ordering::Relaxed) == 0;
                     // Whoever asked may have stopped waiting.
-                    let _ = done.try_send(());
+                    let _ = done.try_send(is_written);
                 }
             }
             match waiting.try_recv() {
@@ -201,5 +211,37 @@ impl Drop for RequestTrace {
     fn drop(&mut self) {
         let line = self.line();
         self.tracer.write(line);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn whoever_flushes_hears_whether_all_is_written() {
+        let (mut disk, end) = io::pipe().unwrap();
+        let path = format!("/proc/self/fd/{}", end.as_raw_fd());
+        let tracer = Tracer::open(Path::new(&path), false).unwrap();
+        let (written, rest) = (json!("a line"), "x".repeat(100_000));
+        tracer.write(written.clone());
+        assert!(tracer.flush(Duration::from_mins(1)));
+        let mut line = [0; 9];
+        disk.read_exact(&mut line).unwrap();
+        assert_eq!(line[..], *format!("{written}\n").as_bytes());
+
+        // A pipe takes 64 KiB of it.
+        tracer.write(json!(rest));
+        let short = Duration::from_millis(50);
+        assert!(!tracer.flush(short), "the disk has stopped");
+        (0..=LINES_WAITING_MAX).for_each(|_| tracer.write(json!(0)));
+        assert!(!tracer.flush(short), "nor is there a place to wait in");
+
+        let reader = std::thread::spawn(move || disk.read_to_end(&mut Vec::new()));
+        assert!(!tracer.flush(Duration::from_mins(1)), "a line found no place");
+        drop((tracer, end));
+        assert!(reader.join().unwrap().unwrap() > rest.len());
     }
 }

@@ -155,23 +155,23 @@ pub async fn prepare<E: Endpoint>(
         move || {
             let started = Instant::now();
             let prepared = Json::parse(&body).and_then(Fields::of_body);
-            let prepared =
+            let mut prepared =
                 prepared.and_then(|fields| E::prepare(&app, &serving, fields, &headers, ticket));
             serving.metrics.http.read_body(started.elapsed(), prepared.is_ok());
+            // Here, because a client that leaves now lets nobody wait for the result.
+            if let (Some(tracer), Ok(prepared)) = (&app.options.tracer, &mut prepared) {
+                let head = json!({
+                    "created": unix_time(),
+                    "request_id": prepared.request_id,
+                    "path": parts.uri.path(),
+                    "stream": prepared.stream,
+                });
+                prepared.generation.trace(tracer, received, head);
+            }
             prepared
         }
     };
-    let mut prepared = app.text.run(bytes, work).await?;
-    if let Some(tracer) = &app.options.tracer {
-        let head = json!({
-            "created": unix_time(),
-            "request_id": prepared.request_id,
-            "path": parts.uri.path(),
-            "stream": prepared.stream,
-        });
-        prepared.generation.trace(tracer, received, head);
-    }
-    Ok(prepared)
+    app.text.run(bytes, work).await
 }
 
 /// Waits for the first token, or for all of them, and writes the reply.

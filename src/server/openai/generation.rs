@@ -36,6 +36,8 @@ pub struct PromptFacts {
 
 /// The choices of a request, prompt by prompt: choice `prompt × n + i`.
 pub struct Generation {
+    /// Writes the request's line when the generation is dropped: first, for a drain waits for the streams.
+    trace: Option<Box<RequestTrace>>,
     stream: EventStream,
     choices: Vec<Choice>,
     n: usize,
@@ -47,8 +49,6 @@ pub struct Generation {
     interval: usize,
     /// Set when a choice ended in a way that ends the whole request.
     fatal: Option<ApiError>,
-    /// Writes the request's line when the generation is dropped.
-    trace: Option<Box<RequestTrace>>,
     /// Of the request, for the log.
     span: Span,
 }
@@ -66,7 +66,7 @@ impl Generation {
         let pending = choices.iter().map(|_| Delta::default()).collect();
         let interval = interval as usize;
         let (events, fatal, trace, span) = (Vec::new(), None, None, Span::current());
-        Self { stream, choices, n, prompts, events, live, pending, interval, fatal, trace, span }
+        Self { trace, stream, choices, n, prompts, events, live, pending, interval, fatal, span }
     }
 
     /// Has a line written once this ends; `received`: when the request came in.

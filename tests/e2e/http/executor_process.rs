@@ -205,7 +205,10 @@ fn generated(at: SocketAddr) -> u64 {
 
 #[test]
 fn an_executor_that_dies_again_and_again_ends_the_server() {
-    let mut process = Process::start(APART);
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("requests.jsonl");
+    let traced = ["--trace-requests", trace.to_str().unwrap()];
+    let mut process = Process::start(&[APART, &traced].concat());
     let at = process.address;
     for _ in 0..3 {
         send(executor(&process), "-KILL");
@@ -216,6 +219,8 @@ fn an_executor_that_dies_again_and_again_ends_the_server() {
     send(executor(&process), "-KILL");
     assert_eq!(finish(stream).1, "engine_unavailable");
     assert_eq!(process.exits_within(Duration::from_secs(5)).code(), Some(3));
+    let lines = fs::read_to_string(trace).unwrap();
+    assert_eq!(lines.lines().count(), 1, "what the failure ended has its line: {lines}");
 }
 
 #[test]

@@ -247,6 +247,27 @@ fn leave(at: SocketAddr, headers: &str, name: &str) {
     wait(0);
 }
 
+/// Clients that leave while their prompt is read, or soon after.
+const HURRIED: u64 = 300;
+
+/// Asks for a long answer and goes away, up to two milliseconds later.
+fn leave_at_once(at: SocketAddr, number: u64) {
+    let body = json!({"prompt": "a", "max_tokens": 1500, "ignore_eos": true, "n": 16});
+    let mut client = Client::connect(at);
+    client.send("POST", "/v1/completions", "", body.to_string().as_bytes());
+    std::thread::sleep(Duration::from_micros(number % 20 * 100));
+}
+
+/// One answer and many that nobody waits for, and then the end.
+fn come_and_go(at: SocketAddr, pid: &str) {
+    let body = json!({"prompt": "a", "max_tokens": 3, "ignore_eos": true});
+    assert_eq!(post(at, "/v1/completions", &body).status, 200);
+    leave(at, "X-Request-Id: by-header\r\n", "by-body");
+    leave(at, "", "by-body");
+    (0..HURRIED).for_each(|number| leave_at_once(at, number));
+    assert!(std::process::Command::new("kill").arg(pid).status().unwrap().success());
+}
+
 #[test]
 fn a_log_in_json_is_json_in_every_line() {
     let folder = tempfile::tempdir().unwrap();
@@ -256,7 +277,7 @@ fn a_log_in_json_is_json_in_every_line() {
     child.args(["--trace-requests", trace.to_str().unwrap()]).env("RUST_LOG", "info,hadron=debug");
     let mut child = child.stdout(Stdio::null()).spawn().unwrap();
     let log = child.stderr.take().unwrap();
-    let mut address = None;
+    let mut clients = None;
     let mut executors = 0;
     let mut left = Vec::new();
     for line in std::io::BufRead::lines(std::io::BufReader::new(log)) {
@@ -266,20 +287,18 @@ fn a_log_in_json_is_json_in_every_line() {
         left.extend((event["status"] == 499).then(|| event["span"]["id"].clone()));
         if event["message"] == "ready" {
             let at: SocketAddr = event["address"].as_str().unwrap().parse().unwrap();
-            let body = json!({"prompt": "a", "max_tokens": 3, "ignore_eos": true});
-            assert_eq!(post(at, "/v1/completions", &body).status, 200);
-            leave(at, "X-Request-Id: by-header\r\n", "by-body");
-            leave(at, "", "by-body");
-            address = Some(at);
-            let stopped = std::process::Command::new("kill").arg(child.id().to_string()).status();
-            assert!(stopped.unwrap().success());
+            // Beside: a log that nobody reads loses lines.
+            let pid = child.id().to_string();
+            clients = Some(std::thread::spawn(move || come_and_go(at, &pid)));
         }
     }
-    assert!(address.is_some(), "ready was said");
+    clients.expect("ready is said").join().unwrap();
     assert!(executors > 0, "the executor's lines name it");
-    assert_eq!(left, ["by-header", "by-body"], "lines about a request name it");
     assert_eq!(child.wait().unwrap().code(), Some(0));
-    assert_eq!(lines(&trace).len(), 3, "the last line is on disk before the end");
+    assert_eq!(left[..2], ["by-header", "by-body"], "lines about a request name it");
+    let is_gone = |line: &&Value| line["finish_reasons"][0] == "client_gone";
+    let gone = lines(&trace).iter().filter(is_gone).count();
+    assert_eq!(gone, left.len(), "whoever leaves has a line, on disk before the end");
 }
 
 #[test]
