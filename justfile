@@ -147,6 +147,10 @@ long-prompts MINUTES="60":
 salts COUNT="300":
     HADRON_SALTS_COUNT={{COUNT}} cargo test --test bench -- --ignored --exact --nocapture http::salts::times_across_salts
 
+# A server and its executor whose wall clock jumps by days and years; needs Debian's libfaketime.
+clock-jumps:
+    cargo test --test e2e -- --ignored --exact http::machine::a_wall_clock_that_jumps_changes_dates_and_nothing_else
+
 # An executor whose control group has no memory left; as root.
 memory-limit:
     cargo test --test e2e -- --ignored --exact --nocapture http::memory_limit::an_executor_beyond_its_control_group_is_replaced_and_no_token_is_lost

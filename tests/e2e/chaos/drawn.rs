@@ -8,6 +8,8 @@ use crate::http_client::Client;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+/// Faults of the shortest run, however little of the machine it gets.
+const FAULTS_LEAST: u64 = 6;
 /// Losses of a replica that a server survives in ten minutes.
 const LOSSES: usize = 3;
 const SOON: Duration = Duration::from_mins(1);
@@ -31,6 +33,10 @@ struct Tally {
     kills: u64,
     stops: u64,
     answers: AtomicU64,
+}
+
+fn goes_on(until: Instant, faults: u64) -> bool {
+    Instant::now() < until || faults < FAULTS_LEAST
 }
 
 /// One server: clients behind a proxy that breaks, one beside it whose answers must be right, and a signal or three.
@@ -66,7 +72,7 @@ fn live(chance: &mut Chance, until: Instant, tally: &mut Tally) {
             });
         }
         let mut losses = 0;
-        while Instant::now() < until && losses < LOSSES {
+        while goes_on(until, tally.faults) && losses < LOSSES {
             std::thread::sleep(Duration::from_millis(50 + chance.below(400)));
             let fault = match chance.below(6) {
                 0 => Fault::Delay(Duration::from_millis(1 + chance.below(30))),
@@ -106,7 +112,7 @@ fn run(seed: u64, time: Duration) -> Tally {
     println!("seed {seed}");
     let (mut chance, mut tally) = (Chance(seed), Tally::default());
     let until = Instant::now() + time;
-    while Instant::now() < until {
+    while goes_on(until, tally.faults) {
         live(&mut chance, until, &mut tally);
         println!("{tally:?}");
     }
@@ -116,7 +122,7 @@ fn run(seed: u64, time: Duration) -> Tally {
 #[test]
 fn a_few_seconds_of_chaos_change_no_answer() {
     let tally = run(4, Duration::from_secs(6));
-    assert!(tally.faults > 5 && tally.answers.into_inner() > 0);
+    assert!(tally.answers.into_inner() > 0);
 }
 
 /// As many minutes as HADRON_CHAOS_MINUTES says.
