@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 const SCHEMAS: u64 = 1_000;
 const CONNECTIONS: u64 = 16;
 const TOKENS: u32 = 600;
-/// Times that a grammar may be late before it counts as refused.
-const LATE_MOST: u32 = 20;
+/// Times that a grammar may find the machine too busy before it counts as refused.
+const LATE_MOST: u32 = 100;
 /// Outputs that must come to an end of their own.
 const COMPLETED_LEAST: u64 = SCHEMAS * 9 / 10;
 
@@ -172,15 +172,15 @@ fn ask(client: &mut Client, seed: u64, score: &Score) {
     let body = json!({"prompt": "{", "max_tokens": TOKENS, "temperature": 1, "seed": seed, "structured_outputs":
         {"json": schema, "disable_any_whitespace": seed.is_multiple_of(2)}});
     let mut reply = client.post("/v1/completions", &body);
-    let mut said = reply.json();
-    // Grammars are tried with little priority: of a busy machine one may get too little.
+    // Grammars are tried with little priority: a busy machine may have too little left, and says so.
     for _ in 0..LATE_MOST {
-        if !said["error"]["message"].as_str().is_some_and(|why| why.contains("took longer")) {
+        if reply.status != 429 && !String::from_utf8_lossy(&reply.body).contains("took longer") {
             break;
         }
+        std::thread::sleep(Duration::from_millis(500));
         reply = client.post("/v1/completions", &body);
-        said = reply.json();
     }
+    let said = reply.json();
     if reply.status == 400 {
         println!("seed {seed}: {} for {schema}", said["error"]["message"]);
         score.refused.fetch_add(1, Ordering::Relaxed);

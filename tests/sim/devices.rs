@@ -140,6 +140,7 @@ impl World {
         self.trace.note(self.now_ms, "ready", &[replica as u64]);
         let blocks = self.blocks_of_new_executors();
         self.sites[replica].blocks = blocks;
+        self.sites[replica].announced = self.sites[replica].incarnation;
         if self.chance.hits(self.setup.faults.relapse) {
             let incarnation = self.sites[replica].incarnation;
             let at_ms = self.now_ms + 1 + self.chance.below(10);

@@ -24,6 +24,8 @@ pub(crate) struct Site {
     pub(crate) executor: Option<Executor>,
     /// Counts its executors' lives.
     pub(crate) incarnation: u32,
+    /// Which of these lives the engine was last told of.
+    pub(crate) announced: u32,
     /// When the engine was told that they are dead, until it is told that they are back.
     pub(crate) lost_at_ms: Option<u64>,
     /// What its executors have been told.
@@ -256,6 +258,9 @@ impl World {
         for replica in back {
             self.sites[replica].lost_at_ms = None;
             self.start_executor(replica);
+            // It may have died before the engine took notice of it.
+            let site = &mut self.sites[replica];
+            site.executor.take_if(|_| site.announced != site.incarnation);
         }
         self.absorb(&mut effects)?;
         if self.chance.hits(100) {

@@ -191,10 +191,12 @@ fn a_hostile_grammar_is_refused_within_a_second_and_costs_others_nothing() {
     for attacker in attackers {
         let (outputs, status, reason, took) = attacker.join().unwrap();
         let shown: String = outputs.to_string().chars().take(80).collect();
-        assert!(
-            status == 200 || (status, reason.as_str()) == (400, Some("invalid_grammar")),
-            "{shown}: {status} {reason}"
+        let refused = matches!(
+            (status, reason.as_str()),
+            // Without a turn within ten seconds where others leave the machine too little.
+            (400, Some("invalid_grammar")) | (429, Some("max_num_queued_reqs"))
         );
+        assert!(status == 200 || refused, "{shown}: {status} {reason}");
         assert!(took < Duration::from_secs(30), "{shown}: {status} after {took:?}");
     }
     assert!(slowest < Duration::from_secs(10), "somebody else waited {slowest:?}");
