@@ -6,7 +6,7 @@
 mod player;
 
 use executor::{Dtype, ExecutorConfig, KvSize, Meeting, run};
-use protocol::link::{InProcess, Link, LinkError, pair};
+use protocol::link::{Halves, InProcess, Link, LinkError, Receiving, pair};
 use protocol::{
     Batch, BlockId, Bucket, Epoch, FromExecutor, Input, Phase, Profiled, Rank, RequestId, Row,
     Sampling, Seat, SeatInit, StepId, TableUpdate, ToExecutor,
@@ -94,6 +94,33 @@ fn an_impossible_batch_is_a_fault_that_names_the_step() {
     peer.send(batch(7, 1, 99)).unwrap();
     let FromExecutor::Fault { step, text } = next(&mut peer) else { panic!("no fault") };
     assert_eq!((step, text.as_str()), (Some(StepId(7)), "impossible batch: block 99 of 20"));
+    assert_eq!(peer.recv(Duration::from_mins(1)), Err(LinkError::Closed));
+    thread.join().unwrap();
+}
+
+/// Panics when a batch arrives.
+struct Breaking<R>(R);
+
+impl<R: Receiving<Message = ToExecutor>> Receiving for Breaking<R> {
+    type Message = ToExecutor;
+
+    fn recv(&mut self, timeout: Duration) -> Result<Option<ToExecutor>, LinkError> {
+        let message = self.0.recv(timeout)?;
+        assert!(!matches!(message, Some(ToExecutor::Batch(_))), "a broken invariant");
+        Ok(message)
+    }
+}
+
+#[test]
+fn a_panic_is_a_fault_and_the_end() {
+    let (mut peer, theirs) = pair(64);
+    let (sender, receiver) = theirs.split();
+    let broken = Halves { sender, receiver: Breaking(receiver) };
+    let thread = std::thread::spawn(|| run(player::config(Dtype::Float32, 1), broken));
+    ready(&mut peer);
+    peer.send(batch(7, 1, 0)).unwrap();
+    let FromExecutor::Fault { text, .. } = next(&mut peer) else { panic!("no fault") };
+    assert_eq!(text, "panic: a broken invariant");
     assert_eq!(peer.recv(Duration::from_mins(1)), Err(LinkError::Closed));
     thread.join().unwrap();
 }

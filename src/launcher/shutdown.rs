@@ -18,7 +18,7 @@ const FLUSH: Duration = Duration::from_millis(1_500);
 /// Time for the last lines of `--trace-requests`, and for what is left of it after a drain that took all of its time: a disk that
 /// takes longer keeps no server alive.
 const TRACE_WAIT: Duration = Duration::from_secs(5);
-const TRACE_WAIT_MIN: Duration = Duration::from_secs(1);
+const TRACE_WAIT_MIN: Duration = Duration::from_millis(200);
 /// Time for the executor's last step, and for what is left of it after such a drain.
 const EXECUTOR_WAIT: Duration = Duration::from_secs(5);
 const EXECUTOR_WAIT_MIN: Duration = Duration::from_millis(300);
@@ -90,16 +90,16 @@ impl Front<'_> {
     pub fn fail(&self, text: &str) -> ExitCode {
         tracing::error!(text, "fatal");
         self.close();
-        self.write_trace(Instant::now());
+        self.write_trace(Instant::now() + TRACE_WAIT);
         ExitCode::from(FATAL)
     }
 
-    /// Writes the lines of requests that have ended; `deadline` is that of the drain.
+    /// Writes the lines of requests that have ended, until `deadline` or a little longer.
     fn write_trace(&self, deadline: Instant) {
         let left = deadline.saturating_duration_since(Instant::now());
         let tracer = self.app.options.tracer.as_ref();
         if tracer.is_some_and(|tracer| !tracer.flush(left.clamp(TRACE_WAIT_MIN, TRACE_WAIT))) {
-            tracing::warn!("the last lines of --trace-requests may be missing");
+            tracing::warn!("lines of --trace-requests are missing");
         }
     }
 

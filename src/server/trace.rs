@@ -22,7 +22,7 @@ const WORD_INTERVAL: Duration = Duration::from_secs(10);
 
 enum Message {
     Line(Value),
-    /// Answered once everything before it is written: whether nothing was lost since the last word about that.
+    /// Answered once everything before it is written: whether no line was ever lost.
     Flush(SyncSender<bool>),
 }
 
@@ -50,7 +50,8 @@ impl Tracer {
         Ok(Self { lines, dropped, with_ids })
     }
 
-    /// Waits until what was sent is written, but not beyond `limit`; whether all of it is.
+    /// Waits until what was sent is written, but not beyond `limit`; whether every line so far is.
+    #[must_use]
     pub fn flush(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let (done, written) = sync_channel(1);
@@ -75,7 +76,7 @@ impl Tracer {
 }
 
 fn write_lines(mut file: BufWriter<File>, waiting: &Receiver<Message>, lost: &AtomicU64) {
-    let mut word_at = Instant::now();
+    let (mut word_at, mut told) = (Instant::now(), 0);
     while let Ok(mut message) = waiting.recv() {
         loop {
             match message {
@@ -96,10 +97,10 @@ fn write_lines(mut file: BufWriter<File>, waiting: &Receiver<Message>, lost: &At
             }
         }
         let flushed = file.flush();
-        let count = lost.load(Ordering::Relaxed);
+        let count = lost.load(Ordering::Relaxed) - told;
         if (count > 0 || flushed.is_err()) && word_at.elapsed() >= WORD_INTERVAL {
             word_at = Instant::now();
-            let count = lost.swap(0, Ordering::Relaxed);
+            told += count;
             tracing::warn!(count, error = ?flushed.err(), "lines of --trace-requests were lost");
         }
     }

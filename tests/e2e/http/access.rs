@@ -9,6 +9,7 @@ use hadron::server::cross_origin::CrossOrigin;
 use hadron::server::keys::{Access, Keys};
 use hadron::server::routes::table;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
 
 /// One request of any kind; the body is an empty object.
@@ -40,6 +41,12 @@ fn every_route_asks_for_the_key_but_the_probes() {
     let keys = Keys::new(["one", "two"], ["root"]);
     let server = with(Options { keys, tokenizer_info: true, ..Options::default() });
     let at = server.address;
+    let is_open = |access| matches!(access, Access::Open | Access::Metrics);
+    let open = table().into_iter().filter(|route| is_open(route.access)).map(|route| route.path);
+    let open: BTreeSet<&str> = open.collect();
+    // The page of status asks for a key itself.
+    let known = ["/", "/health", "/live", "/livez", "/metrics", "/ping", "/ready", "/readyz"];
+    assert_eq!(open, BTreeSet::from(known));
     for route in table() {
         let (method, path) = (route.method.to_uppercase(), example(route.path));
         let ask = |headers: &str| send(at, &method, &path, headers);
@@ -50,7 +57,7 @@ fn every_route_asks_for_the_key_but_the_probes() {
             continue;
         }
         let missing = ask("");
-        if matches!(route.access, Access::Open | Access::Metrics) {
+        if is_open(route.access) {
             assert_eq!(missing.status, 200, "{path}");
             continue;
         }

@@ -220,13 +220,17 @@ fn a_reader_that_never_reads_does_not_slow_requests() {
         times.sort_unstable();
         times[times.len() / 2]
     };
-    let without = took(None, false);
-    let with = took(Some(config(&json!({"hwm": 1}))), true);
-    println!(
-        "median request: {without:?} without events, {with:?} beside a reader that never reads"
-    );
-    // Whoever waits for this reader waits for ever; a busy machine adds some milliseconds to either.
-    assert!(with < 10 * without + Duration::from_millis(100), "{with:?} instead of {without:?}");
+    // Others come and go on a busy machine: what it is like without them shows in one of some trials.
+    let unaffected = (0..5).any(|_| {
+        let without = took(None, false);
+        let with = took(Some(config(&json!({"hwm": 1}))), true);
+        println!(
+            "median request: {without:?} without events, {with:?} beside a reader that never reads"
+        );
+        // 16 steps a request: 1 ms a step.
+        with < without + Duration::from_millis(16)
+    });
+    assert!(unaffected);
 }
 
 #[test]

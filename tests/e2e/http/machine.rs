@@ -38,6 +38,8 @@ fn a_wall_clock_that_jumps_changes_dates_and_nothing_else() {
     command.env("FAKETIME_NO_CACHE", "1").env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
     let mut process = Process::of(&mut command);
     let (at, former) = (process.address, executor(&process));
+    let loaded = fs::read_to_string(format!("/proc/{former}/maps")).unwrap();
+    assert!(loaded.contains("libfaketime"), "the executor's clock jumps too");
     let expected = answer(at, 1_500);
     for seconds in [DAY_S, -DAY_S, 3_650 * DAY_S, 0] {
         let waiting = stream(at, 1_500);

@@ -17,6 +17,7 @@ mod malformed;
 mod memory_limit;
 mod messages;
 mod metrics;
+mod nan_weights;
 pub(crate) mod nodes;
 mod openapi;
 mod operators;
