@@ -87,6 +87,11 @@ two-hosts:
     cargo build --release
     tests/conformance/cluster/two_hosts.sh target/release/hadron
 
+# What listens and speaks where, as `ss` sees it; needs iproute2 and curl.
+listening:
+    cargo build --release
+    tests/conformance/listening.sh target/release/hadron
+
 # Ten thousand cases of schemathesis; commit what it prints last in tests/conformance/clients/results/.
 schemathesis:
     tests/conformance/clients/run.sh target/debug/hadron target/clients schemathesis

@@ -189,7 +189,8 @@ fn exchange(address: SocketAddr, bytes: &[u8], counts: &mut [u64; 6]) {
         let _ = stream.shutdown(Shutdown::Write);
         reading.join().unwrap()
     });
-    for leak in ["panicked", "src/", "/usr/", "/root/", "/home/", env!("CARGO_MANIFEST_DIR")] {
+    let leaks = ["panicked", "src/", ".rs:", "/tmp/", "/usr/", "/root/", "/home/"];
+    for leak in leaks.into_iter().chain([env!("CARGO_MANIFEST_DIR")]) {
         let at = find(&reading, leak.as_bytes());
         let shown = at.map(|at| {
             String::from_utf8_lossy(&reading[at.saturating_sub(200)..reading.len().min(at + 50)])
