@@ -32,10 +32,14 @@ miri:
     MIRIFLAGS=-Zmiri-disable-isolation CARGO_TARGET_DIR=target/miri cargo +nightly miri test -p kernels --lib -- \
         cpu::pool cpu::pack cpu::maths::tests::sums cpu::sample::tests::edits marks step:: host_mat
 
-# The same crate and what it calls of drivers, as the emulator has them, compiled for AddressSanitizer: what Rust says is unsafe, on CPUs too.
+# The same crate, and the bindings of drivers and of collectives over what the emulator has of them, compiled for AddressSanitizer.
 asan:
-    ASAN_OPTIONS=detect_leaks=0 RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=target/asan \
-        cargo test --target "$(rustc --print host-tuple)" -p kernels --lib --test conformance --test gpu
+    #!/usr/bin/env bash
+    set -euo pipefail
+    export ASAN_OPTIONS=detect_leaks=0 RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=target/asan
+    host=$(rustc --print host-tuple)
+    cargo test --target "$host" -p kernels --lib --test conformance --test gpu
+    cargo test --target "$host" -p collectives
 
 # Let libFuzzer look for inputs that break a decoder, every one for so many seconds; again from what it found before.
 fuzz SECONDS="60":
