@@ -56,6 +56,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("latent_decode/ring.h", include_str!("latent_decode/ring.h")),
     ("latent_decode/step.h", include_str!("latent_decode/step.h")),
     ("latent_decode/token.h", include_str!("latent_decode/token.h")),
+    ("latent_groups/cut.h", include_str!("latent_groups/cut.h")),
     ("latent_groups/fetch.h", include_str!("latent_groups/fetch.h")),
     ("latent_groups/multiply.h", include_str!("latent_groups/multiply.h")),
     ("latent_groups/put.h", include_str!("latent_groups/put.h")),

@@ -69,7 +69,8 @@ enum : u32 {
     TEAM = WAVES * WAVE,
     TURN_KEYS = WAVES * TILE_KEYS,  // of a block, a tile for each of its waves
     TILES_AHEAD = WAVE == 64 ? 1 : STAGES,
-    SPREAD_RUNS = 1  // splits of single tokens for each block up to which they are taken one by one (walk.h)
+    SPREAD_RUNS = 1,  // splits of single tokens for each block up to which they are taken one by one (walk.h)
+    CUT_TOGETHER = 0  // what others see of a context does not change how it is cut
 };
 DEV void team_sync() { sync(); }
 
@@ -80,6 +81,10 @@ DEV void team_sync() { sync(); }
 DEV u32 split_keys(u32 context) {
     const u32 finest = FROM_QKV && context <= 2048 ? 128 : FROM_QKV || FEW ? 256 : 448;
     return context <= 8192 ? finest : context <= 32768 ? 512 : 1024;
+}
+DEV u32 splits_of_keys(u32 context, u32) {
+    const u32 keys = split_keys(context);
+    return (context + keys - 1) / keys;
 }
 // Many rows cut a context into splits that are alike but for the last, so that equal numbers of them are equal work.
 DEV u32 even_split(u32 context, u32 splits) {

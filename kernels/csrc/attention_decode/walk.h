@@ -5,11 +5,9 @@
 // then they are done sooner side by side.
 #pragma once
 
-// A row without keys has one empty split: somebody must write its zeros.
-DEV u32 splits_of(u32 context) {
-    const u32 keys = split_keys(context);
-    return context == 0 ? 1 : (context + keys - 1) / keys;
-}
+// A row without keys has one empty split: somebody must write its zeros. `cut`: as it was decided for all rows of a step, where it is
+// (latent_groups/cut.h).
+DEV u32 splits_of(u32 context, u32 cut) { return context == 0 ? 1 : splits_of_keys(context, cut); }
 
 struct Rows {
     const i32 *context_lens, *cu_q, *tables, *table_rows;
@@ -23,7 +21,8 @@ struct Rows {
 struct Place {
     u32 row, head, split, left;  // left: splits from here to the end of the block's run
     u32 context, table, token, position;  // context: of the last of the rows; else of the first
-    u32 span, splits;
+    u32 span, splits, cut;
+    u32 record;    // splits of rows in front of this one, each of which leaves its own
     u32 count;    // rows from this one on, each of which sees one key more than the one before
     u32 together;  // rows that are taken at once, here
     u32 run_end;  // where tokens of rows of any length are taken (latent_decode/token.h)
@@ -31,31 +30,31 @@ struct Place {
 
 DEV u32 position_of(const Rows& rows, u32 token) { return rows.positions ? (u32)rows.positions[token] : 0; }
 DEV u32 table_of(const Rows& rows, u32 row) { return rows.table_rows ? (u32)rows.table_rows[row] : row; }
-DEV u32 span_of(u32 context) { return even_split(context, splits_of(context)); }
+DEV u32 span_of(u32 context, u32 cut) { return even_split(context, splits_of(context, cut)); }
 
 DEV void cut_row(Place& p) {
-    p.splits = splits_of(p.context);
+    p.splits = splits_of(p.context, p.cut);
     p.span = even_split(p.context, p.splits);
 }
 
-// Whether a row is the token behind that of the row before, and cut as that one is: what others see of a context must not change how
-// it is cut.
-DEV bool follows(const Rows& rows, u32 row) {
+// Whether a row is the token behind that of the row before, and may be taken with it.
+DEV bool follows(const Rows& rows, u32 row, u32 cut) {
     if (row == 0 || table_of(rows, row) != table_of(rows, row - 1)) return false;
     const u32 before = (u32)rows.context_lens[row - 1], context = (u32)rows.context_lens[row];
-    return before != 0 && context == before + 1 && splits_of(before) == splits_of(context) && span_of(before) == span_of(context);
+    return before != 0 && context == before + 1 && splits_of(before, cut) == splits_of(context, cut) &&
+           (CUT_TOGETHER || span_of(before, cut) == span_of(context, cut));
 }
 // Whether a row is the first of those that are taken with it.
-DEV bool leads(const Rows& rows, u32 row, u32 together) {
+DEV bool leads(const Rows& rows, u32 row, u32 together, u32 cut) {
     if (together <= 1) return true;
     u32 behind = 0;
-    while (follows(rows, row - behind)) ++behind;
+    while (follows(rows, row - behind, cut)) ++behind;
     return behind % together == 0;
 }
 // What is taken with the row of `p`, which leads.
 DEV void take_along(Place& p, const Rows& rows) {
     p.count = 1;
-    while (p.count < p.together && p.row + p.count < rows.rows && follows(rows, p.row + p.count)) ++p.count;
+    while (p.count < p.together && p.row + p.count < rows.rows && follows(rows, p.row + p.count, p.cut)) ++p.count;
     p.context += p.count - 1;
     cut_row(p);
 }
@@ -77,6 +76,7 @@ DEV void next_split(Place& p, const Rows& rows) {
     p.split = 0;
     if (++p.head < rows.kv_heads) return;
     p.head = 0;
+    p.record += p.count * p.splits;
     p.row += p.count;
     p.context = (u32)rows.context_lens[p.row];
     p.table = table_of(rows, p.row);
@@ -88,10 +88,10 @@ DEV void next_split(Place& p, const Rows& rows) {
 // Splits of rows in front of this thread's, and of all.
 struct Counted { u32 before, all; };
 // Of rows that are taken so many together. Every thread of the team must come; `sums` [WAVES] is nobody else's.
-DEV Counted count_splits(const Rows& rows, u32 first, u32 end, u32 together, u32* sums) {
+DEV Counted count_splits(const Rows& rows, u32 first, u32 end, u32 together, u32 cut, u32* sums) {
     u32 mine = 0;
     for (u32 row = first; row < end; ++row)
-        if (leads(rows, row, together)) mine += splits_of((u32)rows.context_lens[row]);
+        if (leads(rows, row, together, cut)) mine += splits_of((u32)rows.context_lens[row], cut);
     u32 before = mine;
     for (u32 reach = 1; reach < WAVE; reach *= 2) {
         const u32 below = shfl(before, lane() - reach);
@@ -108,27 +108,30 @@ DEV Counted count_splits(const Rows& rows, u32 first, u32 end, u32 together, u32
 }
 
 // The block's first split. Every thread of the team must come.
-DEV Place start_of_block(const Rows& rows) {
+DEV Place start_of_block(const Rows& rows, u32 cut = 0) {
     SHARED(u32, sums, 2 * WAVES);
-    SHARED(u32, found, 6);
+    SHARED(u32, found, 7);
     const u32 each = (rows.rows + TEAM - 1) / TEAM;
     const u32 first = tid() * each, end = first + each < rows.rows ? first + each : rows.rows;
     // What the thread whose row it is will need, on its way with the contexts: loads that wait for one another are what
     // a lone row spends its time on.
     const u32 table = first < end ? table_of(rows, first) : 0, token = first < end ? (u32)rows.cu_q[first] : 0;
     const u32 position = first < end ? position_of(rows, token) : 0;
-    Counted splits = count_splits(rows, first, end, 1, sums);
+    Counted splits = count_splits(rows, first, end, 1, cut, sums);
+    u32 record = splits.before;
     const bool spread = rows.together <= 1 || splits.all * rows.kv_heads <= SPREAD_RUNS * gdim_x();
     const u32 together = spread ? 1 : rows.together;
-    if (!spread) splits = count_splits(rows, first, end, together, sums + WAVES);
+    if (!spread) splits = count_splits(rows, first, end, together, cut, sums + WAVES);
 
     const u32 all = splits.all * rows.kv_heads, even = all / gdim_x(), odd = all % gdim_x();
     const u32 begin = bid_x() * even + (bid_x() < odd ? bid_x() : odd);
     u32 before = splits.before;
     for (u32 row = first; row < end; ++row) {
-        if (!leads(rows, row, together)) continue;
-        const u32 from = before * rows.kv_heads, context = (u32)rows.context_lens[row];
-        before += splits_of(context);
+        const u32 from = before * rows.kv_heads, context = (u32)rows.context_lens[row], splits_here = splits_of(context, cut);
+        const u32 first_record = record;
+        record += splits_here;
+        if (!leads(rows, row, together, cut)) continue;
+        before += splits_here;
         if (begin < from || begin >= before * rows.kv_heads) continue;
         found[0] = row;
         found[1] = begin - from;
@@ -136,10 +139,12 @@ DEV Place start_of_block(const Rows& rows) {
         found[3] = row == first ? table : table_of(rows, row);
         found[4] = row == first ? token : (u32)rows.cu_q[row];
         found[5] = row == first ? position : position_of(rows, found[4]);
+        found[6] = first_record;
     }
     team_sync();
     Place p{};
     p.together = together;
+    p.cut = cut;
     p.left = even + (bid_x() < odd ? 1 : 0);
     if (p.left == 0) return p;
     p.row = found[0];
@@ -147,6 +152,7 @@ DEV Place start_of_block(const Rows& rows) {
     p.table = found[3];
     p.token = found[4];
     p.position = found[5];
+    p.record = found[6];
     take_along(p, rows);
     p.head = found[1] / p.splits;
     p.split = found[1] % p.splits;

@@ -21,6 +21,9 @@ struct Max {
     DEV float of(float a, float b) { return fmax_(a, b); }
     DEV u32 of(u32 a, u32 b) { return a > b ? a : b; }
 };
+struct Min {
+    DEV u32 of(u32 a, u32 b) { return a < b ? a : b; }
+};
 
 #if DEV_EMU
 // One meeting of the wave instead of one per level of the tree; the same tree.
@@ -44,6 +47,13 @@ template <u32 GROUP, class T> DEV T group_sum(T v DEV_SITE) { return group_reduc
 template <u32 GROUP, class T> DEV T group_max(T v DEV_SITE) { return group_reduce<Max, GROUP>(v DEV_AT); }
 template <class T> DEV T wave_sum(T v DEV_SITE) { return group_reduce<Sum, WAVE>(v DEV_AT); }
 template <class T> DEV T wave_max(T v DEV_SITE) { return group_reduce<Max, WAVE>(v DEV_AT); }
+template <class T> DEV T wave_min(T v DEV_SITE) { return group_reduce<Min, WAVE>(v DEV_AT); }
+#if DEV_NV
+// By one instruction.
+DEV u32 wave_sum(u32 v) { return __reduce_add_sync(0xffffffffu, v); }
+DEV u32 wave_max(u32 v) { return __reduce_max_sync(0xffffffffu, v); }
+DEV u32 wave_min(u32 v) { return __reduce_min_sync(0xffffffffu, v); }
+#endif
 
 // Of the lanes up to this one, itself included.
 DEV u32 sum_up_to_lane(u32 v) {

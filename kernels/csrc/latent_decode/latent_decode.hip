@@ -17,9 +17,8 @@
 //   q [T, q_stride], of whose heads' `query` channels the last ROTARY are turned
 //   pool: one layer, [slot][LATENT + ROTARY]; all half_t
 //   tables   i32 [S, table_width]; row r reads table table_rows[r], or table r without table_rows
-//   partial  f32 [rows, tiles of heads, max_splits, heads of a tile, RECORD]: sums of latents, then maximum and sum; any contents
+//   partial  f32 [splits of all rows, tiles of heads, heads of a tile, RECORD]: sums of latents, then maximum and sum; any contents
 //   arrived  u32 [rows, tiles of heads], zero; zero again afterwards
-//   max_splits at least the splits of any row
 //
 //   -DLATENT=128|256|512  -DROTARY=n (a multiple of 32)  -DBLOCK_TOKENS=n (a multiple of 16)
 //   -DSTAGES=n steps in the ring  -DEACH_TOKEN=0|1  -DUNSEEN=n positions that nobody sees, and where nobody asks
@@ -50,7 +49,8 @@ enum : u32 {
     WAVES = TOGETHER * TOKEN_WAVES,
     TEAM = WAVES * WAVE,
     WIDTH = LATENT + ROTARY,
-    SPREAD_RUNS = 1,  // splits of single tokens for each block up to which they are taken one by one (walk.h)
+    SPREAD_RUNS = 1,   // splits of single tokens for each block up to which they are taken one by one (walk.h)
+    CUT_TOGETHER = 0,  // what others see of a context does not change how it is cut
     LINE = WIDTH + 8  // elements from row to row in shared memory: no two of eight meet in a bank
 };
 DEV void team_sync() { sync(); }
@@ -65,6 +65,10 @@ DEV u32 first_head() { return bid_y() * TILE; }
 DEV u32 split_keys(u32 context) {
     return context <= 2048 ? 256 : context <= 8192 ? 512 : context <= 32768 ? 1024 : 4096;
 }
+DEV u32 splits_of_keys(u32 context, u32) {
+    const u32 keys = split_keys(context);
+    return (context + keys - 1) / keys;
+}
 DEV u32 even_split(u32 context, u32) { return split_keys(context); }
 
 #include "attention_decode/walk.h"
@@ -78,7 +82,7 @@ DEV u32 even_split(u32 context, u32) { return split_keys(context); }
 KERNEL(TEAM)
 latent_decode(half_t* means, float* partial, u32* arrived, const half_t* taken, const half_t* q, const half_t* pool,
               const i32* cu_q, const i32* context_lens, const i32* tables, const i32* table_rows, u32 row_count,
-              u32 heads, u32 query, u32 table_width, u32 max_splits, u32 first, u32 q_stride, float factor) {
+              u32 heads, u32 query, u32 table_width, u32 first, u32 q_stride, float factor) {
     DYN_SHARED(half_t, shared);
     const Rows rows{context_lens, cu_q, tables, table_rows, row_count, 1, table_width, nullptr, TOGETHER, 0};
     Place p = EACH_TOKEN ? first_token(rows, first) : start_of_block(rows);
@@ -86,7 +90,7 @@ latent_decode(half_t* means, float* partial, u32* arrived, const half_t* taken, 
     grid_release();
     Ring ring = begin_ring(shared, p, rows, pool);
     const Source source{taken, q, heads, query, q_stride};
-    const Outputs to{means, partial, arrived, heads, max_splits};
+    const Outputs to{means, partial, arrived, heads};
     Queries mine{};
     u32 done = 0;  // splits of these heads
     while (p.left != 0) {

@@ -12,15 +12,17 @@ struct Outputs {
     half_t* means;
     float* partial;
     u32* arrived;
-    u32 heads, max_splits;
+    u32 heads;
 };
 
 DEV u64 unit_of(const Place& p) { return (u64)p.row * gdim_y() + bid_y(); }
 // Heads that a block's records are of.
 DEV u32 kept_heads(const Outputs& to) { return to.heads < TILE ? to.heads : TILE; }
+// Floats of a split.
+DEV u32 split_floats(const Outputs& to) { return kept_heads(to) * RECORD; }
 // Of token i of those at a place, from the block's first head on.
 DEV float* records_of(const Place& p, const Outputs& to, u32 i, u32 split) {
-    return to.partial + ((unit_of(p) + (u64)i * gdim_y()) * to.max_splits + split) * kept_heads(to) * RECORD;
+    return to.partial + ((u64)(p.record + i * p.splits + split) * gdim_y() + bid_y()) * split_floats(to);
 }
 DEV half_t* mean_of(const Place& p, const Outputs& to, u32 i, u32 head) {
     return to.means + ((u64)(p.token + i) * to.heads + first_head() + head) * LATENT;
@@ -31,7 +33,7 @@ DEV void merge_splits(const Place& p, const Outputs& to) {
     const u32 heads = to.heads - first_head() < TILE ? to.heads - first_head() : TILE;
     for (u32 at = wave(); at < p.count * heads; at += WAVES) {
         const u32 token = at / heads, head = at % heads;
-        const Folded f = folded(records_of(p, to, token, 0) + head * RECORD, 0, p.splits, kept_heads(to) * RECORD);
+        const Folded f = folded(records_of(p, to, token, 0) + head * RECORD, 0, p.splits, gdim_y() * split_floats(to));
         half_t* mean = mean_of(p, to, token, head);
         UNROLL for (u32 c = 0; c < CHANNELS; c += 2)
             *(u32*)(mean + folded_channel(c)) = pack_half(f.value.v[c] / f.sum, f.value.v[c + 1] / f.sum);

@@ -5,15 +5,15 @@
 // channels; the second adds up the others, with the probabilities that the first one, which has them in registers, puts into shared memory; the waves of the
 // third fetch (fetch.h). A step's scores are computed while the one before it is added up. Blocks of other heads take the same runs
 // of the list of splits at the same time, so that a row of the pool comes from memory once.
-// Rows that are successive tokens of a request are taken together if they are cut alike (attention_decode/walk.h), which changes no bit
-// of any: each has the scores of the keys it sees. The cuts of a context depend on it and on -DCUT alone. Splits are longer than those of latent_decode: what a split
-// leaves costs a block as much as several steps.
+// Rows that are successive tokens of a request are taken together if they have as many splits (attention_decode/walk.h); each has the
+// scores of the keys it sees. How long splits are is decided for all rows of a step (cut.h): what a split
+// leaves costs a block as much as several steps, and a block with more of them than others keeps all waiting.
 //
-//   means, partial, arrived, taken, q, tables, table_rows, max_splits, -DEACH_TOKEN  as in latent_decode
+//   means, partial, arrived, taken, q, tables, table_rows, -DEACH_TOKEN  as in latent_decode
+//   most_records  splits that `partial` has room for, of each tile of heads; at least row_count
 //   pool, pool_map   one layer, [slot][LATENT + ROTARY]; the same as a matrix, in boxes of 16 rows
 //
 //   -DLATENT=128|256|512  -DROTARY=n (a multiple of 64)  -DBLOCK_TOKENS=n (a multiple of 16)
-//   -DCUT=1|2  shorter splits, for so few rows that others would leave multiprocessors idle; longer ones, for so many that they leave none idle
 //   together  tokens that are taken at once, at most; with all their heads no more than 64
 // NVIDIA from sm_90 on. Grid: (runs, tiles of heads), best as many blocks as multiprocessors; EACH_TOKEN: blocks take every
 // so-manieth run of `together` tokens from `first` on (latent_decode/token.h). Block: 384. Dynamic shared memory: GROUPS_SHARED bytes.
@@ -27,9 +27,6 @@
 #ifndef EACH_TOKEN
 #  define EACH_TOKEN 0
 #endif
-#ifndef CUT
-#  define CUT 0
-#endif
 enum : u32 {
     TILE = 64,  // heads of a block, all tokens
     KEYS = 64,  // of a step
@@ -42,7 +39,8 @@ enum : u32 {
     PANELS = WIDTH / 64,
     PANEL_BYTES = KEYS * 128,  // of keys, of queries, and of probabilities
     OPERAND_BYTES = PANELS * PANEL_BYTES,
-    SPREAD_RUNS = 2,  // splits of single tokens for each block up to which they are taken one by one (walk.h)
+    SPREAD_RUNS = 0,   // whether tokens are taken one by one is cut.h's to say
+    CUT_TOGETHER = 1,  // as the last of them is
     MEETING_BYTES = 128,  // barriers, in front
     GROUPS_SHARED = MEETING_BYTES + (1 + STAGES) * OPERAND_BYTES + PANEL_BYTES + 1024
 };
@@ -50,12 +48,7 @@ enum : u32 {
 DEV void team_sync() { some_sync<1>(TEAM); }
 DEV u32 first_head() { return bid_y() * TILE; }
 
-// Keys of a split at most. The twin of `Cut` in kernels/src/hip/latent_decode.rs.
-DEV u32 split_keys(u32 context) {
-    if (CUT == 2) return context <= 32768 ? 2048 : 8192;
-    if (CUT == 1) return context <= 2048 ? 256 : context <= 8192 ? 512 : context <= 32768 ? 1024 : 4096;
-    return context <= 2048 ? 1024 : context <= 32768 ? 2048 : 8192;
-}
+DEV u32 splits_of_keys(u32 context, u32 cut) { return (context + (1u << cut) - 1) >> cut; }
 // All splits of a row are alike but for the last, which is shorter by less than a step for each of them.
 DEV u32 even_split(u32 context, u32 splits) { return ((context + splits - 1) / splits + KEYS - 1) / KEYS * KEYS; }
 
@@ -65,6 +58,7 @@ DEV u32 even_split(u32 context, u32 splits) { return ((context + splits - 1) / s
 #include "latent_decode/records.h"
 #include "latent_decode/token.h"
 
+#include "latent_groups/cut.h"
 #include "latent_groups/put.h"
 #include "latent_groups/fetch.h"
 #include "latent_groups/multiply.h"
@@ -73,29 +67,39 @@ DEV u32 even_split(u32 context, u32 splits) { return ((context + splits - 1) / s
 KERNEL_ALONE(384)
 latent_groups(half_t* means, float* partial, u32* arrived, const half_t* taken, const half_t* q, const half_t* pool,
               TENSOR_MAP pool_map, const i32* cu_q, const i32* context_lens, const i32* tables, const i32* table_rows,
-              u32 row_count, u32 heads, u32 query, u32 table_width, u32 max_splits, u32 first, u32 together, u32 q_stride,
+              u32 row_count, u32 heads, u32 query, u32 table_width, u32 most_records, u32 first, u32 together, u32 q_stride,
               float factor) {
     DYN_SHARED(u8, dynamic);
     Meeting* meeting = (Meeting*)dynamic;
+    const Shared shared = share(dynamic);
     SHARED(Place, begin, 1);
     const Rows rows{context_lens, cu_q, tables, table_rows, row_count, 1, table_width, nullptr, together, 0};
     if (tid() == 0) open(meeting);
     name_askers(heads);
     sync();
+    u32 with_keys = row_count;
     if (wave() < WAVES) {
-        const Place p = EACH_TOKEN ? first_token(rows, first) : start_of_block(rows);
+        Place p;
+        if (EACH_TOKEN) {
+            p = first_token(rows, first);
+        } else {
+            Rows walked = rows;
+            const u32 cut = cut_step(walked, heads < TILE ? heads : TILE, most_records, (u32*)shared.queries);
+            with_keys = walked.rows;
+            p = start_of_block(walked, cut);
+        }
         if (tid() == 0) *begin = p;
     }
     sync();
     grid_wait();
     grid_release();
-    const Job job{rows, {means, partial, arrived, heads, max_splits}, taken, q, pool, &pool_map, query, q_stride, factor};
-    const Shared shared = share(dynamic);
+    const Job job{rows, {means, partial, arrived, heads}, taken, q, pool, &pool_map, query, q_stride, factor};
     if (wave() >= WAVES) {
         fewer_registers<56>();
         fetch_all(job, shared, meeting, *begin);
     } else {
         more_registers<224>();
+        if (!EACH_TOKEN) leave_padding(job, with_keys);
         multiply(job, shared, meeting, *begin);
     }
 }

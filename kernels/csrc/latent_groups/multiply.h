@@ -162,6 +162,17 @@ template <bool SCORES> DEV void multiply_split(const Job& job, const Shared& sha
     put<SCORES>(o, r, job, p);
 }
 
+// Rows behind the last one that has keys.
+DEV void leave_padding(const Job& job, u32 with_keys) {
+    for (u32 row = with_keys + bid_x(); row < job.rows.rows; row += gdim_x()) {
+        Place p{};
+        p.row = row;
+        p.token = (u32)job.rows.cu_q[row];
+        p.count = 1;
+        put_nothing(p, job.to);
+    }
+}
+
 DEV void multiply(const Job& job, const Shared& shared, Meeting* m, Place p) {
     const bool scores = wave() < WAVES / 2;
     Worker w{};

@@ -67,42 +67,11 @@ const SPLITS: &[(usize, usize)] = &[(2048, 256), (8192, 512), (32768, 1024), (us
 /// Rows of more heads than a block of warpgroups has that blocks of 16 heads are quicker with: on an H200 128 heads of one row take 37 and
 /// 59 us with 1,088 keys, 59 and 93 with 8,192; those of 16 rows 428 and 184.
 const LONE_ROWS: usize = 2;
-/// Requests that longer splits would leave most multiprocessors idle with.
-const FEW_ROWS: usize = 16;
-
-/// How latent_groups.hip, whose splits are even, cuts a context, by its `-DCUT`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Cut {
-    /// Into pieces of which a block has several, whatever the contexts are.
-    Usual = 0,
-    /// Of at most `FEW_ROWS` requests, into more: others would leave most multiprocessors idle.
-    Few = 1,
-    /// Not at all up to 2,048 keys, since rows, padded ones included, fill nearly all multiprocessors: what a piece leaves costs as much as several steps.
-    Whole = 2,
-}
-
-impl Cut {
-    /// Contexts up to which a split has so many keys at most. The twin of `split_keys` in latent_groups.hip.
-    fn lengths(self) -> &'static [(usize, usize)] {
-        match self {
-            Self::Usual => &[(2048, 1024), (32_768, 2048), (usize::MAX, 8192)],
-            Self::Few => &[(2048, 256), (8192, 512), (32_768, 1024), (usize::MAX, 4096)],
-            Self::Whole => &[(32_768, 2048), (usize::MAX, 8192)],
-        }
-    }
-
-    /// For rows of one token of so many heads, on so many multiprocessors.
-    fn of(bounds: &RowBounds, heads: usize, multiprocessors: usize) -> Self {
-        let successive = bounds.successive.max(1);
-        if bounds.decode_rows.div_ceil(successive) <= FEW_ROWS {
-            return Self::Few;
-        }
-        let (tiles, each) = (heads.div_ceil(GROUPS_TILE), (GROUPS_TILE / heads).max(1));
-        let contexts = bounds.decode_rows.div_ceil(successive.min(each)) * tiles;
-        let places = contexts.next_multiple_of(multiprocessors);
-        if contexts * 10 >= places * 9 { Self::Whole } else { Self::Usual }
-    }
-}
+/// Splits of a block that warpgroups have room for in memory, of each of the tokens that are taken together: they choose no shorter ones.
+/// What batches whose contexts differ are quickest with is up to ten.
+const RUN_RECORDS: usize = 12;
+/// Keys of their splits, at least. The twin of `SHORTEST` in latent_groups/cut.h.
+const SHORTEST_SPLIT: usize = 256;
 
 /// What all launches share.
 pub(super) struct Absorbed<'a> {
@@ -120,8 +89,8 @@ pub(super) struct Absorbed<'a> {
 enum By {
     /// By waves, each with keys of its own: with so many steps in the ring.
     Waves { stages: usize, step_bytes: usize },
-    /// By warpgroups.
-    Groups { pool: TensorMap, cut: Cut },
+    /// By warpgroups, with so many runs of the list of splits at most.
+    Groups { pool: TensorMap, runs: usize },
 }
 
 impl Absorbed<'_> {
@@ -158,26 +127,29 @@ impl Absorbed<'_> {
     pub(super) fn scratch_bytes(&self) -> usize {
         let (heads, latent) = (self.args.heads.key.len(), self.layout.latent);
         let record_bytes = heads.min(self.tile()) * (latent + RECORD_FACTS) * 4;
-        let records = self.decode_rows() * heads.div_ceil(self.tile()) * self.splits_reserved();
+        let records = self.records() * heads.div_ceil(self.tile());
         self.tokens() * heads * latent * 2 + records * record_bytes
     }
 
-    /// What memory is reserved for: fewer rows, which are cut into more splits, may need no more.
-    fn splits_reserved(&self) -> usize {
+    /// Most splits of a row of one token.
+    fn splits(&self) -> usize {
         let longest = self.args.rows.bounds.longest_context;
         match self.by {
-            By::Groups { cut: Cut::Whole, .. } => most_splits(longest, Cut::Usual.lengths()),
-            _ => self.splits(),
+            By::Waves { .. } => most_splits(longest, SPLITS),
+            By::Groups { .. } => longest.div_ceil(SHORTEST_SPLIT).max(1),
         }
     }
 
-    /// Most splits of a row.
-    fn splits(&self) -> usize {
-        let lengths = match self.by {
-            By::Waves { .. } => SPLITS,
-            By::Groups { cut, .. } => cut.lengths(),
-        };
-        most_splits(self.args.rows.bounds.longest_context, lengths)
+    /// Most splits of all rows of one token, of each tile of heads.
+    fn records(&self) -> usize {
+        let (rows, splits) = (self.decode_rows(), self.splits());
+        match self.by {
+            By::Waves { .. } => rows * splits,
+            By::Groups { runs, .. } => {
+                let each = RUN_RECORDS * self.together(self.args.rows.bounds.successive, 0);
+                (rows * splits).min(rows + runs * each)
+            }
+        }
     }
 }
 
@@ -209,9 +181,8 @@ impl HipDevice {
         let Some(transposed) = args.heads.key_transposed.filter(|_| fits) else { return Ok(None) };
         let by = if args.first == 0 && self.gathers_in_groups(layout, args) {
             let pool = self.tensor_map(pool, layout.blocks * block_tokens, layout.width())?;
-            let multiprocessors = self.multiprocessors() as usize;
-            let cut = Cut::of(&args.rows.bounds, args.heads.key.len(), multiprocessors);
-            By::Groups { pool, cut }
+            let tiles = args.heads.key.len().div_ceil(GROUPS_TILE);
+            By::Groups { pool, runs: (self.multiprocessors() as usize / tiles).max(1) }
         } else {
             let (tiles, most) = if self.wave() == 64 { (2, 1) } else { (4, MOST_STAGES) };
             let step_bytes = tiles * TILE * (layout.width() + PADDING) * 2;
@@ -334,20 +305,10 @@ impl HipDevice {
                 let threads = together as u32 * tile_waves * self.wave();
                 Launch::new(kernel, grid, threads, (stages * step_bytes) as u32)
             }
-            By::Groups { cut, .. } => {
-                // Tokens that take all keys they see have no splits: one kernel for any number of rows beside them.
-                let kernel = |cut: Cut| {
-                    let defines = [latent, rotary, block, each, ("CUT", cut as u32), long];
-                    let defines = &defines[..defines.len() - usize::from(!leaves_out)];
-                    self.kernel(&GROUPS, "latent_groups", defines)
-                };
-                if splits > 0 && self.runtime().is_rehearsing() {
-                    // Which one a step needs depends on its rows, and nothing is compiled once requests are served.
-                    for any in [Cut::Usual, Cut::Few, Cut::Whole] {
-                        kernel(any)?;
-                    }
-                }
-                let kernel = kernel(if splits > 0 { *cut } else { Cut::Usual })?;
+            By::Groups { .. } => {
+                let defines = [latent, rotary, block, each, long];
+                let defines = &defines[..defines.len() - usize::from(!leaves_out)];
+                let kernel = self.kernel(&GROUPS, "latent_groups", defines)?;
                 Launch::new(kernel, grid, GROUPS_THREADS, groups_bytes(layout) as u32)
             }
         };
@@ -371,12 +332,12 @@ impl HipDevice {
             .u32(rows as u32)
             .u32(heads as u32)
             .u32((call.transposed.k() + layout.rotary) as u32)
-            .u32(args.rows.block_tables.stride() as u32)
-            .u32(splits as u32)
-            .u32(first as u32);
+            .u32(args.rows.block_tables.stride() as u32);
         let launch = match &call.by {
-            By::Waves { .. } => launch,
-            By::Groups { .. } => launch.u32(together as u32),
+            By::Waves { .. } => launch.u32(first as u32),
+            By::Groups { .. } => {
+                launch.u32(call.records() as u32).u32(first as u32).u32(together as u32)
+            }
         };
         let launch = launch.u32(args.q.stride() as u32).f32(args.scale * LOG2_E);
         // SAFETY: the shapes were compared; lengths and tables are the caller's promise; scratch and counters have the sizes
@@ -440,25 +401,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_cut_by_how_they_fill_the_multiprocessors() {
-        let of = |decode_rows, heads| {
-            let bounds = RowBounds { decode_rows, ..RowBounds::default() };
-            Cut::of(&bounds, heads, 132)
-        };
-        assert_eq!([of(0, 16), of(16, 16), of(16, 128)], [Cut::Few; 3]);
-        assert_eq!([of(17, 16), of(64, 16), of(118, 16), of(140, 16)], [Cut::Usual; 4]);
-        assert_eq!([of(119, 16), of(132, 16), of(256, 16), of(64, 128)], [Cut::Whole; 4]);
-    }
-
-    #[test]
     fn no_context_has_more_splits_than_the_longest_allows() {
-        for all in [SPLITS, Cut::Usual.lengths(), Cut::Few.lengths(), Cut::Whole.lengths()] {
-            for longest in [1, 256, 1024, 1025, 2048, 2049, 8192, 8193, 32_768, 32_769, 131_072] {
-                let keys = |context: usize| all.iter().find(|(to, _)| context <= *to).unwrap().1;
-                let most =
-                    (1..=longest).map(|context: usize| context.div_ceil(keys(context))).max();
-                assert_eq!(most_splits(longest, all), most.unwrap(), "{longest} of {all:?}");
-            }
+        for longest in [1, 256, 1024, 1025, 2048, 2049, 8192, 8193, 32_768, 32_769, 131_072] {
+            let keys = |context: usize| SPLITS.iter().find(|(to, _)| context <= *to).unwrap().1;
+            let most = (1..=longest).map(|context: usize| context.div_ceil(keys(context))).max();
+            assert_eq!(most_splits(longest, SPLITS), most.unwrap(), "{longest}");
         }
     }
 }

@@ -20,6 +20,8 @@ const ROTARY: usize = 64;
 const OWN: usize = 128;
 /// Layers that take turns.
 const LAYERS: usize = 2;
+/// Of the pool: more than caches hold, whatever tables say.
+const MOST_BLOCKS: usize = 1 << 16;
 
 #[test]
 #[ignore = "measures a GPU, named by HADRON_GPU"]
@@ -36,6 +38,11 @@ fn latent_speed() {
                 (256, 1, 1200),
             ] {
                 attention(pair, heads, (rows, q), context, "");
+            }
+            for (rows, asked) in [(32, 32), (64, 64), (256, 256), (132, 256)] {
+                for spread in [Spread::Even, Spread::Log] {
+                    mixed(pair, heads, (rows, asked), spread);
+                }
             }
             // Rows with drafts: as if each were a request, and together.
             for (requests, tokens, context) in [
@@ -102,6 +109,33 @@ fn drafts(
     measure(pair, heads, &asked, context + tokens);
 }
 
+/// How contexts differ.
+#[derive(Debug, Clone, Copy)]
+enum Spread {
+    /// Evenly up to 8,192 keys.
+    Even,
+    /// Their logarithms evenly, from 16 to 32,768 keys.
+    Log,
+}
+
+/// `rows` rows of one token, whose contexts differ, in any order, in a recording for so many.
+fn mixed(pair: &Pair, heads: usize, (rows, recorded): (usize, usize), spread: Spread) {
+    let context = |i: usize| {
+        let part = ((i * 37 % rows) as f64 + 0.5) / rows as f64;
+        let keys = match spread {
+            Spread::Even => 8192.0 * part,
+            Spread::Log => 16.0 * (part * 11.0).exp2(),
+        };
+        keys.ceil() as i32
+    };
+    let contexts: Vec<i32> = (0..recorded).map(|i| if i < rows { context(i) } else { 0 }).collect();
+    let seats = (0..recorded as i32).collect();
+    let longest = *contexts.iter().max().expect("there are rows") as usize;
+    let what = format!("{rows} of {recorded} x 1, {spread:?}");
+    let asked = Asked { requests: recorded, q: 1, contexts, seats, together: 1, what };
+    measure(pair, heads, &asked, longest);
+}
+
 /// `rows` rows of `q` tokens; `how` they are attended to.
 fn attention(
     pair: &Pair,
@@ -130,7 +164,7 @@ fn measure(pair: &Pair, heads: usize, asked: &Asked, context: usize) {
     let (q, rows) = (asked.q, asked.contexts.len());
     let (block_tokens, dtype) = (16, DType::BF16);
     let width = context.div_ceil(block_tokens);
-    let blocks = asked.requests * width;
+    let blocks = (asked.requests * width).min(MOST_BLOCKS);
     let (latent, rotary) = (LATENT, ROTARY);
     let layout = LatentLayout { layers: LAYERS, blocks, block_tokens, latent, rotary, dtype };
     let mut pool = pair.gpu.alloc(layout.bytes()).unwrap();
@@ -143,7 +177,8 @@ fn measure(pair: &Pair, heads: usize, asked: &Asked, context: usize) {
     let mut o = pair.poisoned(dtype, rows * q, heads * OWN);
     let cu_q = pair.put(&(0..=rows).map(|r| (r * q) as i32).collect::<Vec<_>>(), 1, rows + 1);
     let (contexts, seats) = (pair.put(&asked.contexts, 1, rows), pair.put(&asked.seats, 1, rows));
-    let tables: Vec<i32> = (0..blocks).map(|i| (i * 7919 % blocks) as i32).collect();
+    let places = asked.requests * width;
+    let tables: Vec<i32> = (0..places).map(|i| (i * 7919 % blocks) as i32).collect();
     let tables = pair.put(&tables, asked.requests, width);
     let bounds = RowBounds::of(std::iter::repeat_n((q, context), rows), asked.together);
     let step = BatchRows {
@@ -163,11 +198,13 @@ fn measure(pair: &Pair, heads: usize, asked: &Asked, context: usize) {
         pair.gpu.latent_attention(&S, o.gpu_mut(), (&pool, &layout), &args).unwrap();
     };
     let time = microseconds(pair, 8, |i| launch(i, &mut o));
-    let seen = q * (2 * context - q + 1) / 2;
+    let seen = |context: i32| q * (2 * context as usize + 1).saturating_sub(q) / 2;
+    let seen: usize = asked.contexts.iter().map(|context| seen(*context)).sum();
     // Of what must be computed: few queries are taken to the latents, many meet keys and values.
     let channels = if q < RowBounds::LONG { 2 * LATENT + ROTARY } else { 2 * OWN + ROTARY };
-    let tflops = |time: f64| (2 * rows * seen * heads * channels) as f64 / time / 1e6;
-    let bytes = asked.requests * context * (LATENT + ROTARY) * 2;
+    let tflops = |time: f64| (2 * seen * heads * channels) as f64 / time / 1e6;
+    let keys: usize = asked.contexts.iter().map(|context| *context as usize).sum();
+    let bytes = keys * asked.requests / rows * (LATENT + ROTARY) * 2;
     let all = tflops(time);
     report(
         &format!("latents, {heads} heads, {} at {context}, {all:.0} TFLOP/s", asked.what),
