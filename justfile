@@ -133,7 +133,7 @@ bystanders:
     cargo test --test bench -- --ignored --exact --nocapture http::disturbed::bystanders
 
 # Two hundred SIGKILLs and fifty SIGSTOPs of executors under load, one seed: tests/bench/results/cpu/kills.md. On two GPUs:
-# `HADRON_GPU=cuda HADRON_KILLS=16 just kills`: tests/bench/results/h200/ranks.md.
+# `HADRON_GPU=cuda HADRON_KILLS=16 just kills`, on four with HADRON_GPU_RANKS=4: tests/bench/results/h200/ranks.md.
 kills SEED="":
     {{ if SEED == "" { "" } else { "HADRON_KILLS_SEED=" + SEED } }} cargo test --test e2e -- --ignored --exact --nocapture kills::two_hundred_kills_and_fifty_stops
 

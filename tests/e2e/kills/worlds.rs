@@ -40,11 +40,25 @@ pub(super) enum World {
     TensorParallel2,
     DataParallel2,
     DpAttention2Experts2,
+    TensorParallel4,
+    DataParallel2TensorParallel2,
+    DpAttention4Experts4,
 }
 
 impl World {
-    pub(super) const ALL: [Self; 4] =
-        [Self::One, Self::TensorParallel2, Self::DataParallel2, Self::DpAttention2Experts2];
+    const OF_TWO: &[Self] =
+        &[Self::One, Self::TensorParallel2, Self::DataParallel2, Self::DpAttention2Experts2];
+    const OF_FOUR: &[Self] =
+        &[Self::DataParallel2TensorParallel2, Self::DpAttention4Experts4, Self::TensorParallel4];
+
+    /// Those that so many devices are for.
+    pub(super) fn on(devices: u64) -> &'static [Self] {
+        match devices {
+            2 => Self::OF_TWO,
+            4 => Self::OF_FOUR,
+            other => panic!("there are worlds for two and four devices, not for {other}"),
+        }
+    }
 
     /// As tables say it.
     pub(super) fn name(self) -> &'static str {
@@ -53,6 +67,9 @@ impl World {
             Self::TensorParallel2 => "TP 2",
             Self::DataParallel2 => "DP 2",
             Self::DpAttention2Experts2 => "DP attention 2 + EP 2",
+            Self::TensorParallel4 => "TP 4",
+            Self::DataParallel2TensorParallel2 => "DP 2 of TP 2",
+            Self::DpAttention4Experts4 => "DP attention 4 + EP 4",
         }
     }
 
@@ -62,6 +79,9 @@ impl World {
             Self::TensorParallel2 => &["-tp", "2"],
             Self::DataParallel2 => &["-dp", "2"],
             Self::DpAttention2Experts2 => &["-dp", "2", "--enable-expert-parallel"],
+            Self::TensorParallel4 => &["-tp", "4"],
+            Self::DataParallel2TensorParallel2 => &["-dp", "2", "-tp", "2"],
+            Self::DpAttention4Experts4 => &["-dp", "4", "--enable-expert-parallel"],
         }
     }
 
@@ -71,11 +91,13 @@ impl World {
             Self::One => &[(0, &[0])],
             Self::TensorParallel2 | Self::DpAttention2Experts2 => &[(0, &[0, 1])],
             Self::DataParallel2 => &[(0, &[0]), (1, &[1])],
+            Self::TensorParallel4 | Self::DpAttention4Experts4 => &[(0, &[0, 1, 2, 3])],
+            Self::DataParallel2TensorParallel2 => &[(0, &[0, 1]), (1, &[2, 3])],
         }
     }
 
     fn has_experts(self) -> bool {
-        self == Self::DpAttention2Experts2
+        matches!(self, Self::DpAttention2Experts2 | Self::DpAttention4Experts4)
     }
 }
 
