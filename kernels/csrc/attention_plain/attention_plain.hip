@@ -6,7 +6,7 @@
 // write zeros. Arguments as in attention_prefill, `rows` of the step, and `unseen`: positions before it are not seen.
 //
 //   -DACT_F32=0|1 (queries and outputs)  -DHEAD_DIM=n  -DBLOCK_TOKENS=n  -DKV_FP8=1 (the pool; else as they are)
-// Grid: (query heads, T). Block: WAVE.
+// Grid: (T, query heads). Block: WAVE.
 // Rounding: probabilities to the type of the queries, their sum after that, the output once.
 #include "dev.h"
 #include "attention/row_of.h"
@@ -24,7 +24,7 @@ KERNEL(WAVE) attention_plain(ACT* o, const ACT* q, const KV* pool, const i32* cu
                              u32 table_width, u32 unseen, u32 q_stride, u32 o_stride, float factor) {
     SHARED(float, query, D);
     grid_wait();
-    const u32 head = bid_x(), token = bid_y(), kv_head = head / group, row = row_of(cu_q, rows, token);
+    const u32 head = bid_y(), token = bid_x(), kv_head = head / group, row = row_of(cu_q, rows, token);
     const u32 seen = keys_seen(cu_q, context_lens, row, token);
     const i32* table = tables + (u64)(table_rows ? (u32)table_rows[row] : row) * table_width;
     for (u32 d = lane(); d < D; d += WAVE) query[d] = f32(q[(u64)token * q_stride + head * D + d]) * factor;

@@ -8,7 +8,7 @@
 // zeros. The first `unseen` positions are not seen, and nobody asks there.
 //
 //   -DACT_F32=0|1  -DLATENT=n -DROTARY=n -DUNTURNED=n -DVALUE=n (even; LATENT at most 1024)  -DBLOCK_TOKENS=n
-// Grid: (heads, T). Block: 256.
+// Grid: (T, heads). Block: 256.
 // Rounding: the output alone; all sums are f32.
 #include "dev.h"
 #include "attention/row_of.h"
@@ -43,7 +43,7 @@ KERNEL(256) latent_plain(ACT* o, const ACT* q, const ACT* pool, const ACT* key, 
     SHARED(float, query, WIDTH);
     SHARED(float, scores, KEYS);
     grid_wait();
-    const u32 head = bid_x(), token = bid_y(), row = row_of(cu_q, rows, token);
+    const u32 head = bid_y(), token = bid_x(), row = row_of(cu_q, rows, token);
     const u32 seen = keys_seen(cu_q, context_lens, row, token);
     const i32* table = tables + (u64)(table_rows ? (u32)table_rows[row] : row) * table_width;
     const auto at = [&](u32 position) {

@@ -13,7 +13,7 @@
 //
 // moe_combine: y [T, H] = sum of weight * out[c] over a token's choices on this rank, out [T top_k, H], in ascending
 // order of experts, in f32, rounded once. -DACT_F32=0|1: y. -DOUT_HALF=0|1: out, f32 or half_t; then H a multiple of 8.
-// Grid: (H over 256 times 16 bytes of out, T). Block: 256. top_k at most 64.
+// Grid: (T, H over 256 times 16 bytes of out). Block: 256. top_k at most 64.
 // Roofline: T top_k H bytes of out.
 #include "dev.h"
 #include "dev/strip.h"
@@ -107,7 +107,7 @@ KERNEL(256) moe_combine(ACT* y, const Outs* out, const i32* experts, const float
     SHARED(float, share, 64);
     grid_release();
     grid_wait();
-    const u32 token = bid_y();
+    const u32 token = bid_x();
     if (tid() < top_k) {
         // A choice's place among the token's choices, by expert. Experts of other ranks come behind all.
         const u32 mine = (u32)experts[token * top_k + tid()] - first;
@@ -121,7 +121,7 @@ KERNEL(256) moe_combine(ACT* y, const Outs* out, const i32* experts, const float
         share[place] = weights[token * top_k + tid()];
     }
     sync();
-    const u32 at = (bid_x() * bdim() + tid()) * WIDTH;
+    const u32 at = (bid_y() * bdim() + tid()) * WIDTH;
     if (at >= h) return;
     float sum[WIDTH];
     UNROLL for (u32 i = 0; i < WIDTH; ++i) sum[i] = 0.f;

@@ -4,7 +4,7 @@
 //   -DACT_F32=0|1  x, W, and y of the first product
 //   -DGATED=1  y [choices, I] = silu(gate) * up of x[token], W [E][2 I][K], each product rounded first
 //   -DGATED=0  y f32 [choices, N] = x[choice], W [E][N][K]
-// Choices of experts outside [first, first + count) are left alone. Grid: (outputs / waves, choices). Block: 256.
+// Choices of experts outside [first, first + count) are left alone. Grid: (choices, outputs / waves). Block: 256.
 // Order of sums: by lane, then as wave_sum adds.
 #include "dev.h"
 
@@ -17,8 +17,8 @@ DEV float dot(const ACT* x, const ACT* w, u32 k) {
 KERNEL(256) moe_plain(void* y, const ACT* x, const ACT* w, const i32* experts, u32 n, u32 k, u32 x_stride, u32 top_k,
                       u32 first, u32 count) {
     grid_wait();
-    const u32 choice = bid_y(), expert = (u32)experts[choice] - first, outputs = GATED ? n / 2 : n;
-    const u32 out = bid_x() * (bdim() / WAVE) + wave();
+    const u32 choice = bid_x(), expert = (u32)experts[choice] - first, outputs = GATED ? n / 2 : n;
+    const u32 out = bid_y() * (bdim() / WAVE) + wave();
     if (expert >= count || out >= outputs) return;
     const ACT* row = x + (u64)(GATED ? choice / top_k : choice) * x_stride;
     const ACT* weights = w + ((u64)expert * n + out) * k;

@@ -293,7 +293,7 @@ impl HipDevice {
             ("KV_FP8", shape.fp8()),
         ];
         let kernel = self.kernel(&PLAIN, "attention_plain", &defines)?;
-        let grid = (shape.args.heads as u32, o.rows() as u32, 1);
+        let grid = (o.rows() as u32, shape.args.heads as u32, 1);
         let o_stride = o.stride() as u32;
         let launch = Launch::new(kernel, grid, self.wave(), 0).out(o);
         let launch = shape.rows(launch.arg(shape.args.q).arg_ptr(shape.pool));

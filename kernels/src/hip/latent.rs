@@ -119,7 +119,7 @@ impl HipDevice {
             ("VALUE", value.n() as u32),
         ];
         let kernel = self.kernel(&PLAIN, KERNEL, &defines)?;
-        let (grid, o_stride) = ((key.len() as u32, o.rows() as u32, 1), o.stride() as u32);
+        let (grid, o_stride) = ((o.rows() as u32, key.len() as u32, 1), o.stride() as u32);
         let launch = Launch::new(kernel, grid, THREADS, 0)
             .overlaps_predecessor()
             .out(o)

@@ -154,7 +154,7 @@ impl HipDevice {
     fn combine(&self, s: &Stream, y: &mut MatMut<'_>, call: &Call<'_>) -> Result<(), DeviceError> {
         let kernel = self.kernel(&ALIGN, "moe_combine", &call.combine_defines())?;
         let width = 16 / call.out_type().bytes();
-        let grid = (call.hidden.div_ceil(width * THREADS as usize) as u32, y.rows() as u32, 1);
+        let grid = (y.rows() as u32, call.hidden.div_ceil(width * THREADS as usize) as u32, 1);
         let y_stride = y.stride() as u32;
         let launch = Launch::new(kernel, grid, THREADS, 0)
             .out(y)

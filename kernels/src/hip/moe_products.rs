@@ -71,7 +71,7 @@ impl HipDevice {
         let kernel = self.kernel(&PLAIN, "moe_plain", &[act, ("GATED", u32::from(first))])?;
         let outputs = if first { call.inner } else { call.hidden };
         let blocks = outputs.div_ceil((THREADS / self.wave()) as usize);
-        let launch = Launch::new(kernel, (blocks as u32, call.choices as u32, 1), THREADS, 0)
+        let launch = Launch::new(kernel, (call.choices as u32, blocks as u32, 1), THREADS, 0)
             .arg_ptr(if first { call.between } else { call.out })
             .arg_ptr(if first { call.x.as_ptr() } else { call.between })
             .arg_ptr(group.as_ptr())

@@ -180,6 +180,14 @@ fn attention_agrees_with_the_cpu() {
     }
 }
 
+/// More than a grid has blocks in any but its first dimension.
+#[test]
+fn any_number_of_tokens() {
+    for pair in &pairs() {
+        check(pair, (1, 1, 16, 4), DType::F32, &[(1, 1); 66_000]);
+    }
+}
+
 /// A draft layer has nothing of a request's first token.
 #[test]
 fn the_first_position_is_left_out() {

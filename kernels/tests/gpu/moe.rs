@@ -97,6 +97,15 @@ fn experts_agree_with_the_cpu() {
     }
 }
 
+/// More than a grid has blocks in any but its first dimension: replicas bring together the tokens of all.
+#[test]
+fn any_number_of_tokens() {
+    for pair in &pairs() {
+        check(pair, (8, 8, 2, 1), DType::F32, 66_000);
+        check(pair, (16, 16, 2, 1), DType::BF16, 66_000);
+    }
+}
+
 /// Everybody asks the same experts, or none of this rank.
 #[test]
 fn crowded_and_idle_experts() {
