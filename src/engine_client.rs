@@ -25,7 +25,8 @@ use crate::sync::{DashMap, Mutex, lock};
 use mailbox::Mailbox;
 use protocol::{Epoch, Profiled, Ready, Replica, RequestId, StepId, ToExecutor};
 use scheduler::{
-    AbortCause, ErrorCode, Event, Finish, Loss, PromptHasher, StepStats, Submit, TokenEvent,
+    AbortCause, Enrolment, ErrorCode, Event, Finish, Loss, PromptHasher, StepStats, Submit,
+    TokenEvent,
 };
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -197,18 +198,8 @@ impl EngineClient {
         let count = submits.len() as u64;
         let first = self.shared.next_id.fetch_add(count, Ordering::Relaxed);
         let mailbox = Arc::new(Mailbox::default());
-        let mut prompt_tokens = Vec::with_capacity(submits.len());
-        for index in 0..submits.len() {
-            let (before, rest) = submits.split_at_mut(index);
-            let Some(submit) = rest.first_mut() else { break };
-            submit.id = RequestId(first + index as u64);
-            // Choices of one prompt follow each other: hash it once.
-            submit.keys = match before.last().filter(|b| b.tokens == submit.tokens) {
-                Some(before) => before.keys.clone(),
-                None => self.shared.hasher.hash(&submit.tokens, submit.extra.as_deref()),
-            };
-            prompt_tokens.push(submit.tokens.len() as u64);
-        }
+        Enrolment::default().enrol(submits, first, &name, &self.shared.hasher);
+        let prompt_tokens = submits.iter().map(|submit| submit.tokens.len() as u64).collect();
         let mut index = 0;
         for choices in submits.chunks(n.max(1) as usize) {
             let (n, len) = (choices.len() as u32, choices[0].tokens.len() as u32);
@@ -242,10 +233,8 @@ impl EngineClient {
     /// Takes back every request whose name is meant; their streams end as aborted. Returns how many.
     pub fn abort_named(&self, is_meant: impl Fn(&str) -> bool) -> usize {
         let inflight = self.shared.inflight.iter();
-        let meant: Vec<RequestId> = inflight
-            .filter(|entry| is_meant(&entry.value().name))
-            .map(|entry| *entry.key())
-            .collect();
+        let named = inflight.map(|entry| (*entry.key(), Arc::clone(&entry.value().name)));
+        let meant = Enrolment::default().meant(named, is_meant);
         let finish = Finish::Abort(AbortCause::Operator);
         meant.into_iter().filter(|request| self.end(*request, &finish)).count()
     }

@@ -81,13 +81,23 @@ pub enum Bug {
     LossKeepsRunning,
     /// A rank that is lost again before its group is back begins no new generation.
     RelapseKeepsEpoch,
+    /// Executors are given up once no sign of life was read for long, though nobody could read while the process was paused.
+    PauseIsSilence,
+    /// The time in which the process was paused is time of the step that was under way.
+    PauseIsStepTime,
+    /// A step is given up at the second sign of life that finds it late, though a pause piled them up and they came at once.
+    PiledBeatsAreLooks,
+    /// A client's name for its request is taken for its id if it is a number.
+    NameIsId,
+    /// An order by name takes back one of those who share it.
+    OrderMissesNamesake,
     /// Prefill of a group is held until all ranks have some, even where nothing else is left to run.
     GateHoldsForever,
 }
 
 impl Bug {
     /// Bugs of a replica, for a simulator that walks through them.
-    pub const OF_REPLICAS: [Self; 31] = [
+    pub const OF_REPLICAS: [Self; 36] = [
         Self::PublishBeforeCompute,
         Self::DoubleFree,
         Self::StaleEpochAccepted,
@@ -119,6 +129,11 @@ impl Bug {
         Self::LimitForgetsSlack,
         Self::SlackNotTold,
         Self::SeatReadLate,
+        Self::PauseIsSilence,
+        Self::PauseIsStepTime,
+        Self::PiledBeatsAreLooks,
+        Self::NameIsId,
+        Self::OrderMissesNamesake,
     ];
 
     /// Bugs of ranks that step together, which only a world of groups can show.

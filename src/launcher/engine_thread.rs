@@ -9,10 +9,9 @@ use crate::kv_events::Feed;
 use crate::launcher::executor::ExecutorLink;
 use crate::launcher::host::Observers;
 use crate::launcher::station::Station;
-use crate::launcher::step_deadline::Work;
 use crate::launcher::step_watch::{BatchFacts, StepWatch, most_pairs};
 use protocol::{Batch, Epoch, Ready, Replica, StepId, ToExecutor};
-use scheduler::{Control, Effect, Engine, Event, Loss, StepStats, TokenEvent};
+use scheduler::{Control, Effect, Engine, Event, Loss, StepStats, TokenEvent, Work};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,7 +21,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
-/// Longest sleep of an idle engine: the period of its heartbeat.
+/// Longest sleep of an idle engine: the period of its heartbeat. Stations take a much longer one for a pause of the process.
 const HEARTBEAT: Duration = Duration::from_millis(250);
 /// Lists of events that may wait to be handed out before the engine waits too.
 pub const LISTS_WAITING_MAX: usize = 64;
@@ -122,6 +121,7 @@ impl EngineThread {
             self.inbox.take(&mut signals, HEARTBEAT);
             desk.clocks.wakes();
             let now_ms = self.observers.health.beat();
+            self.stations.iter_mut().for_each(|station| station.awake(now_ms));
             if !self.recovers {
                 // The executors live and die with this process.
                 self.stations.iter().flat_map(Station::ranks).for_each(|rank| {

@@ -3,14 +3,13 @@
 use super::engine_thread::{EngineThread, LISTS_WAITING_MAX, Notice, fan_out};
 use super::executor::{ExecutorLink, spawn_readers};
 use super::station::Station;
-use super::step_deadline::StepDeadline;
 use crate::engine_client::{Admission, AdmissionLimits, EngineClient, Inbox, Sender, Signal};
 use crate::grammar::{GrammarTimings, MaskWorkers, News};
 use crate::kv_events::Feed;
 use crate::metrics::Metrics;
 use crate::server::health::Health;
 use protocol::{Ready, Replica};
-use scheduler::{Engine, Event, Loss};
+use scheduler::{Engine, Event, Loss, StepDeadline};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc;

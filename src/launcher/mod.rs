@@ -19,6 +19,5 @@ pub mod signals;
 mod silence;
 pub mod start_up;
 pub mod station;
-pub mod step_deadline;
 pub mod step_watch;
 pub mod supervisor;

@@ -124,7 +124,8 @@ impl World {
         self.check_hits(index, &batch)?;
         let masks = self.masks(&batch)?;
         self.tally.masked_rows += masks.len() as u64;
-        let at_ms = self.now_ms + self.link_delay_ms();
+        let at_ms = self.leaves_ms() + self.link_delay_ms();
+        self.sites[index].vigil.sent(&batch, self.now_ms);
         match &mut self.sites[index].executor {
             Some(executor) if executor.deaf => self.lose_frame(index),
             Some(executor) => executor.send(batch, masks, at_ms),

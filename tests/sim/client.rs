@@ -38,6 +38,8 @@ pub(crate) struct Excuses {
 pub(crate) struct Client {
     /// What is asked.
     pub(crate) submit: Submit,
+    /// What its owner calls it.
+    pub(crate) name: String,
     /// Progress.
     pub(crate) stage: Stage,
     /// What else may happen.
@@ -64,6 +66,7 @@ impl Client {
         let vocab = setup.engine.limits.vocab_size;
         Self {
             oracle: oracle(&submit, vocab),
+            name: submit.id.0.to_string(),
             stage: Stage::Unsent,
             excuses: Excuses::default(),
             started: false,

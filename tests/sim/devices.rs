@@ -4,16 +4,23 @@ use crate::broken::{Broken, Checked};
 use crate::executor::{Executor, Ran};
 use crate::happening::{Happening, Reply};
 use crate::hash_model::text::avalanche;
-use crate::world::{World, news};
+use crate::vigil::Sign;
+use crate::world::{Site, World, news};
 use protocol::{Replica, Row, RowError, RowOutput, Token};
 use scheduler::Event;
 
 impl World {
     /// The executor runs the step that was due, and with bad luck never runs another one.
     pub(crate) fn step_done(&mut self, replica: usize) -> Checked {
+        let hangs = |site: &Site| site.executor.as_ref().is_some_and(|it| it.hangs.is_some());
+        if hangs(&self.sites[replica]) {
+            return Ok(());
+        }
         if self.waits_for_others(replica) {
             let incarnation = self.sites[replica].incarnation;
-            let later_ms = self.now_ms + 1 + self.chance.below(8);
+            // Whoever hangs keeps the others waiting for long.
+            let soon_ms = if self.sites.iter().any(hangs) { 200 } else { 8 };
+            let later_ms = self.now_ms + 1 + self.chance.below(soon_ms);
             self.agenda.add(later_ms, Happening::StepDone { replica, incarnation });
             return Ok(());
         }
@@ -24,6 +31,7 @@ impl World {
         };
         let delay_ms = self.link_delay_ms();
         let Some(executor) = &mut self.sites[replica].executor else { return Ok(()) };
+        executor.said_ms = self.now_ms;
         executor.last_reply_ms = executor.last_reply_ms.max(self.now_ms + delay_ms);
         let (at_ms, link) = (executor.last_reply_ms, self.sites[replica].incarnation);
         if self.chance.hits(faults.duplicate) {
@@ -34,6 +42,10 @@ impl World {
         }
         let reply = Reply { output: ran.output, filled: ran.filled, repeated: false, link };
         self.agenda.add(at_ms, Happening::Reply { replica, reply });
+        if self.crashes_left > 0 && self.chance.hits(faults.hang) {
+            self.hang(replica);
+            return Ok(());
+        }
         if self.crashes_left > 0 && self.chance.hits(faults.crash) {
             return self.crash(replica);
         }
@@ -91,6 +103,9 @@ impl World {
         let now_ms = self.now_ms;
         let site = &mut self.sites[replica];
         let Some(executor) = &mut site.executor else { return };
+        if executor.hangs.is_some() {
+            return;
+        }
         let Some(start_ms) = executor.next_start_ms(now_ms) else { return };
         executor.busy = true;
         executor.begins_ms = start_ms;
@@ -106,8 +121,6 @@ impl World {
     pub(crate) fn crash(&mut self, replica: usize) -> Checked {
         self.crashes_left = self.crashes_left.saturating_sub(1);
         self.tally.crashes += 1;
-        let group =
-            if self.setup.engine.lockstep { 0..self.sites.len() } else { replica..replica + 1 };
         let seen_ms = self.now_ms + self.chance.below(50);
         let back_ms = seen_ms + 1 + self.chance.below(700);
         self.trace.note(self.now_ms, "crash", &[replica as u64]);
@@ -118,7 +131,13 @@ impl World {
             let again_ms = seen_ms + self.chance.below(2);
             self.agenda.add(again_ms, Happening::Lost { replica, incarnation });
         }
-        for replica in group {
+        self.replace(replica, seen_ms, back_ms)
+    }
+
+    /// A replica's executors are gone, in lockstep those of all ranks; the engine hears of it at `seen_ms`, and others are there
+    /// from `back_ms` on.
+    pub(crate) fn replace(&mut self, replica: usize, seen_ms: u64, back_ms: u64) -> Checked {
+        for replica in self.group_of(&[replica]) {
             let late_ms = self.chance.below(30);
             let link = self.sites[replica].incarnation;
             let incarnation = link + 1;
@@ -137,6 +156,11 @@ impl World {
 
     /// New executors of a replica are there; while others of the group are not, one of them may die again.
     pub(crate) fn ready(&mut self, replica: usize) {
+        if let Some(at_ms) = self.replaced_ms(replica) {
+            let incarnation = self.sites[replica].incarnation;
+            self.agenda.add(at_ms, Happening::Ready { replica, incarnation });
+            return;
+        }
         self.trace.note(self.now_ms, "ready", &[replica as u64]);
         let blocks = self.blocks_of_new_executors();
         self.sites[replica].blocks = blocks;
@@ -165,7 +189,8 @@ impl World {
     /// Replies to what a dying executor had in its queue may still arrive, whenever they like.
     pub(crate) fn leave_replies_behind(&mut self, replica: usize, link: u32) -> Checked {
         let rate = self.setup.faults.stale;
-        while self.sites[replica].executor.as_ref().is_some_and(Executor::has_work) {
+        let answers = |executor: &Executor| executor.has_work() && executor.hangs.is_none();
+        while self.sites[replica].executor.as_ref().is_some_and(answers) {
             let ran = self.execute(replica, 0)?;
             let Some(Ran { output, .. }) = ran.filter(|_| self.chance.hits(rate)) else { continue };
             // Behind the news of the death: before it, it would be an ordinary reply.
@@ -182,6 +207,10 @@ impl World {
             self.lose_frame(replica);
             return;
         }
+        if !reply.repeated {
+            self.arrives(replica, reply.link);
+        }
+        self.signs.push(Sign::Answered { replica, step: reply.output.step });
         let lost = news(&self.inbox, self.setup.engine.lockstep).lost;
         let lost_now = self.group_of(&lost).contains(&replica);
         let site = &mut self.sites[replica];

@@ -27,6 +27,15 @@ pub(crate) struct Ran {
     pub(crate) moved: u64,
 }
 
+/// How executors hang.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hang {
+    /// No step of theirs ends.
+    Working,
+    /// They give no sign of life either.
+    Stopped,
+}
+
 /// One incarnation of a replica's executors.
 #[derive(Debug)]
 pub(crate) struct Executor {
@@ -40,6 +49,10 @@ pub(crate) struct Executor {
     pub(crate) begins_ms: u64,
     /// Whether the way to it is broken: what is sent is lost.
     pub(crate) deaf: bool,
+    /// How they hang, if they do, and since when.
+    pub(crate) hangs: Option<(Hang, u64)>,
+    /// When they last said something.
+    pub(crate) said_ms: u64,
     /// The last step that ran.
     done: StepId,
     model: HashModel,
@@ -64,6 +77,8 @@ impl Executor {
             busy: false,
             begins_ms: 0,
             deaf: false,
+            hangs: None,
+            said_ms: 0,
             done: StepId(0),
             model: HashModel::new(shape),
             queue: VecDeque::new(),

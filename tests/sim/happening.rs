@@ -24,6 +24,14 @@ pub(crate) enum Happening {
     Deaf { replica: usize, incarnation: u32 },
     /// An executor dies soon after it came back.
     Relapse { replica: usize, incarnation: u32 },
+    /// An executor that says nothing may have to give a sign of life.
+    Beat { replica: usize, life: u32 },
+    /// A sign of life reaches the scheduler's side.
+    Alive { replica: usize, life: u32 },
+    /// Whoever reads the link to the executors of a life may have waited for long enough.
+    Look { replica: usize, life: u32 },
+    /// The executors of a replica hang.
+    Hang { replica: usize },
     /// A mask that was late, or is made ahead, is there.
     MaskMade { request: RequestId, outputs: u32 },
     /// No mask limits a request any more.
@@ -34,6 +42,13 @@ pub(crate) enum Happening {
     Wake,
     /// From here on nothing goes wrong.
     Heal,
+}
+
+impl Happening {
+    /// Whether it is a part of the watch over executors, which goes on while nothing else happens.
+    pub(crate) fn is_watch(&self) -> bool {
+        matches!(self, Self::Beat { .. } | Self::Alive { .. } | Self::Look { .. })
+    }
 }
 
 /// An output on its way.

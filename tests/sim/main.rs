@@ -2,9 +2,9 @@
 //! executors and clients, one seeded source of chance, invariants after every tick.
 //!
 //! A failure is a seed: `just sim SEED` replays it with a readable trace. Files: `setup` and
-//! `requests` draw a world, `world` moves its clock, `people` and `devices` live in it, `links` break, `absorb` takes
-//! in what the engine decides and `finish` the end. Checks, named by invariant: `batch_checks`,
-//! `service_checks`, `client`, `mirror`, `subscriber`.
+//! `requests` draw a world, `world` moves its clock, `people` and `devices` live in it, `links` break, the engine has a
+//! `standstill`, `absorb` takes in what it decides and `finish` the end. Checks, named by invariant: `batch_checks`,
+//! `service_checks`, `client`, `mirror`, `names`, `subscriber`, `vigil`.
 
 #[path = "../support/hash_model.rs"]
 mod hash_model;
@@ -25,14 +25,17 @@ mod inside;
 mod links;
 mod mask_maker;
 mod mirror;
+mod names;
 mod people;
 mod regressions;
 mod requests;
 mod service_checks;
 mod setup;
 mod show;
+mod standstill;
 mod subscriber;
 mod suite;
 mod swarm;
 mod trace;
+mod vigil;
 mod world;

@@ -37,12 +37,16 @@ impl World {
     pub(crate) fn arrive(&mut self, index: usize) {
         let client = &mut self.clients[index];
         client.stage = Stage::Live;
-        let mut submit = client.submit.clone();
+        let (mut submit, name) = (client.submit.clone(), client.name.clone());
         // The keys come from the submitting thread; some submitters leave that to the engine.
-        if !self.chance.hits(200) {
-            submit.keys = self.engine.hasher().hash(&submit.tokens, submit.extra.as_deref());
+        let first = submit.id.0;
+        let hasher = self.engine.hasher();
+        self.enrolment().enrol(std::slice::from_mut(&mut submit), first, &name, &hasher);
+        if self.chance.hits(200) {
+            submit.keys.clear();
         }
         self.tally.requests += 1;
+        self.tally.namesakes += u64::from(self.bearers(&name).len() > 1);
         let (prompt, max_tokens) = (submit.tokens.len() as u64, u64::from(submit.max_tokens));
         self.trace.note(self.now_ms, "submit", &[submit.id.0, prompt, max_tokens]);
         self.inbox.push(Event::Submit(Box::new(submit)));

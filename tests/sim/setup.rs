@@ -5,6 +5,8 @@ use scheduler::{EngineConfig, KvConfig, Limits, Planted, Routing, Share};
 
 /// Seeds from here on draw worlds whose replicas are a group of 2 to 8 ranks that step together.
 pub(crate) const GROUPS: u64 = 1_000_000_000;
+/// What sets the stream of later draws apart from a seed's own; under this one the seeds of `regressions.rs` draw no fault.
+pub(crate) const LATER: u64 = 0x1000_0000_0000_0000;
 /// Seeds from here on draw worlds whose links break and whose KV-event subscribers come and go.
 pub(crate) const LINKS: u64 = 2_000_000_000;
 
@@ -19,6 +21,8 @@ pub(crate) struct Setup {
     pub(crate) faults: Faults,
     /// Whether a step of a rank ends only once all ranks of its group have begun theirs, as collectives make it.
     pub(crate) coupled: bool,
+    /// Whether executors give signs of life, and are given up for want of them.
+    pub(crate) watched: bool,
 }
 
 /// How requests look and arrive.
@@ -36,6 +40,8 @@ pub(crate) struct Load {
     pub(crate) constrained: u32,
     /// Cache salts in use; 0 = none.
     pub(crate) salts: u32,
+    /// Requests in 1000 that are called what an earlier one is.
+    pub(crate) namesakes: u32,
     /// Whether priorities differ.
     pub(crate) priorities: bool,
     /// Longest answer asked for.
@@ -85,6 +91,12 @@ pub(crate) struct Faults {
     pub(crate) half: u32,
     /// Ticks at which a subscriber of KV events goes, or one that has gone comes back; it is there from the start.
     pub(crate) vanish: u32,
+    /// Ticks behind which the engine stands still, for seconds.
+    pub(crate) still: u32,
+    /// Steps behind which executors hang.
+    pub(crate) hang: u32,
+    /// Ticks at which an operator takes back whatever is called as some request is.
+    pub(crate) order: u32,
 }
 
 impl Setup {
@@ -137,7 +149,7 @@ impl Setup {
         }
         engine.planted = planted;
         let load = Load::draw(chance, &engine);
-        Self { engine, load, faults: Faults::draw(chance), coupled: false }
+        Self { engine, load, faults: Faults::draw(chance), coupled: false, watched: false }
     }
 
     /// The same, of a group of ranks that step together and die together.
@@ -162,6 +174,26 @@ impl Setup {
         setup.faults.half = chance.pick(&[0, 500, 1000]);
         setup.faults.vanish = chance.pick(&[2, 20, 200]);
         setup
+    }
+
+    /// Draws what was thought of later, from a stream of its own: worlds that have none of it stay what they were.
+    pub(crate) fn draw_later(&mut self, chance: &mut Chance) {
+        self.load.namesakes = chance.pick(&[0, 0, 100, 500]);
+        if chance.hits(100) {
+            self.faults.order = 40;
+        }
+        if chance.hits(200) {
+            self.watched = true;
+            self.faults.still = chance.pick(&[0, 10, 40, 100]);
+            self.faults.hang = chance.pick(&[0, 20, 60]);
+            if chance.hits(400) {
+                // Such steps are slow, but no hangs: together with a stall they would look like one.
+                (self.load.step_ms, self.faults.stall) = (2_500, 0);
+                self.load.gap_ms = 1_000;
+            } else if chance.hits(300) {
+                self.load.gap_ms = 300;
+            }
+        }
     }
 
     /// Positions per block.
@@ -209,6 +241,7 @@ impl Load {
                 _ => 0,
             },
             salts: chance.pick(&[0, 0, 1, 3]),
+            namesakes: 0,
             priorities: chance.hits(300),
             answer,
             prompt,
@@ -241,6 +274,9 @@ impl Faults {
             cut: 0,
             half: 0,
             vanish: 0,
+            still: 0,
+            hang: 0,
+            order: 0,
         }
     }
 

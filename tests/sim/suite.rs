@@ -39,6 +39,13 @@ fn a_million_steps_break_nothing() {
         tally.accepted,
         tally.drafted - tally.accepted,
         tally.moved,
+        tally.standstills,
+        tally.hangs,
+        tally.late,
+        tally.silent,
+        tally.spared,
+        tally.namesakes,
+        tally.orders,
     ];
     assert!(happened.iter().all(|&count| count > 100), "too few faults: {tally:?}");
 }

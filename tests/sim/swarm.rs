@@ -144,5 +144,12 @@ impl AddAssign for Tally {
         self.lost_frames += other.lost_frames;
         self.replays += other.replays;
         self.listings += other.listings;
+        self.namesakes += other.namesakes;
+        self.orders += other.orders;
+        self.standstills += other.standstills;
+        self.hangs += other.hangs;
+        self.late += other.late;
+        self.silent += other.silent;
+        self.spared += other.spared;
     }
 }

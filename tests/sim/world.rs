@@ -11,9 +11,11 @@ use crate::executor::Executor;
 use crate::happening::{Agenda, Happening};
 use crate::inside::is_vacant;
 use crate::mirror::Mirror;
-use crate::setup::{Faults, GROUPS, LINKS, Setup};
+use crate::setup::{Faults, GROUPS, LATER, LINKS, Setup};
+use crate::standstill::{STANDSTILLS, Standstill};
 use crate::subscriber::Subscriber;
 use crate::trace::Trace;
+use crate::vigil::{Sign, Vigil};
 use protocol::{BlockId, Replica};
 use scheduler::{Control, Effect, Engine, Event, Loss, Planted, StepStats};
 
@@ -38,6 +40,8 @@ pub(crate) struct Site {
     pub(crate) subscriber: Option<Subscriber>,
     /// Lives of its executors whose link has broken: what was on the way is lost.
     pub(crate) severed: Vec<u32>,
+    /// What its executors are watched by.
+    pub(crate) vigil: Vigil,
     /// Its counters.
     pub(crate) stats: StepStats,
     /// Outputs that the engine must have dropped.
@@ -49,8 +53,8 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    fn new(blocks: u32) -> Self {
-        Self { blocks, ..Self::default() }
+    fn new(blocks: u32, planted: Planted) -> Self {
+        Self { blocks, vigil: Vigil::new(planted), ..Self::default() }
     }
 }
 
@@ -93,6 +97,17 @@ pub(crate) struct Tally {
     /// Subscribers that came back and were told what they had missed, or everything.
     pub(crate) replays: u64,
     pub(crate) listings: u64,
+    /// Requests sent while another one of their name was in flight, and orders by name that meant several.
+    pub(crate) namesakes: u64,
+    pub(crate) orders: u64,
+    /// Times in which the engine stood still.
+    pub(crate) standstills: u64,
+    /// Executors that hung, and how many were given up as late and as silent.
+    pub(crate) hangs: u64,
+    pub(crate) late: u64,
+    pub(crate) silent: u64,
+    /// Executors that seemed late or silent at a first look and did their work.
+    pub(crate) spared: u64,
 }
 
 /// The world of one seed.
@@ -113,8 +128,21 @@ pub(crate) struct World {
     pub(crate) losing: bool,
     pub(crate) effects: Vec<Effect>,
     pub(crate) inbox: Vec<Event>,
+    /// What was said besides, since the last tick.
+    pub(crate) signs: Vec<Sign>,
     control: u64,
     pub(crate) crashes_left: u32,
+    pub(crate) standstills_left: u32,
+    /// What stands still, and since when nothing has.
+    pub(crate) standstill: Option<Standstill>,
+    pub(crate) woke_ms: u64,
+    /// The same of the engine's thread alone, and when it last had a tick.
+    pub(crate) engine_woke_ms: u64,
+    pub(crate) ticked_ms: u64,
+    /// Whether nothing goes wrong any more.
+    pub(crate) healed: bool,
+    /// Signs of life since something else happened.
+    pub(crate) quiet: usize,
 }
 
 impl World {
@@ -126,13 +154,17 @@ impl World {
             GROUPS.. => Setup::draw_group,
             _ => Setup::draw,
         };
-        let setup = draw(&mut chance, planted);
+        let mut setup = draw(&mut chance, planted);
+        let mut later = Chance::new(seed ^ LATER);
+        setup.draw_later(&mut later);
         let engine = Engine::new(setup.engine.clone()).expect("drawn configurations are valid");
         let mut trace = Trace::new(readable);
         trace.line(|| format!("seed {seed}: {setup:#?}"));
         let mut world = Self {
             crashes_left: setup.faults.crashes,
-            sites: (0..setup.engine.replicas).map(|_| Site::new(setup.engine.kv.blocks)).collect(),
+            sites: (0..setup.engine.replicas)
+                .map(|_| Site::new(setup.engine.kv.blocks, planted))
+                .collect(),
             engine,
             setup,
             chance,
@@ -145,10 +177,19 @@ impl World {
             losing: false,
             effects: Vec::new(),
             inbox: Vec::new(),
+            signs: Vec::new(),
             control: 0,
+            standstills_left: STANDSTILLS,
+            standstill: None,
+            woke_ms: 0,
+            engine_woke_ms: 0,
+            ticked_ms: 0,
+            healed: false,
+            quiet: 0,
         };
         world.subscribe();
         world.people();
+        world.name_people(&mut later);
         for replica in 0..world.sites.len() {
             world.start_executor(replica);
         }
@@ -164,11 +205,15 @@ impl World {
             }
             if self.chance.hits(self.setup.faults.jump) {
                 self.now_ms += 86_400_000;
+                (self.woke_ms, self.engine_woke_ms) = (self.now_ms, self.now_ms);
             }
+            self.go_on()?;
             while let Some(what) = self.agenda.take(self.now_ms) {
                 self.happen(what)?;
             }
+            self.may_stand_still();
             self.tick()?;
+            self.stand_still()?;
             let bound = self.step_bound();
             ensure!("I12", self.tally.steps <= bound, "no end after {bound} steps");
         }
@@ -183,9 +228,11 @@ impl World {
         site.executor = Some(executor);
         site.told.forget();
         site.vacant = vec![true; site.blocks as usize];
+        self.watch(replica);
     }
 
-    fn happen(&mut self, what: Happening) -> Checked {
+    pub(crate) fn happen(&mut self, what: Happening) -> Checked {
+        let Some(what) = self.lie_unread(what) else { return Ok(()) };
         match what {
             Happening::Arrive(index) => self.arrive(index),
             Happening::Abort(index, cause) => self.abort(index, cause),
@@ -214,6 +261,10 @@ impl World {
                     self.crash(replica)?;
                 }
             }
+            Happening::Beat { replica, life } => self.beat(replica, life),
+            Happening::Alive { replica, life } => self.alive(replica, life),
+            Happening::Look { replica, life } => self.look(replica, life)?,
+            Happening::Hang { replica } => self.hang(replica),
             Happening::Clear => {
                 self.cleared = true;
                 self.control += 1;
@@ -229,6 +280,7 @@ impl World {
             Happening::Wake => {}
             Happening::Heal => {
                 self.setup.faults = Faults::none();
+                self.healed = true;
                 self.trace.note(self.now_ms, "heal", &[]);
                 if self.chance.hits(100) {
                     self.drain();
@@ -242,6 +294,8 @@ impl World {
         if self.chance.hits(self.setup.faults.clear) {
             self.happen(Happening::Clear)?;
         }
+        let bearers = self.order();
+        self.judge()?;
         let mut inbox = std::mem::take(&mut self.inbox);
         let aborted: Vec<usize> = aborted_live(&inbox, &self.clients);
         let News { lost, back, relapsed } = news(&inbox, self.setup.engine.lockstep);
@@ -274,16 +328,8 @@ impl World {
         for replica in self.group_of(&lost) {
             self.sites[replica].mirror.lose();
         }
-        for index in aborted {
-            let (id, stage) = (self.clients[index].id().0, self.clients[index].stage);
-            ensure!("I9", stage == Stage::Done, "request {id} was aborted, but lives on");
-        }
-        for index in submitted {
-            let client = &self.clients[index];
-            let (id, refused) = (client.id().0, client.stage == Stage::Done);
-            let hopeless = client.is_hopeless(&self.setup);
-            ensure!("I9", refused || !hopeless, "request {id} can never be served, but lives");
-        }
+        self.check_taken_in(&aborted, &submitted)?;
+        self.check_order_by_name(&bearers)?;
         self.come_and_go()?;
         self.check_queue()?;
         self.check_patience()?;
@@ -295,12 +341,28 @@ impl World {
         Ok(())
     }
 
+    /// I9: whoever was taken back has ended, and so has whoever can never be served.
+    fn check_taken_in(&self, aborted: &[usize], submitted: &[usize]) -> Checked {
+        for &index in aborted {
+            let (id, stage) = (self.clients[index].id().0, self.clients[index].stage);
+            ensure!("I9", stage == Stage::Done, "request {id} was aborted, but lives on");
+        }
+        for &index in submitted {
+            let client = &self.clients[index];
+            let (id, refused) = (client.id().0, client.stage == Stage::Done);
+            let hopeless = client.is_hopeless(&self.setup);
+            ensure!("I9", refused || !hopeless, "request {id} can never be served, but lives");
+        }
+        Ok(())
+    }
+
     /// Notes which replicas are gone and for how long.
     fn note_losses(&mut self, lost: &[usize]) {
         let now_ms = self.now_ms;
         for replica in self.group_of(lost) {
             self.sites[replica].lost_at_ms.get_or_insert(now_ms);
             self.sites[replica].told.forget();
+            self.sites[replica].vigil.lose();
         }
         let timeout_ms = self.setup.engine.limits.loss_timeout_ms;
         let gone = |site: &Site| site.lost_at_ms.is_some_and(|at_ms| now_ms - at_ms >= timeout_ms);
@@ -316,6 +378,11 @@ impl World {
             return (0..self.sites.len()).collect();
         }
         lost.to_vec()
+    }
+
+    /// Whether every request has ended.
+    pub(crate) fn all_done(&self) -> bool {
+        self.clients.iter().all(|client| client.stage == Stage::Done)
     }
 
     /// What was given back becomes unreadable, behind all that has been sent.
@@ -342,7 +409,8 @@ impl World {
     fn step_bound(&self) -> u64 {
         let tokens: u64 = self.clients.iter().map(|c| u64::from(c.limit())).sum();
         // Every second time that the cache is cleared all begin anew.
-        let lives = 6 + self.tally.crashes + self.control / 2;
+        let given_up = self.tally.late + self.tally.silent;
+        let lives = 6 + self.tally.crashes + given_up + self.control / 2;
         tokens * lives * u64::from(self.setup.engine.replicas) + self.tally.late_masks + 1000
     }
 }

@@ -15,7 +15,6 @@ use hadron::launcher::engine_thread::Notice;
 use hadron::launcher::executor::{ExecutorLink, Incoming};
 use hadron::launcher::host::{Deciding, Host, Observers};
 use hadron::launcher::start_up::{Expected, Patience, Start};
-use hadron::launcher::step_deadline::StepDeadline;
 use hadron::metrics::{CacheFacts, Metrics, MetricsConfig};
 use hadron::server::app::{App, ModelCard, Options, Serving};
 use hadron::server::connection::Deadlines;
@@ -30,7 +29,9 @@ use protocol::{
     PROTOCOL_VERSION, Pace, Parallel, Profiled, Rank, Ready, RequestId, RowError, Sampling,
     Settings, ToExecutor,
 };
-use scheduler::{Engine, EngineConfig, Event, KvConfig, Limits, Share, StepStats, Submit};
+use scheduler::{
+    Engine, EngineConfig, Event, KvConfig, Limits, Share, StepDeadline, StepStats, Submit,
+};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
