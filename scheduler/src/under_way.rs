@@ -15,6 +15,8 @@ const LOOKS_APART_MS: u64 = 500;
 
 /// Whoever drives the engine looks after its steps several times a second: where so much time has passed, it was paused.
 const PAUSE_MS: u64 = 1_000;
+/// So much of a pause is a step's time all the same: where every turn is slow, what hangs must be found in the end.
+const TURN_MS: u64 = 250;
 
 /// A step that has not been answered.
 #[derive(Debug)]
@@ -84,7 +86,7 @@ impl UnderWay {
         self.awake_ms = now_ms;
         if pause_ms >= PAUSE_MS && !self.planted.has(Bug::PauseIsStepTime) {
             for sent in &mut self.sent {
-                sent.at_ms = now_ms.min(sent.at_ms + pause_ms);
+                sent.at_ms = now_ms.min(sent.at_ms + pause_ms - TURN_MS);
                 sent.paused = true;
             }
         }
@@ -244,13 +246,29 @@ mod tests {
         steps.awake(1_099);
         assert_eq!(steps.oldest(), Some((100, 70)), "that was no pause");
         steps.awake(9_099);
-        assert_eq!(steps.oldest(), Some((8_100, 70)), "a second of its time was no pause");
+        assert_eq!(
+            steps.oldest(),
+            Some((7_850, 70)),
+            "a second of its time, and a turn, were no pause"
+        );
         steps.send(StepId(3), WORK, false, 9_099);
         steps.answered(StepId(2), 9_099);
         steps.awake(17_099);
-        assert_eq!(steps.beat(0, 17_099), Lateness::default(), "it may have left just now");
-        assert_eq!(steps.beat(0, 17_170).ranks, [0, 1, 2]);
-        assert!(steps.beat(0, 17_670).overdue.is_some(), "but then it is lost");
+        assert_eq!(steps.oldest(), Some((16_849, 70)), "it may have left just now");
+        assert_eq!(steps.beat(0, 17_099).ranks, [0, 1, 2]);
+        assert!(steps.beat(0, 17_599).overdue.is_some(), "but then it is lost");
+    }
+
+    #[test]
+    fn a_hang_is_found_even_where_every_turn_is_slow() {
+        let fixed = Some(Duration::from_secs(5));
+        let mut steps = UnderWay::new(1, StepDeadline::new(fixed, Pace::default()));
+        steps.send(StepId(1), WORK, false, 0);
+        let lost = (1..100).map(|turn| turn * 1_500).find(|&now_ms| {
+            steps.awake(now_ms);
+            steps.beat(0, now_ms).overdue.is_some()
+        });
+        assert_eq!(lost, Some(33_000), "twenty turns of a quarter of a second, and a second look");
     }
 
     #[test]

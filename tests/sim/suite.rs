@@ -2,6 +2,7 @@
 
 use crate::setup::{GROUPS, LINKS};
 use crate::swarm::{Harvest, run, sweep};
+use crate::world::Tally;
 use scheduler::Planted;
 use std::time::Instant;
 
@@ -69,6 +70,7 @@ fn groups_of_ranks_break_nothing() {
         tally.moved,
     ];
     assert!(happened.iter().all(|&count| count > 100), "too few faults: {tally:?}");
+    judge_watch(&tally);
 }
 
 /// Links that lose what is on them, one way or both, before anybody notices, and subscribers of KV events that vanish, come
@@ -90,6 +92,7 @@ fn links_that_lose_frames_and_subscribers_that_vanish_break_nothing() {
         tally.preemptions,
     ];
     assert!(happened.iter().all(|&count| count > 100), "too few faults: {tally:?}");
+    judge_watch(&tally);
 }
 
 /// Of all kinds, in seconds: what mutation testing runs for each mutant.
@@ -99,6 +102,12 @@ fn seeds_for_mutants() {
     judge(&sweep(0..MUTANT_SEEDS, Planted::default(), true));
     judge(&sweep(GROUPS..GROUPS + MUTANT_SEEDS / 8, Planted::default(), true));
     judge(&sweep(LINKS..LINKS + MUTANT_SEEDS / 8, Planted::default(), true));
+}
+
+/// Of few worlds: that some stood still, and that some executors were given up with reason and some suspected without.
+fn judge_watch(tally: &Tally) {
+    let happened = [tally.standstills, tally.hangs, tally.late, tally.silent, tally.spared];
+    assert!(happened.iter().all(|&count| count > 4), "too few to watch: {tally:?}");
 }
 
 /// Fails with the first failure.

@@ -10,6 +10,7 @@ use protocol::{Batch, Pace, Replica, StepId};
 use scheduler::{
     Event, Loss, Planted, SECOND_LOOK, SILENCE, Silence, StepDeadline, UnderWay, Work,
 };
+use std::collections::VecDeque;
 
 /// An executor that has said nothing for so long gives a sign of life.
 const BEAT_MS: u64 = 1000;
@@ -33,6 +34,8 @@ pub(crate) enum Sign {
 #[derive(Debug)]
 pub(crate) struct Vigil {
     steps: UnderWay,
+    /// Steps not answered, and when each could begin, by this world's clock and no rule.
+    begun: VecDeque<(StepId, u64)>,
     silence: Silence,
     /// How long whoever reads their link waits for the next message.
     until_ms: u64,
@@ -43,7 +46,8 @@ pub(crate) struct Vigil {
 impl Default for Vigil {
     fn default() -> Self {
         let steps = UnderWay::new(1, StepDeadline::new(None, Pace::default()));
-        Self { steps, silence: Silence::default(), until_ms: 0, unread: false }
+        let (begun, silence) = (VecDeque::new(), Silence::default());
+        Self { steps, begun, silence, until_ms: 0, unread: false }
     }
 }
 
@@ -60,10 +64,21 @@ impl Vigil {
         let tokens = batch.rows.iter().map(|row| u64::from(row.len) + u64::from(row.drafts)).sum();
         let masked = batch.rows.iter().any(|row| row.masked);
         self.steps.send(batch.step, Work { tokens, pairs: 0 }, masked, now_ms);
+        self.begun.push_back((batch.step, now_ms));
+    }
+
+    /// A step was answered.
+    fn answered(&mut self, step: StepId, now_ms: u64) {
+        self.steps.answered(step, now_ms);
+        while self.begun.pop_front_if(|(sent, _)| *sent <= step).is_some() {}
+        if let Some((_, at_ms)) = self.begun.front_mut() {
+            *at_ms = now_ms.max(*at_ms);
+        }
     }
 
     /// The executors are gone.
     pub(crate) fn lose(&mut self) {
+        self.begun.clear();
         self.steps.lose();
     }
 
@@ -203,7 +218,7 @@ impl World {
         for sign in std::mem::take(&mut self.signs) {
             match sign {
                 Sign::Answered { replica, step } => {
-                    self.sites[replica].vigil.steps.answered(step, now_ms);
+                    self.sites[replica].vigil.answered(step, now_ms);
                 }
                 Sign::Beat { replica, life } => {
                     let hangs = self.hangs(replica);
@@ -241,7 +256,8 @@ impl World {
         if known || self.sites[replica].executor.is_none() {
             return Ok(());
         }
-        ensure!("F25", self.hangs(replica), "replica {replica} is {loss:?}, but does its work");
+        let guilty = if loss == Loss::Silent { self.is_mute(replica) } else { self.hangs(replica) };
+        ensure!("F25", guilty, "replica {replica} is {loss:?}, but does its work, or beats");
         match loss {
             Loss::Silent => self.tally.silent += 1,
             _ => self.tally.late += 1,
@@ -250,6 +266,13 @@ impl World {
         self.trace.note(self.now_ms, "given up", &[replica as u64]);
         self.inbox.push(Event::Lost { replica: Replica(replica as u16), loss });
         self.replace(replica, self.now_ms, back_ms)
+    }
+
+    /// Whether no sign of life comes from a replica's executor.
+    fn is_mute(&self, replica: usize) -> bool {
+        let stopped = |executor: &Executor| matches!(executor.hangs, Some((Hang::Stopped, _)));
+        let mute = |executor: &Executor| stopped(executor) || executor.deaf;
+        self.sites[replica].executor.as_ref().is_none_or(mute)
     }
 
     /// Whether something keeps a replica's group from its work.
@@ -285,8 +308,10 @@ impl World {
             let within_ms = match hang {
                 Hang::Stopped => Some(since_ms + (SILENCE + SECOND_LOOK).as_millis() as u64),
                 Hang::Working => {
-                    let oldest = site.vigil.steps.oldest();
-                    oldest.map(|(at_ms, limit_ms)| at_ms.max(since_ms) + limit_ms + 2 * BEAT_MS)
+                    let begun = site.vigil.begun.front().zip(site.vigil.steps.oldest());
+                    begun.map(|((_, at_ms), (_, limit_ms))| {
+                        since_ms.max(*at_ms) + limit_ms + 2 * BEAT_MS
+                    })
                 }
             };
             let late = within_ms.is_some_and(|within_ms| self.now_ms > within_ms + SLACK_MS);

@@ -19,7 +19,7 @@ struct Pieces {
 enum : u32 { BEGINS = 1u << 31, NOTED = OPERAND_BYTES / 4 };
 DEV u32 note_of(const Rows& rows, u32 row) {
     const u32 context = (u32)rows.context_lens[row];
-    if (rows.together <= 1 || row == 0) return context | BEGINS;
+    if (rows.together <= 1 || row == 0 || context <= 1) return context | BEGINS;
     const bool follows = (u32)rows.context_lens[row - 1] + 1 == context && table_of(rows, row - 1) == table_of(rows, row);
     return follows ? context : context | BEGINS;
 }
@@ -34,6 +34,8 @@ DEV void note_rows(const Rows& rows, u32* notes) {
     team_sync();
 }
 
+// The next whole number from a / b on, where b is no more than some thousands: for estimates.
+DEV u32 at_least(u32 a, u32 b) { return (u32)((float)a * rcp_((float)b) + 0.9999f); }
 DEV Pieces count_pieces(const Rows& rows, const u32* notes, u32 cut) {
     Pieces n{};
     _Pragma("unroll 1") for (u32 row = lane(); row < rows.rows; row += WAVE) {
@@ -42,7 +44,7 @@ DEV Pieces count_pieces(const Rows& rows, const u32* notes, u32 cut) {
         n.records += own;
         if (context == 0) continue;
         n.all += own;
-        const u32 steps = (u32)((float)context * rcp_((float)(own * KEYS)) + 0.99f);  // Few ulps do not matter here.
+        const u32 steps = at_least(context, own * KEYS);
         n.longest = n.longest < steps ? steps : n.longest;
         n.steps += (context + KEYS - 1) / KEYS;
         n.most = n.most < own ? own : n.most;
@@ -54,8 +56,6 @@ DEV Pieces count_pieces(const Rows& rows, const u32* notes, u32 cut) {
                   wave_max(n.most), wave_sum(n.live),    wave_sum(n.chains),  wave_max(n.end)};
 }
 
-// At least a / b, and less than one more; b is no more than some thousands.
-DEV u32 at_least(u32 a, u32 b) { return (u32)((float)a * rcp_((float)b) + 0.9999f); }
 // All splits where so many tokens are taken together.
 DEV u32 pieces_of(const Pieces& n, u32 together) {
     if (together <= 1 || n.chains == 0) return n.all;

@@ -184,7 +184,7 @@ fn attention_agrees_with_the_cpu() {
 #[test]
 fn any_number_of_tokens() {
     for pair in &pairs() {
-        check(pair, (1, 1, 16, 4), DType::F32, &[(1, 1); 66_000]);
+        check(pair, (1, 1, 16, 4), DType::F32, &vec![(1, 1); 66_000]);
     }
 }
 
