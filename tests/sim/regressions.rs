@@ -16,5 +16,7 @@ fn seeds_that_once_failed_pass() {
     passes(297); // A queue stayed with its lost replica though another one had come back.
     passes(2_030_157_688); // The world took a group for back whose loss stood behind its return, not what the engine did.
     passes(1_050_925_278); // News of a death came when those who had followed the dead were gone and replaced, too.
+    passes(101_126); // A standstill held a batch in the process; its executor was given up a beat after it had left.
+    passes(101_202); // The same, of the last of four.
     passes(50_600_332); // All were restarted so often that a prompt of 854 steps needed more than six lives.
 }
