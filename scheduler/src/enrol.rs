@@ -74,6 +74,10 @@ mod tests {
         Enrolment::default().enrol(&mut two, 8, "3", &hasher);
         assert_eq!(two.each_ref().map(|submit| submit.id), [RequestId(8), RequestId(9)]);
         assert!(two[0].keys.len() == 1 && two[0].keys == two[1].keys);
+        let mut apart = [submit(&[5, 6, 7]), submit(&[6, 6, 7])];
+        Enrolment::default().enrol(&mut apart, 10, "3", &hasher);
+        assert_eq!(apart[0].keys, two[0].keys);
+        assert_ne!(apart[1].keys, two[0].keys);
         let in_flight = || [(RequestId(8), "3"), (RequestId(9), "3"), (RequestId(10), "4")];
         let meant = |name: &str| Enrolment::default().meant(in_flight().into_iter(), |n| n == name);
         assert_eq!(meant("3"), [RequestId(8), RequestId(9)]);
