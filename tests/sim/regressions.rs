@@ -18,5 +18,11 @@ fn seeds_that_once_failed_pass() {
     passes(1_050_925_278); // News of a death came when those who had followed the dead were gone and replaced, too.
     passes(101_126); // A standstill held a batch in the process; its executor was given up a beat after it had left.
     passes(101_202); // The same, of the last of four.
+    passes(102_858); // As 101,126, in the worlds of an earlier day, and the next three.
+    passes(121_339);
+    passes(123_129);
+    passes(2_000_104_060);
+    passes(121_386); // The world asked that a hang be noticed when all was over.
+    passes(131_333); // The same.
     passes(50_600_332); // All were restarted so often that a prompt of 854 steps needed more than six lives.
 }
