@@ -74,7 +74,7 @@ DEV u32 cost_of(const Pieces& n, u32 pieces, u32 filled) {
 }
 
 // The logarithm of the keys of a split at most. From `rows` goes what has no keys behind all that have some, and `together` becomes 1
-// where tokens go side by side. `heads`: of a block; `notes`: OPERAND_BYTES of shared memory, for now. Every thread of the team must come.
+// where tokens go side by side. `heads`: of a block; `notes`: OPERAND_BYTES of shared memory, free again afterwards. Every thread of the team must come.
 DEV u32 cut_step(Rows& rows, u32 heads, u32 most_records, u32* notes) {
     SHARED(u32, costs, 2 * LENGTHS);
     const u32 none = ~0u >> 4, own = wave();
