@@ -134,6 +134,12 @@ pub enum Refusal {
         /// Why.
         message: String,
     },
+    /// The same, because others leave whoever makes it too little of the machine.
+    #[error("{message}")]
+    Crowded {
+        /// Why, with numbers.
+        message: String,
+    },
     /// The replica named does not exist.
     #[error("replica {replica} does not exist, there are {replicas}")]
     UnknownReplica {

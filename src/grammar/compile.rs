@@ -60,6 +60,16 @@ pub enum GrammarError {
     /// It is too complex.
     #[error("the grammar took longer than {} ms to compile", COMPILE_TIME.as_millis())]
     TooSlow,
+    /// Nobody knows what it takes: the machine had no processor to try it on.
+    #[error(
+        "in {waited_ms} ms the grammar had a processor for {processor_ms} ms: the machine has none to spare"
+    )]
+    Starved {
+        /// How long it was waited for.
+        waited_ms: u64,
+        /// What it had of a processor, to ten milliseconds.
+        processor_ms: u64,
+    },
     /// It broke the processes that tried it, one after the other.
     #[error(
         "the process that compiled the grammar ended ({how}): it may take {} MiB",
@@ -82,6 +92,14 @@ pub enum GrammarError {
         waiting: usize,
         /// How many may.
         limit: usize,
+    },
+    /// Those before it took too long.
+    #[error("the grammar has waited {waited_ms} ms to be compiled, the limit is {limit_ms} ms")]
+    WaitedTooLong {
+        /// How long it waited.
+        waited_ms: u64,
+        /// How long it may.
+        limit_ms: u64,
     },
 }
 

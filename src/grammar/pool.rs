@@ -65,16 +65,7 @@ impl Grammars {
         trials: &TrialProgram,
         timings: Arc<GrammarTimings>,
     ) -> io::Result<Self> {
-        let grammars = Self {
-            desk: Arc::new(Desk {
-                queue: Mutex::default(),
-                added: Condvar::new(),
-                cache: Mutex::new(Cache::new(CACHE_BYTES)),
-                timings,
-                vocabulary: Box::new(vocabulary),
-                tools: OnceLock::new(),
-            }),
-        };
+        let grammars = Self { desk: Arc::new(Desk::new(vocabulary, timings)) };
         for _ in 0..LANES {
             let lane = Lane::new(Arc::clone(&grammars.desk), trials.clone());
             let named = thread::Builder::new().name("grammar-lane".to_owned());
@@ -117,6 +108,20 @@ impl Drop for Grammars {
 }
 
 impl Desk {
+    fn new(
+        vocabulary: impl Fn() -> Vocabulary + Send + Sync + 'static,
+        timings: Arc<GrammarTimings>,
+    ) -> Self {
+        Self {
+            queue: Mutex::default(),
+            added: Condvar::new(),
+            cache: Mutex::new(Cache::new(CACHE_BYTES)),
+            timings,
+            vocabulary: Box::new(vocabulary),
+            tools: OnceLock::new(),
+        }
+    }
+
     fn add(&self, job: Job) {
         let mut queue = lock(&self.queue);
         let waiting = queue.waiting.len();
@@ -134,13 +139,14 @@ impl Desk {
             let waits = |queue: &mut Queue| queue.waiting.is_empty() && !queue.closed;
             let waited = self.added.wait_while(lock(&self.queue), waits);
             let mut queue = waited.unwrap_or_else(PoisonError::into_inner);
-            let waiting = queue.waiting.len();
             let job = queue.waiting.pop_front()?;
             drop(queue);
-            if job.arrived.elapsed() < QUEUE_TIME {
+            let waited = job.arrived.elapsed();
+            if waited < QUEUE_TIME {
                 return Some(job);
             }
-            (job.reply)(Err(GrammarError::Busy { waiting, limit: LANES }));
+            let (waited_ms, limit_ms) = (waited.as_millis() as u64, QUEUE_TIME.as_millis() as u64);
+            (job.reply)(Err(GrammarError::WaitedTooLong { waited_ms, limit_ms }));
         }
     }
 
@@ -175,5 +181,34 @@ impl Tools {
     fn new(vocabulary: Vocabulary) -> Result<Self, String> {
         let vocabulary_frame = vocabulary_frame(&vocabulary).map_err(|error| error.to_string())?;
         Ok(Self { compiler: Compiler::new(vocabulary)?, vocabulary_frame })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::grammar::Form;
+    use std::sync::mpsc;
+
+    #[test]
+    fn who_has_waited_too_long_hears_of_it_and_the_next_has_its_turn() {
+        let desk = Desk::new(|| unreachable!("nothing is compiled"), Arc::default());
+        let (tell, told) = mpsc::channel();
+        let early =
+            Instant::now().checked_sub(QUEUE_TIME).expect("the machine has run for seconds");
+        for (key, arrived) in [("early", early), ("late", Instant::now())] {
+            let constraint = Arc::new(Constraint::new(Form::Regex("a".to_owned()), "regex"));
+            let tell = tell.clone();
+            let reply: Reply = Box::new(move |made| tell.send(made.map(drop)).unwrap());
+            desk.add(Job { constraint, key: key.to_owned(), reply, arrived });
+        }
+        assert_eq!(desk.next().unwrap().key, "late");
+        let refused = told.try_recv().unwrap().unwrap_err();
+        let limit = QUEUE_TIME.as_millis() as u64;
+        assert!(
+            matches!(refused, GrammarError::WaitedTooLong { waited_ms, limit_ms } if waited_ms >= limit && limit_ms == limit),
+            "{refused}"
+        );
+        assert!(told.try_recv().is_err(), "the other one is not refused");
     }
 }

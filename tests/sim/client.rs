@@ -235,7 +235,8 @@ impl Client {
                 waiting + asked > *cap && *cap == limits.tokens_waiting && *asked == prompt
             }
             Refusal::UnknownReplica { replica, replicas } => replica >= replicas,
-            Refusal::Unusable { .. } | Refusal::NotNow { .. } => false, // Only who holds requests back says so.
+            // Only who holds requests back says so.
+            Refusal::Unusable { .. } | Refusal::NotNow { .. } | Refusal::Crowded { .. } => false,
         }
     }
 

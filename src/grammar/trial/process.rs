@@ -83,33 +83,52 @@ impl TrialProcess {
         &mut self,
         constraint: &Arc<Constraint>,
     ) -> Result<Result<Findings, GrammarError>, GrammarError> {
+        let begun = (Instant::now(), self.processor_time());
         let told = self.to.send(ToTrial::Constraint(Arc::clone(constraint)));
-        match told.and_then(|()| self.hear()) {
+        match told.and_then(|()| self.hear(begun)) {
             Ok(Some(FromTrial::Verdict(verdict))) => Ok(verdict),
-            Ok(None) | Err(LinkError::Io(io::ErrorKind::WouldBlock)) => {
-                self.kill();
-                tracing::warn!(process = self.child.id(), "a grammar takes too long to compile");
-                Err(GrammarError::TooSlow)
-            }
+            Ok(None) | Err(LinkError::Io(io::ErrorKind::WouldBlock)) => Err(self.late(begun)),
             Ok(Some(FromTrial::Ready)) | Err(_) => Err(self.fatal()),
         }
     }
 
     /// Waits for its answer as long as grammars may take, and longer while the processor is others'.
-    fn hear(&mut self) -> Result<Option<FromTrial>, LinkError> {
+    fn hear(&mut self, begun: (Instant, Duration)) -> Result<Option<FromTrial>, LinkError> {
         const SLICE: Duration = Duration::from_millis(50);
-        let (since, spent) = (Instant::now(), self.processor_time());
         let mut wait = COMPILE_TIME;
         loop {
             let heard = self.from.recv(wait)?;
             let had_its_chance = || {
-                let spent = self.processor_time().saturating_sub(spent);
-                spent >= TRIAL_CPU_LEAST || since.elapsed() >= TRIAL_TIME_MAX
+                let (waited, spent) = self.since(begun);
+                spent >= TRIAL_CPU_LEAST || waited >= TRIAL_TIME_MAX
             };
             if heard.is_some() || had_its_chance() {
                 return Ok(heard);
             }
             wait = SLICE;
+        }
+    }
+
+    /// Time and processor time from then on.
+    fn since(&self, (then, spent): (Instant, Duration)) -> (Duration, Duration) {
+        (then.elapsed(), self.processor_time().saturating_sub(spent))
+    }
+
+    /// Kills it for a grammar that it is not done with; whether that is the grammar's fault.
+    fn late(&mut self, begun: (Instant, Duration)) -> GrammarError {
+        let (waited, spent) = self.since(begun);
+        self.kill();
+        let (waited_ms, processor_ms) = (waited.as_millis() as u64, spent.as_millis() as u64);
+        tracing::warn!(
+            process = self.child.id(),
+            waited_ms,
+            processor_ms,
+            "a grammar takes too long"
+        );
+        if spent < TRIAL_CPU_LEAST {
+            GrammarError::Starved { waited_ms, processor_ms }
+        } else {
+            GrammarError::TooSlow
         }
     }
 

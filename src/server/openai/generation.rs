@@ -238,6 +238,7 @@ fn refused(refusal: &Refusal, prompts: &PromptFacts) -> ApiError {
             let message = format!("{param}: {message}");
             ApiError::bad_request("invalid_grammar", param.clone(), message)
         }
+        Refusal::Crowded { .. } => overloaded("grammars_overloaded", message),
         Refusal::NotNow { .. } => ApiError::unavailable("engine_unavailable", &message, 10),
         Refusal::UnknownReplica { .. } => ApiError::invalid("data_parallel_rank", message),
         Refusal::EmptyPrompt | Refusal::UnknownToken { .. } => ApiError::invalid(field, message),

@@ -136,6 +136,9 @@ fn submit_constrained(
         Err(error @ GrammarError::NoTrials { .. }) => {
             held.refuse(&Refusal::NotNow { message: error.to_string() });
         }
+        Err(error @ (GrammarError::Starved { .. } | GrammarError::WaitedTooLong { .. })) => {
+            held.refuse(&Refusal::Crowded { message: error.to_string() });
+        }
         Err(error @ GrammarError::InvalidSpaces(_)) => {
             let object = param.rsplit_once('.').map_or("", |(object, _)| object);
             let param = format!("{object}.whitespace_pattern");
@@ -283,7 +286,7 @@ impl App {
             "engine_unavailable" => {
                 ApiError { retry_after_s: Some(self.health.restart_s()), ..error }
             }
-            "max_num_queued_reqs" | "max_num_queued_tokens" => {
+            "max_num_queued_reqs" | "max_num_queued_tokens" | "grammars_overloaded" => {
                 ApiError { status: self.options.overload_status, ..error }
             }
             _ => error,
@@ -316,6 +319,7 @@ mod tests {
         let full = |reason| ApiError::new(StatusCode::TOO_MANY_REQUESTS, reason, "full");
         assert_eq!(status(full("max_num_queued_reqs")), 503);
         assert_eq!(status(full("max_num_queued_tokens")), 503);
+        assert_eq!(status(full("grammars_overloaded")), 503);
         assert_eq!(status(ApiError::invalid("n", "0")), 400);
     }
 }

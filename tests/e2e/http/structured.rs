@@ -196,7 +196,7 @@ fn a_hostile_grammar_is_refused_within_a_second_and_costs_others_nothing() {
         let refused = matches!(
             (status, reason.as_str()),
             // Without a turn within ten seconds where others leave the machine too little.
-            (400, Some("invalid_grammar")) | (429, Some("max_num_queued_reqs"))
+            (400, Some("invalid_grammar")) | (429, Some("grammars_overloaded"))
         );
         assert!(status == 200 || refused, "{shown}: {status} {reason}");
         assert!(took < Duration::from_secs(30), "{shown}: {status} after {took:?}");
