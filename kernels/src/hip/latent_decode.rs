@@ -274,44 +274,12 @@ impl HipDevice {
         grid: (u32, u32, u32),
         (first, rows, splits): (usize, usize, usize),
     ) -> Result<(), DeviceError> {
-        let (args, layout) = (call.args, call.layout);
+        let args = call.args;
         let heads = args.heads.key.len();
-        let tiles = heads.div_ceil(call.tile());
-        let arrived = self.counters(s, rows * tiles)?;
-        let latent = ("LATENT", layout.latent as u32);
-        let rotary = ("ROTARY", layout.rotary as u32);
-        let block = ("BLOCK_TOKENS", layout.block_tokens as u32);
-        let each = ("EACH_TOKEN", u32::from(splits == 0));
-        // What leaves nobody out has no define.
-        let leaves_out = splits == 0 && call.short_alone;
-        let long = ("LONG_ROW", RowBounds::LONG as u32);
+        let arrived = self.counters(s, rows * heads.div_ceil(call.tile()))?;
         let most = if splits == 0 { ANY_NUMBER } else { args.rows.bounds.successive.max(1) };
         let together = call.together(most, self.wave());
-        let launch = match &call.by {
-            By::Waves { stages, step_bytes } => {
-                let defines = [
-                    latent,
-                    rotary,
-                    block,
-                    ("STAGES", *stages as u32),
-                    each,
-                    ("UNSEEN", args.first as u32),
-                    ("TOGETHER", together as u32),
-                    long,
-                ];
-                let defines = &defines[..defines.len() - usize::from(!leaves_out)];
-                let kernel = self.kernel(&DECODE, "latent_decode", defines)?;
-                let tile_waves = if self.wave() == 64 { 2 } else { 8 };
-                let threads = together as u32 * tile_waves * self.wave();
-                Launch::new(kernel, grid, threads, (stages * step_bytes) as u32)
-            }
-            By::Groups { .. } => {
-                let defines = [latent, rotary, block, each, long];
-                let defines = &defines[..defines.len() - usize::from(!leaves_out)];
-                let kernel = self.kernel(&GROUPS, "latent_groups", defines)?;
-                Launch::new(kernel, grid, GROUPS_THREADS, groups_bytes(layout) as u32)
-            }
-        };
+        let launch = self.means_launch(call, grid, (splits == 0, together))?;
         let launch = launch
             .overlaps_predecessor()
             .arg_ptr(taken)
@@ -331,7 +299,7 @@ impl HipDevice {
             .arg_or_null(args.rows.table_rows)
             .u32(rows as u32)
             .u32(heads as u32)
-            .u32((call.transposed.k() + layout.rotary) as u32)
+            .u32((call.transposed.k() + call.layout.rotary) as u32)
             .u32(args.rows.block_tables.stride() as u32);
         let launch = match &call.by {
             By::Waves { .. } => launch.u32(first as u32),
@@ -343,6 +311,42 @@ impl HipDevice {
         // SAFETY: the shapes were compared; lengths and tables are the caller's promise; scratch and counters have the sizes
         // of rows, heads and splits.
         unsafe { launch.go(self, s) }
+    }
+
+    /// The kernel of `gather_means` without its arguments: of tokens each by itself, or of rows, so many of these together.
+    fn means_launch(
+        &self,
+        call: &Absorbed<'_>,
+        grid: (u32, u32, u32),
+        (each, together): (bool, usize),
+    ) -> Result<Launch, DeviceError> {
+        let layout = call.layout;
+        // What leaves nobody out has no define.
+        let without = usize::from(!(each && call.short_alone));
+        let latent = ("LATENT", layout.latent as u32);
+        let rotary = ("ROTARY", layout.rotary as u32);
+        let block = ("BLOCK_TOKENS", layout.block_tokens as u32);
+        let each = ("EACH_TOKEN", u32::from(each));
+        let long = ("LONG_ROW", RowBounds::LONG as u32);
+        match &call.by {
+            By::Waves { stages, step_bytes } => {
+                let stages_of = ("STAGES", *stages as u32);
+                let unseen = ("UNSEEN", call.args.first as u32);
+                let rows = ("TOGETHER", together as u32);
+                let defines = [latent, rotary, block, stages_of, each, unseen, rows, long];
+                let defines = &defines[..defines.len() - without];
+                let kernel = self.kernel(&DECODE, "latent_decode", defines)?;
+                let tile_waves = if self.wave() == 64 { 2 } else { 8 };
+                let threads = together as u32 * tile_waves * self.wave();
+                Ok(Launch::new(kernel, grid, threads, (stages * step_bytes) as u32))
+            }
+            By::Groups { .. } => {
+                let defines = [latent, rotary, block, each, long];
+                let defines = &defines[..defines.len() - without];
+                let kernel = self.kernel(&GROUPS, "latent_groups", defines)?;
+                Ok(Launch::new(kernel, grid, GROUPS_THREADS, groups_bytes(layout) as u32))
+            }
+        }
     }
 
     /// `y[t, h] = W_h x[t, h]` for the first `tokens` tokens.

@@ -30,6 +30,7 @@ mod float16;
 mod fp8;
 mod kv_fp8;
 mod latent;
+mod latent_case;
 mod latent_long;
 mod latent_speed;
 mod library;
