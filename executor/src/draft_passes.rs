@@ -2,8 +2,9 @@
 //! it what later guesses attend to and begin with.
 
 use crate::ExecutorError;
+use crate::engine::Engine;
+use crate::launch::{DeviceState, Launch};
 use crate::layer_drafts::DraftRows;
-use crate::step::{DeviceState, Engine, Launch};
 use models::{Drafted, Eagle3, Exchange, Forward, ForwardError, Model, Taps};
 use ops::{BatchView, DraftBuffers, KvPool, Mat, MatMut, Tensor, VocabPart};
 

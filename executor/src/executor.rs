@@ -2,11 +2,13 @@
 
 use crate::device::Opened;
 use crate::draft_passes::Draft;
+use crate::engine::Engine;
 use crate::expert_reports::ExpertReports;
 use crate::graph::{self, Graphs, Wanted};
 use crate::inputs::StepLimits;
 use crate::masks::{Masks, NoMasks};
-use crate::step::{Engine, Pending, State, StateSize};
+use crate::pending::Pending;
+use crate::step::{State, StateSize};
 use crate::trace::{Session, Tracer};
 use crate::{
     ExecutorConfig, ExecutorError, GPU_LOGPROBS_MAX, check_draft_world, check_speculation,

@@ -7,7 +7,8 @@
 //! padding that `prepare` lays out as such. Recordings are made before the executor is ready.
 
 use crate::ExecutorError;
-use crate::step::{DeviceState, Engine, Launch};
+use crate::engine::Engine;
+use crate::launch::{DeviceState, Launch};
 use crate::trace::{Lap, Laps, Tracer};
 use collectives::{Call, Group};
 use ops::{Graph, RowBounds, StepShape};

@@ -5,20 +5,24 @@
 
 #![forbid(unsafe_code)]
 
+mod clock;
 mod config;
 mod device;
 mod draft_passes;
 mod drafter;
+mod engine;
 mod error;
 mod executor;
 mod expert_reports;
 mod graph;
 mod inputs;
 mod kv_pool;
+mod launch;
 mod layer_drafts;
 mod masks;
 mod ngram;
 mod orders;
+mod pending;
 mod rank_calls;
 mod ranks;
 mod rehearsal;

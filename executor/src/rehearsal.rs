@@ -2,7 +2,8 @@
 //! would have it compiled piece by piece.
 
 use crate::ExecutorError;
-use crate::step::{DeviceState, Engine, Launch};
+use crate::engine::Engine;
+use crate::launch::{DeviceState, Launch};
 use ops::{DraftBuffers, RowBounds, StepShape};
 use protocol::StepTiming;
 

@@ -4,80 +4,31 @@
 //! submitted. The stage of a step is one copy to the device, its answers are one copy back.
 
 use crate::ExecutorError;
-use crate::draft_passes::Draft;
-use crate::drafter::{Drafter, Speaker};
-use crate::expert_reports::{ExpertReport, ExpertReports};
+use crate::clock::ns_since;
+use crate::drafter::Drafter;
+use crate::engine::Engine;
 use crate::graph::{Graphs, Size};
 use crate::inputs::StepLimits;
+use crate::launch::{DeviceState, Launch, asks_few};
 use crate::layer_drafts::{DraftRows, LayerDrafts};
 use crate::masks::{Masks, StepMasks};
+use crate::pending::Pending;
 use crate::sampler::{self, Question};
 use crate::seats::{self, Seats, TableChange};
-use crate::trace::{Laps, Scope, StepFacts, StepTrace, Tracer};
-use collectives::{Group, Launched, Operation, Spent};
-use models::{Exchange, ExpertLoad, Forward, Model, Taps};
+use crate::trace::{StepFacts, Tracer};
+use models::Exchange;
 use ops::{
-    AnswerMemory, AnswersInFlight, BatchView, DType, DraftBuffers, InFlight, InParts, Judge,
-    KvPool, Mat, MatMut, Ops, Pinned, PoolLayout, RowBounds, Stage, StageRow, StepBuffers,
-    StepShape, StepSize, Tensor, VocabPart,
+    AnswerMemory, DraftBuffers, InFlight, Judge, KvPool, Ops, Pinned, PoolLayout, RowBounds, Stage,
+    StageRow, StepBuffers, StepShape, StepSize, Tensor,
 };
-use protocol::{
-    Acceptance, Batch, Bucket, CollectiveTiming, Epoch, Row, RowError, RowOutput, Speculation,
-    StepId, StepOutput, StepTiming,
-};
+use protocol::{Acceptance, Batch, Bucket, Epoch, Row, Speculation};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Steps whose inputs or answers may be under way at a time.
 pub(crate) const STEPS_IN_FLIGHT: usize = 2;
-
-/// What a step computes with: the weights, and who shares them.
-pub(crate) struct Engine {
-    pub(crate) ops: Ops,
-    pub(crate) model: Box<dyn Model>,
-    /// Who drafts for it, if something of its own does.
-    pub(crate) draft: Option<Draft>,
-    pub(crate) tp: Group,
-    pub(crate) dp: Group,
-    /// The ids whose logits this rank makes.
-    pub(crate) part: VocabPart,
-    /// What routers choose, if this rank counts it.
-    pub(crate) reports: Option<ExpertReports>,
-}
-
-impl Engine {
-    /// Which questions are answered without whole rows of logits. Who has them whole has nobody to ask.
-    fn in_parts(&self) -> InParts {
-        match self.tp.size() {
-            1 => InParts::Everything,
-            _ => self.ops.device().samples_in_parts(&self.part),
-        }
-    }
-
-    /// Whether steps may want whole rows of logits, by what they ask: recorded ones exist for each answer.
-    pub(crate) fn whole_rows(&self) -> &'static [bool] {
-        match self.in_parts() {
-            InParts::Everything => &[false],
-            InParts::Nothing => &[true],
-            InParts::TopK(_) => &[false, true],
-        }
-    }
-
-    /// A pass over a batch by one of its models, which is asked for all hidden states and not watched.
-    pub(crate) fn pass<'a>(&'a self, kv: &'a KvPool, batch: &'a BatchView) -> Forward<'a> {
-        let Self { ops, tp, dp, .. } = self;
-        let (dp_rows, exchange) = (0, Exchange::Gather);
-        let (asked, taps, load, probe) = (None, None, None, None);
-        Forward { ops, tp, dp, dp_rows, exchange, kv, batch, asked, taps, load, probe }
-    }
-
-    /// Where routers count, if they do.
-    fn load(&self) -> Option<&ExpertLoad> {
-        self.reports.as_ref().map(|reports| &reports.load)
-    }
-}
 
 /// How large everything is that steps change.
 #[derive(Debug, Clone, Copy)]
@@ -112,72 +63,6 @@ pub(crate) struct State {
     free: Vec<Pinned>,
     answers: (Sender<AnswerMemory>, Receiver<AnswerMemory>),
     pub(crate) graphs: Graphs,
-}
-
-/// The part of it that lies on the device.
-pub(crate) struct DeviceState {
-    pub(crate) kv: KvPool,
-    pub(crate) draft_kv: Option<KvPool>,
-    pub(crate) seats: ops::Seats,
-    pub(crate) buffers: StepBuffers,
-    /// If the model's draft layer or another model makes drafts.
-    pub(crate) drafts: Option<DraftBuffers>,
-}
-
-/// What is launched for a step.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Launch {
-    pub(crate) shape: StepShape,
-    /// Rows that each replica has room for where they bring their tokens together; of no meaning to one alone.
-    pub(crate) dp_rows: usize,
-    /// How tokens come to the experts of other replicas.
-    pub(crate) exchange: Exchange,
-    /// Nobody asks for the hidden states of other tokens than the questions are about.
-    pub(crate) asked_only: bool,
-    /// Ranks that share a head bring whole rows of logits together: some question wants them.
-    pub(crate) whole_rows: bool,
-    /// Where there is a draft layer.
-    pub(crate) drafts: Option<DraftRows>,
-}
-
-impl Launch {
-    /// A step that looks alike on all ranks. Where there is a draft layer, so many rows have drafts.
-    pub(crate) fn of_all(
-        (shape, whole_rows): (StepShape, bool),
-        drafting: Option<usize>,
-        engine: &Engine,
-    ) -> Self {
-        let of_all = |rows| if engine.dp.size() > 1 { rows } else { 0 };
-        let of_rows = |rows| DraftRows { rows, drafting: rows, dp_rows: of_all(rows) };
-        Self {
-            shape,
-            dp_rows: of_all(shape.tokens),
-            exchange: Exchange::Gather,
-            asked_only: asks_few(&shape) && drafting.is_none(),
-            whole_rows,
-            drafts: drafting.map(of_rows),
-        }
-    }
-}
-
-/// A step that has been submitted.
-pub(crate) struct Pending {
-    step: StepId,
-    epoch: Epoch,
-    rows: Vec<RowOutput>,
-    questions: Vec<Question>,
-    /// Rows whose masks are late.
-    late: Vec<usize>,
-    /// Whom the drafter hears of this step.
-    speaker: Option<Speaker>,
-    answers: Option<AnswersInFlight>,
-    home: Sender<AnswerMemory>,
-    /// What the groups have launched up to here.
-    launched: Vec<Launched>,
-    timing: StepTiming,
-    experts: Option<ExpertReport>,
-    started: Instant,
-    trace: Option<StepTrace>,
 }
 
 impl State {
@@ -258,21 +143,7 @@ impl State {
         tracer: Option<&mut Tracer>,
     ) -> Result<Pending, ExecutorError> {
         let started = Instant::now();
-        let mut pending = Pending {
-            step: batch.step,
-            epoch: self.epoch,
-            rows: vec![RowOutput::default(); batch.rows.len()],
-            questions: Vec::new(),
-            late: Vec::new(),
-            speaker: None,
-            answers: None,
-            home: self.answers.0.clone(),
-            launched: Vec::new(),
-            timing: StepTiming::default(),
-            experts: None,
-            started,
-            trace: None,
-        };
+        let mut pending = Pending::begun(started, batch, self.epoch, self.answers.0.clone());
         if let Some(drafter) = &mut self.drafter {
             drafter.hear(&batch.rows);
         }
@@ -314,7 +185,7 @@ impl State {
         if let Some(reports) = &engine.reports {
             pending.experts = reports.begin(&engine.ops, graph.is_some())?;
         }
-        pending.timing.collectives = collective_timing(engine);
+        pending.timing.collectives = engine.collective_timing();
         pending.launched = [&engine.tp, &engine.dp].iter().filter_map(|g| g.launched()).collect();
         Ok(pending)
     }
@@ -519,151 +390,12 @@ impl State {
     }
 }
 
-impl DeviceState {
-    /// A whole step, launch by launch: what a stage that has been uploaded says, laid out as `launch` says.
-    pub(crate) fn launch(
-        &mut self,
-        engine: &Engine,
-        launch: Launch,
-        timing: &mut StepTiming,
-        laps: &mut Option<Laps>,
-    ) -> Result<Tensor, ExecutorError> {
-        let started = Instant::now();
-        let Engine { ops, model, .. } = engine;
-        let Launch { shape, dp_rows, exchange, asked_only, whole_rows, drafts } = launch;
-        Laps::within(laps, Scope::Prepare, || {
-            Ok(self.buffers.prepare(ops, &mut self.seats, shape)?)
-        })?;
-        if drafts.is_some() {
-            Laps::within(laps, Scope::Draft, || self.draft(engine, &launch))?;
-        }
-        let (batch, ids) = self.buffers.view(&self.seats, shape)?;
-        let (kv, load) = (&self.kv, engine.load());
-        let tokens = self.buffers.question_tokens(shape.questions)?;
-        let asked = asked_only.then_some(&tokens);
-        let watching = engine.draft.as_ref().and_then(Draft::taps);
-        let taps = watching.as_ref();
-        let f = Forward { dp_rows, exchange, asked, taps, load, ..engine.pass(kv, &batch) };
-        let hidden = Laps::within(laps, Scope::Forward, || Ok(model.forward(&f, &ids)?))?; // [T or n, H]
-        if shape.questions > 0 {
-            let head = || match asked {
-                Some(_) => Ok(model.own_logits(&f, &hidden)?),
-                None => Ok(model.own_logits(&f, &ops.gather_rows(&hidden, &tokens)?)?),
-            };
-            let logits = Laps::within(laps, Scope::Head, head)?; // [n, V of this rank]
-            drop((batch, ids, tokens));
-            timing.forward_ns += ns_since(started);
-            let sample = || self.sample(engine, (&logits, whole_rows), timing);
-            Laps::within(laps, Scope::Sampling, sample)?;
-        } else {
-            drop((batch, ids, tokens));
-            timing.forward_ns += ns_since(started);
-        }
-        if let Some(DraftRows { rows, .. }) = drafts {
-            let states = watching.and_then(Taps::states);
-            let states = states.as_ref().unwrap_or(&hidden);
-            let keep = || self.keep_for_drafts(engine, (&launch, rows), states);
-            Laps::within(laps, Scope::Draft, keep)?;
-        }
-        Ok(hidden)
-    }
-
-    /// Answers the `n` questions of a stage that has been uploaded.
-    fn answer(
-        &mut self,
-        engine: &Engine,
-        hidden: &Tensor,
-        (n, whole_rows): (usize, bool),
-        timing: &mut StepTiming,
-    ) -> Result<(), ExecutorError> {
-        let started = Instant::now();
-        let Engine { ops, model, .. } = engine;
-        let shape = StepShape { questions: n, ..StepShape::default() };
-        self.buffers.prepare(ops, &mut self.seats, shape)?;
-        let (batch, _) = self.buffers.view(&self.seats, shape)?;
-        let f = Forward { load: engine.load(), ..engine.pass(&self.kv, &batch) };
-        let asked = self.buffers.question_tokens(n)?;
-        let wanted = ops.gather_rows(hidden, &asked)?; // [n, H]
-        let logits = model.own_logits(&f, &wanted)?; // [n, V of this rank]
-        drop((batch, asked));
-        timing.forward_ns += ns_since(started);
-        self.sample(engine, (&logits, whole_rows), timing)
-    }
-
-    /// Chooses tokens out of this rank's logits, together with those who have the others: in parts, unless `whole_rows`.
-    fn sample(
-        &mut self,
-        engine: &Engine,
-        (logits, whole_rows): (&Tensor, bool),
-        timing: &mut StepTiming,
-    ) -> Result<(), ExecutorError> {
-        let started = Instant::now();
-        let Engine { ops, tp, part, .. } = engine;
-        let Self { buffers, seats, .. } = self;
-        if tp.size() == 1 {
-            buffers.sample(ops, seats, logits)?;
-        } else if whole_rows {
-            let mut whole = ops.scratch(DType::F32, &[logits.rows(), part.vocab])?;
-            tp.all_gather(ops.stream(), logits.mat()?, whole.mat_mut()?)?;
-            buffers.sample(ops, seats, &whole)?;
-        } else {
-            let mut gathered = Ok(());
-            let mut gather = |own: Mat<'_>, all: MatMut<'_>| {
-                gathered = tp.all_gather(ops.stream(), own, all);
-                gathered.is_ok()
-            };
-            let sampled = buffers.sample_parts(ops, seats, (logits, part), &mut gather);
-            gathered?; // It says more than that the others are gone.
-            sampled?;
-        }
-        timing.sample_ns += ns_since(started);
-        Ok(())
-    }
-}
-
-impl Pending {
-    /// Waits for the device and forms the answer.
-    pub(crate) fn finish(mut self) -> Result<StepOutput, ExecutorError> {
-        if let Some(answers) = self.answers.take() {
-            let waiting = Instant::now();
-            let answers = answers.wait();
-            let waited = Instant::now();
-            self.launched.iter().try_for_each(Launched::finish)?; // It says more than the device does.
-            let answers = answers?;
-            sampler::enter(&self.questions, &answers, &mut self.rows);
-            if let Some(trace) = self.trace.take() {
-                trace.finish(waiting, waited); // Before the memory goes home: see `trace::PLACES`.
-            }
-            // An executor that is gone needs no memory.
-            let _ = self.home.send(answers.into_memory());
-        }
-        for &row in &self.late {
-            self.rows[row].error.get_or_insert(RowError::MaskLate);
-        }
-        if let Some(speaker) = &mut self.speaker {
-            speaker.note(&self.rows);
-        }
-        let mut timing = self.timing;
-        let elapsed = ns_since(self.started);
-        timing.forward_ns =
-            timing.forward_ns.max(elapsed.saturating_sub(timing.inputs_ns + timing.sample_ns));
-        let experts = self.experts.map(ExpertReport::wait).transpose()?.unwrap_or_default();
-        let Self { step, epoch, rows, .. } = self;
-        Ok(StepOutput { step, epoch, rows, timing, experts })
-    }
-}
-
 /// Who says which drafts stand.
 fn judge(how: Speculation) -> Judge {
     match how.acceptance {
         Acceptance::Exact => Judge::Answers,
         Acceptance::Synthetic { per_mille } => Judge::Chance { per_mille },
     }
-}
-
-/// Whether a step has tokens that none of its questions is about; a step without questions is left as it is.
-fn asks_few(shape: &StepShape) -> bool {
-    (1..shape.tokens).contains(&shape.questions)
 }
 
 /// How tokens come to the experts of other replicas: recordings have sizes that do not depend on what routers choose, and ranks that launch what others
@@ -675,38 +407,8 @@ fn exchange(bucket: Bucket) -> Exchange {
     }
 }
 
-/// What the calls of the step that is over took.
-fn collective_timing(engine: &Engine) -> CollectiveTiming {
-    let mut timing = CollectiveTiming::default();
-    for Spent { operation, time } in engine.tp.take_spent() {
-        match operation {
-            Operation::AllReduce => timing.tp_all_reduce_ns = ns(time),
-            Operation::AllGather => timing.tp_all_gather_ns = ns(time),
-            other => debug_assert!(false, "{} of a replica has no place in reports", other.name()),
-        }
-    }
-    for Spent { operation, time } in engine.dp.take_spent() {
-        match operation {
-            Operation::AllGatherRows => timing.dp_all_gather_rows_ns = ns(time),
-            Operation::ExchangeCounts => timing.dp_exchange_counts_ns = ns(time),
-            Operation::AllToAll => timing.dp_all_to_all_ns = ns(time),
-            Operation::ReduceScatter => timing.dp_reduce_scatter_ns = ns(time),
-            other => debug_assert!(false, "{} of replicas has no place in reports", other.name()),
-        }
-    }
-    timing
-}
-
 /// Bounds of the rows of a stage, which has those of one token first.
 fn bounds(stage: &Stage, limits: &StepLimits) -> RowBounds {
     let lengths = |row: &StageRow| (row.len as usize, (row.start + row.len) as usize);
     RowBounds::of(stage.rows.iter().map(lengths), if limits.apart { limits.width() } else { 1 })
-}
-
-fn ns_since(start: Instant) -> u64 {
-    ns(start.elapsed())
-}
-
-fn ns(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
