@@ -47,7 +47,7 @@ impl Launch {
     }
 }
 
-/// The part of it that lies on the device.
+/// The part of what a step changes that lies on the device.
 pub(crate) struct DeviceState {
     pub(crate) kv: KvPool,
     pub(crate) draft_kv: Option<KvPool>,

@@ -134,7 +134,7 @@ pub enum Refusal {
         /// Why.
         message: String,
     },
-    /// The same, because others leave whoever makes it too little of the machine.
+    /// The same, because whoever makes it has too much to do, or too little of the machine.
     #[error("{message}")]
     Crowded {
         /// Why, with numbers.

@@ -19,9 +19,9 @@ pub(super) const WAITING_MAX: usize = 1_024;
 pub(super) const LANES: usize = 2;
 /// Time that such a process may take to start and to learn the vocabulary.
 pub(super) const TRIAL_START_TIME: Duration = Duration::from_mins(1);
-/// Processor time that each grammar gets, also where others leave so little that it takes longer than `COMPILE_TIME`.
+/// Processor time that a grammar is waited for, also where others leave so little that it takes longer than `COMPILE_TIME`: with less it is not at fault.
 pub(super) const TRIAL_CPU_LEAST: Duration = Duration::from_millis(50);
-/// Time after which it has had its chance in any case.
+/// Time after which it is given up in any case.
 pub(super) const TRIAL_TIME_MAX: Duration = Duration::from_secs(3);
 /// Address space that it may take beyond what it starts with.
 pub(super) const TRIAL_BYTES: u64 = 1 << 30;

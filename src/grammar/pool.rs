@@ -155,7 +155,7 @@ impl Desk {
         lock(&self.cache).get(key)
     }
 
-    /// Keeps what was made, and how long it took.
+    /// Keeps what was made, and how long it took, or was waited for where nothing was.
     pub(super) fn note(&self, key: String, made: &Result<Compiled, GrammarError>, took: Duration) {
         match made {
             Ok(compiled) => {

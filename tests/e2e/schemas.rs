@@ -177,9 +177,9 @@ fn ask(client: &mut Client, seed: u64, score: &Score) {
     let body = json!({"prompt": "{", "max_tokens": TOKENS, "temperature": 1, "seed": seed, "structured_outputs":
         {"json": schema, "disable_any_whitespace": seed.is_multiple_of(2)}});
     let mut reply = client.post("/v1/completions", &body);
-    // Grammars are tried with little priority: a busy machine may have too little left, and says so.
+    // Grammars are tried with little priority: a busy machine may have too little left, whether or not it can tell.
     for _ in 0..BUSY_MOST {
-        if reply.status != 429 {
+        if reply.status != 429 && !String::from_utf8_lossy(&reply.body).contains("took longer") {
             break;
         }
         score.busy.fetch_add(1, Ordering::Relaxed);

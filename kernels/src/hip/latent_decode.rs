@@ -330,10 +330,10 @@ impl HipDevice {
         let long = ("LONG_ROW", RowBounds::LONG as u32);
         match &call.by {
             By::Waves { stages, step_bytes } => {
-                let stages_of = ("STAGES", *stages as u32);
+                let depth = ("STAGES", *stages as u32);
                 let unseen = ("UNSEEN", call.args.first as u32);
-                let rows = ("TOGETHER", together as u32);
-                let defines = [latent, rotary, block, stages_of, each, unseen, rows, long];
+                let at_once = ("TOGETHER", together as u32);
+                let defines = [latent, rotary, block, depth, each, unseen, at_once, long];
                 let defines = &defines[..defines.len() - without];
                 let kernel = self.kernel(&DECODE, "latent_decode", defines)?;
                 let tile_waves = if self.wave() == 64 { 2 } else { 8 };

@@ -98,11 +98,11 @@ impl TrialProcess {
         let mut wait = COMPILE_TIME;
         loop {
             let heard = self.from.recv(wait)?;
-            let had_its_chance = || {
+            let is_over = || {
                 let (waited, spent) = self.since(begun);
                 spent >= TRIAL_CPU_LEAST || waited >= TRIAL_TIME_MAX
             };
-            if heard.is_some() || had_its_chance() {
+            if heard.is_some() || is_over() {
                 return Ok(heard);
             }
             wait = SLICE;

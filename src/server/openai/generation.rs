@@ -223,8 +223,8 @@ fn refused(refusal: &Refusal, prompts: &PromptFacts) -> ApiError {
     let (field, max_tokens_field) = (prompts.field, prompts.max_tokens_field);
     let message = refusal.to_string();
     match refusal {
-        Refusal::QueueFull { .. } => overloaded("max_num_queued_reqs", message),
-        Refusal::QueueTokens { .. } => overloaded("max_num_queued_tokens", message),
+        Refusal::QueueFull { .. } => overloaded("max_num_queued_reqs", message, 1),
+        Refusal::QueueTokens { .. } => overloaded("max_num_queued_tokens", message, 1),
         Refusal::PromptTooLong { .. } => {
             ApiError::bad_request("context_length_exceeded", field, message)
         }
@@ -238,16 +238,16 @@ fn refused(refusal: &Refusal, prompts: &PromptFacts) -> ApiError {
             let message = format!("{param}: {message}");
             ApiError::bad_request("invalid_grammar", param.clone(), message)
         }
-        Refusal::Crowded { .. } => overloaded("grammars_overloaded", message),
+        Refusal::Crowded { .. } => overloaded("grammars_overloaded", message, 10),
         Refusal::NotNow { .. } => ApiError::unavailable("engine_unavailable", &message, 10),
         Refusal::UnknownReplica { .. } => ApiError::invalid("data_parallel_rank", message),
         Refusal::EmptyPrompt | Refusal::UnknownToken { .. } => ApiError::invalid(field, message),
     }
 }
 
-fn overloaded(reason: &'static str, message: String) -> ApiError {
+fn overloaded(reason: &'static str, message: String, retry_after_s: u32) -> ApiError {
     let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, reason, message);
-    ApiError { retry_after_s: Some(1), ..error }
+    ApiError { retry_after_s: Some(retry_after_s), ..error }
 }
 
 /// A failure of the engine as a status.

@@ -129,16 +129,14 @@ fn submit_constrained(
         Ok(compiled) => {
             held.release(&Guide { grammar: Some(compiled.seed(ignores_end)), budget });
         }
-        Err(GrammarError::Busy { waiting, limit }) => {
-            let (waiting, cap) = (waiting as u32, limit as u32);
-            held.refuse(&Refusal::QueueFull { waiting, cap });
-        }
         Err(error @ GrammarError::NoTrials { .. }) => {
             held.refuse(&Refusal::NotNow { message: error.to_string() });
         }
-        Err(error @ (GrammarError::Starved { .. } | GrammarError::WaitedTooLong { .. })) => {
-            held.refuse(&Refusal::Crowded { message: error.to_string() });
-        }
+        Err(
+            error @ (GrammarError::Busy { .. }
+            | GrammarError::Starved { .. }
+            | GrammarError::WaitedTooLong { .. }),
+        ) => held.refuse(&Refusal::Crowded { message: error.to_string() }),
         Err(error @ GrammarError::InvalidSpaces(_)) => {
             let object = param.rsplit_once('.').map_or("", |(object, _)| object);
             let param = format!("{object}.whitespace_pattern");

@@ -230,7 +230,11 @@ async fn follow(
         let mut reply = Vec::new();
         let _ = socket.read_to_end(&mut reply).await; // A server that ends may cut it.
         let status = reply.get(9..12);
-        let expected = status.is_none_or(|status| status == beside.status.as_bytes());
+        // What the plain streams leave may be too little for a trial.
+        let is_known = |status: &[u8]| {
+            status == beside.status.as_bytes() || beside.status == "400" && status == b"429"
+        };
+        let expected = status.is_none_or(is_known);
         assert!(expected, "{}", String::from_utf8_lossy(&reply));
         answered.fetch_add(1, Ordering::Relaxed);
     }

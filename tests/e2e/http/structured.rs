@@ -188,20 +188,20 @@ fn a_hostile_grammar_is_refused_within_a_second_and_costs_others_nothing() {
         assert_eq!(reply.status, 200);
         slowest = slowest.max(since.elapsed());
     }
-    let mut tried = 0;
+    let mut answered = 0;
     for attacker in attackers {
         let (outputs, status, reason, took) = attacker.join().unwrap();
         let shown: String = outputs.to_string().chars().take(80).collect();
-        tried += u32::from(status != 429);
+        answered += u32::from(status != 429);
         let refused = matches!(
             (status, reason.as_str()),
-            // Without a turn within ten seconds where others leave the machine too little.
+            // Without a turn within ten seconds, or a processor within three, where others leave the machine too little.
             (400, Some("invalid_grammar")) | (429, Some("grammars_overloaded"))
         );
         assert!(status == 200 || refused, "{shown}: {status} {reason}");
         assert!(took < Duration::from_secs(30), "{shown}: {status} after {took:?}");
     }
-    assert!(tried >= 10, "{tried} had a turn");
+    assert!(answered >= 10, "{answered} had a turn and a processor");
     assert!(slowest < Duration::from_secs(10), "somebody else waited {slowest:?}");
     server.wait_idle(Duration::from_secs(5));
 }
