@@ -28,7 +28,7 @@ run address libasan.so 3 942 --test-threads=2 --skip errors:: "$@"
 # this slot are never used (`complete_tile` puts the token over them), but they are a race by the letter.
 tests=$(cargo test -q -p kernels --test gpu -- --list --format terse \
     --skip errors:: --skip frequencies_follow_the_softmax --skip one_launch_gives_what_two_give --skip any_number_of_tokens "$@" | sed -n 's/: test$//p')
-files=$(printf '%s\n' kv_fp8 fp8 moe_fp8 linear moe $(sed 's/::.*//' <<<"$tests") | awk '!seen[$0]++')
+files=$(printf '%s\n' latent_long sample latent kv_fp8 linear moe $(sed 's/::.*//' <<<"$tests") | awk '!seen[$0]++')
 for file in $files; do
     names=$(grep "^$file::" <<<"$tests" | paste -sd ' ' -) || continue
     echo "$names"

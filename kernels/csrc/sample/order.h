@@ -28,8 +28,9 @@ DEV float value_of(u64 place) { return value_of((u32)(place >> 32)); }
 
 // Every lane of the wave must come.
 DEV u64 wave_first(u64 place) {
-    const u32 high = wave_max((u32)(place >> 32));
-    const u32 low = wave_max((u32)(place >> 32) == high ? (u32)place : 0u);
+    // By shuffles: with one instruction for the wave sample_scan lacks four registers on sm_90a.
+    const u32 high = group_max<WAVE>((u32)(place >> 32));
+    const u32 low = group_max<WAVE>((u32)(place >> 32) == high ? (u32)place : 0u);
     return (u64)high << 32 | low;
 }
 
