@@ -41,7 +41,12 @@ void broken(const char* rule) { running().block->broken(rule); }
 Block::~Block() {
     for (Thread& t : threads)
         if (t.fiber.stack) fiber_close(t.fiber);
+    drop_arrays();
+}
+
+void Block::drop_arrays() {
     for (Array& a : arrays) free(a.memory);
+    arrays.clear();
 }
 
 u64 Block::random() {
@@ -52,6 +57,8 @@ u64 Block::random() {
 }
 
 void Block::begin(const Grid& g, u64 index) {
+    // Every lane looks its arrays up: among those of one kernel, not of all that ever ran.
+    if (grid.entry != g.entry) drop_arrays();
     grid = g;
     const Dim& size = g.launch->grid;
     bid = {(u32)(index % size.x), (u32)(index / size.x % size.y), (u32)(index / size.x / size.y)};

@@ -75,6 +75,7 @@ private:
     struct Free { void operator()(void* p) const { free(p); } };
     struct Array { const void* key; size_t bytes; u8 *memory, *data; bool fresh; };
 
+    void drop_arrays();
     Thread& current() { return *static_cast<Thread*>(self); }
     WaveRun& wave_of(Thread& t) { return *static_cast<WaveRun*>(t.wave); }
     Thread* next_ready(WaveRun& w, u32 from);
