@@ -3,19 +3,11 @@
 # CORPORA: a folder where what libFuzzer finds worth keeping goes, and lies when it is started again; without it, nowhere.
 # Prints how often each one ran. What breaks a decoder ends the whole; the input lies in fuzz/artifacts/TARGET then, unless the
 # stack was used up: `just fuzz-one TARGET` has a stack for that.
-# Built by the stable compiler, as fast as can be, without sanitizers: the decoders are safe Rust. What cargo-fuzz would pass, and
-# no cargo-fuzz.
+# Built by the stable compiler with the profile of tests, without sanitizers: the decoders are safe Rust. No cargo-fuzz is needed.
 set -euo pipefail
 seconds=$1 found=$(realpath -m "${2:-$(mktemp -d)}")
 cd "$(dirname "$0")/.."
-host=$(rustc --print host-tuple)
-coverage="-Cpasses=sancov-module --cfg fuzzing -Cllvm-args=-simplifycfg-branch-fold-threshold=0"
-for part in level=4 inline-8bit-counters pc-table trace-compares stack-depth; do
-    coverage+=" -Cllvm-args=-sanitizer-coverage-$part"
-done
-cp Cargo.lock fuzz/Cargo.lock
-# A target is named so that the flags are not for build scripts.
-RUSTFLAGS=$coverage cargo build --manifest-path fuzz/Cargo.toml --profile soon-built --target "$host" --bins
+RUSTC_WORKSPACE_WRAPPER=$PWD/fuzz/coverage.sh cargo build --locked -p hadron-fuzz --bins
 
 one() {
     local target=$1 log=$found/$1.log
@@ -37,5 +29,5 @@ one() {
         END { printf "%-12s %12d executions, %6d edges\n", target, runs, edges }' "$log"
 }
 export -f one
-export seconds found built="${CARGO_TARGET_DIR:-fuzz/target}/$host/soon-built"
+export seconds found built="${CARGO_TARGET_DIR:-target}/debug"
 basename -s .rs fuzz/fuzz_targets/*.rs | xargs -P "$(nproc)" -I{} bash -c 'one {}'

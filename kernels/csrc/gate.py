@@ -4,10 +4,13 @@ with ROCm's own run-time compiler; those with values of the 16-bit type also wit
 
     gate.py [FOLDER...]     only the kernels in these folders of kernels/csrc
 
+What has compiled without a complaint is kept by a hash of everything it depends on, in the file that GATE_KERNELS names (by default
+target/gate/kernels.txt), and is not compiled again.
+
 Needs (Debian): clang-22 lld-22 llvm-22 libamdhip64-5 libhiprtc-builtins5, and
     pip install --target $NVRTC nvidia-cuda-nvrtc==13.0.88     (NVRTC defaults to /opt/nvrtc)
 """
-import collections, ctypes, glob, multiprocessing, os, re, shutil, subprocess, sys, tempfile, time
+import collections, ctypes, functools, glob, hashlib, multiprocessing, os, re, shutil, subprocess, sys, tempfile, time
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
 HEADER_TEST = os.path.join(ROOT, "../tests/emulator/kernels/header.hip")
@@ -55,6 +58,7 @@ def jobs_of(source):
     return jobs
 
 
+@functools.cache
 def headers():
     paths = glob.glob(ROOT + "/**/*.h", recursive=True)
     return [(os.path.relpath(p, ROOT).encode(), open(p, "rb").read()) for p in sorted(paths)]
@@ -116,6 +120,34 @@ def compile_one(job):
     return job, compiler(job)
 
 
+def versions():
+    """What each target is compiled by, as a text that changes with it."""
+    lines = subprocess.run(["clang-22", "--version"], capture_output=True, text=True).stdout
+    nvrtc_files = glob.glob(os.environ.get("NVRTC", "/opt/nvrtc") + "/nvidia_cuda_nvrtc*")
+    hiprtc_files = glob.glob("/usr/lib/*/libamdhip64.so.5.*") + glob.glob("/opt/rocm*/lib/libamdhip64.so.5.*")
+    return {"sm_90a": repr(sorted(nvrtc_files)), "gfx90a": repr(sorted(hiprtc_files)), "gfx942": lines, "gfx950": lines}
+
+
+def hash_of(parts):
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
+
+
+def keys_of(jobs):
+    """A hash of each compile: this script, its compiler, all headers, the source, the options."""
+    shared, compilers = hash_of([open(__file__, "rb").read(), *(piece for header in headers() for piece in header)]), versions()
+    texts = {source: open(source, "rb").read() for source in {job.source for job in jobs}}
+    parts = lambda job: [shared, compilers[job.target], job.target, job.source.removeprefix(ROOT), *job.options]
+    return {job: hash_of([*(part.encode() for part in parts(job)), texts[job.source]]) for job in jobs}
+
+
+def kept_path():
+    target = os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "../../target"))
+    return os.environ.get("GATE_KERNELS", os.path.join(target, "gate/kernels.txt"))
+
+
 def missing_tools():
     missing = [tool for tool in ["clang-22", "ld.lld-22", "llvm-readelf-22"] if not shutil.which(tool)]
     if not glob.glob(os.environ.get("NVRTC", "/opt/nvrtc") + "/nvidia/*/lib/libnvrtc.so.13"):
@@ -134,15 +166,23 @@ def main():
     sources = [s for f in folders for s in sorted(glob.glob(os.path.join(ROOT, f, "*.hip")))]
     if not sys.argv[1:]:
         sources.append(HEADER_TEST)
-    jobs = [job for source in sources for job in jobs_of(source)]
-    began, failed = time.time(), 0
+    every = [job for source in sources for job in jobs_of(source)]
+    began, failed, path, keys = time.time(), 0, kept_path(), keys_of(every)
+    kept = set(open(path).read().split()) if os.path.exists(path) else set()
+    jobs = [job for job in every if keys[job] not in kept]
     # A process per compile: hiprtc keeps state, and compiles one program at a time.
     with multiprocessing.Pool(os.cpu_count(), maxtasksperchild=1) as pool:
         for job, complaint in pool.imap_unordered(compile_one, jobs):
-            if complaint:
+            if not complaint:
+                kept.add(keys[job])
+            else:
                 failed += 1
                 print(f"{os.path.relpath(job.source, ROOT)} {' '.join(job.options)} for {job.target}:\n{complaint}\n")
-    print(f"{len(jobs)} compiles of {len(sources)} sources, {failed} failed, {time.time() - began:.0f} s")
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    with open(path, "w") as file:
+        file.write("\n".join(sorted(kept & set(keys.values()) if not sys.argv[1:] else kept)) + "\n")
+    print(f"{len(jobs)} compiles of {len(sources)} sources, {failed} failed, {len(every) - len(jobs)} kept from earlier runs, "
+          f"{time.time() - began:.0f} s")
     sys.exit(bool(failed))
 
 

@@ -86,7 +86,10 @@ void Block::begin(const Grid& g, u64 index) {
         wave.first = w * g.wave;
         wave.lanes = std::min(g.wave, count - wave.first);
         wave.arrived = 0;
+        memset(wave.states, (int)State::READY, sizeof wave.states);
         if (wave.lanes < g.wave) memset((void*)wave.exchange, 0xff, sizeof wave.exchange);
+        const bool back = order == Order::LAST_AHEAD;
+        for (u32 i = 0; i < wave.lanes; ++i) wave.order[i] = (u8)(back ? wave.lanes - 1 - i : i);
         arrange(wave);
     }
     for (u32 i = 0; i < count; ++i) {
@@ -102,7 +105,6 @@ void Block::begin(const Grid& g, u64 index) {
         t.dynamic = dynamic;
         t.dynamic_bytes = (u32)dynamic_bytes;
         t.block = this;
-        t.state = State::READY;
         t.started = false;
         // Made by a thread of this block, a fiber would be ordered after what that thread had done.
         if (races_watched()) arm(t);
@@ -112,18 +114,16 @@ void Block::begin(const Grid& g, u64 index) {
 // The order in which the lanes of a wave run until its next collective.
 void Block::arrange(WaveRun& w) {
     w.position = 0;
-    const bool back = order == Order::LAST_AHEAD;
-    for (u32 i = 0; i < w.lanes; ++i) w.order[i] = (u8)(back ? w.lanes - 1 - i : i);
-    if (order != Order::RANDOM && grid.seed < 4) return;
+    if (!shuffles()) return;
     for (u32 i = w.lanes - 1; i > 0; --i) std::swap(w.order[i], w.order[random() % (i + 1)]);
 }
 
 Thread* Block::next_ready(WaveRun& w, u32 from) {
     for (u32 i = from; i < w.lanes; ++i) {
-        Thread& t = threads[w.first + w.order[i]];
-        if (t.state != State::READY) continue;
+        const u32 lane = w.order[i];
+        if (w.states[lane] != State::READY) continue;
         w.position = i;
-        return &t;
+        return &threads[w.first + lane];
     }
     return nullptr;
 }
@@ -156,8 +156,8 @@ void Block::thread_main() {
         acquired(&grid);
         grid.entry(grid.args);
         released(&host);  // Not what others acquire when they begin.
-        me.state = State::DONE;
         WaveRun& w = wave_of(me);
+        w.states[me.lane] = State::DONE;
         Thread* next = next_ready(w, w.position + 1);
         if (next == nullptr || next->started) leave(me, next, true);
         // The next thread begins on this stack: one that meets nobody costs no switch.
@@ -174,7 +174,7 @@ void Block::meet_wave(u32 site, Combine combine, Exchange& e) {
     if (w.site != site) broken("lanes of one wave are at different collectives");
     released(&e);
     if (++w.arrived < w.lanes) {
-        me.state = State::AT_WAVE;
+        w.states[me.lane] = State::AT_WAVE;
         leave(me, next_ready(w, w.position + 1), false);
         acquired(&e);
         return;
@@ -183,7 +183,7 @@ void Block::meet_wave(u32 site, Combine combine, Exchange& e) {
     if (combine) combine(e);
     released(&e);
     w.arrived = 0;
-    for (u32 i = 0; i < w.lanes; ++i) threads[w.first + i].state = State::READY;
+    memset(w.states, (int)State::READY, w.lanes);
     arrange(w);
     const bool others = wave_count > 1 && (order == Order::TURNS || order == Order::RANDOM);
     Thread* next = others ? nullptr : next_ready(w, 0);
@@ -191,23 +191,23 @@ void Block::meet_wave(u32 site, Combine combine, Exchange& e) {
     acquired(&e);
 }
 
-void Block::meet_block() {
+// Leaves the running thread in `state` until something makes it ready.
+void Block::wait(State state) {
     Thread& me = current();
     WaveRun& w = wave_of(me);
-    me.state = State::AT_BLOCK;
-    // Two barriers' orders in turn: a wave that is at the next one already must not be taken for one at this.
-    void* order = barrier_orders + (me.barriers++ & 1);
-    released(order);
+    w.states[me.lane] = state;
     leave(me, next_ready(w, w.position + 1), false);
+}
+
+void Block::meet_block() {
+    // Two barriers' orders in turn: a wave that is at the next one already must not be taken for one at this.
+    void* order = barrier_orders + (current().barriers++ & 1);
+    released(order);
+    wait(State::AT_BLOCK);
     acquired(order);
 }
 
-void Block::pause() {
-    Thread& me = current();
-    WaveRun& w = wave_of(me);
-    me.state = State::PAUSED;
-    leave(me, next_ready(w, w.position + 1), false);
-}
+void Block::pause() { wait(State::PAUSED); }
 
 // Of block `rank` of the cluster that this block is in.
 Seat& Block::seat(u32 size, u32 rank) {
@@ -250,9 +250,7 @@ void Block::broken(const char* rule) {
 }
 
 bool Block::has(const WaveRun& w, State state) const {
-    for (u32 i = 0; i < w.lanes; ++i)
-        if (threads[w.first + i].state == state) return true;
-    return false;
+    return memchr(w.states, (int)state, w.lanes) != nullptr;
 }
 
 WaveRun* Block::pick() {
@@ -271,35 +269,39 @@ void Block::run_wave(WaveRun& w) {
     self = first;
     fiber_switch(host, first->fiber, false);
     if (!failure.empty() || w.arrived == 0 || has(w, State::READY) || has(w, State::PAUSED)) return;
-    u32 waiting = w.first;
-    while (threads[waiting].state != State::AT_WAVE) ++waiting;
+    u32 waiting = 0;
+    while (w.states[waiting] != State::AT_WAVE) ++waiting;
     report(has(w, State::DONE) ? "wave collective after lanes of the wave returned"
-                               : "wave collective while lanes of the wave wait at a block barrier", waiting);
+                               : "wave collective while lanes of the wave wait at a block barrier", w.first + waiting);
 }
 
 // All threads are at the barrier or done. Returns false if all are done.
 bool Block::release_barrier() {
     u32 at = 0, last = 0;
     for (u32 i = 0; i < count; ++i)
-        if (threads[i].state == State::AT_BLOCK) { ++at; last = i; }
+        if (waves[i / grid.wave]->states[i % grid.wave] == State::AT_BLOCK) { ++at; last = i; }
     if (at == 0) return false;
     if (at < count) {
         report("block barrier after threads of the block returned", last);
         return true;
     }
-    for (u32 i = 0; i < count; ++i) threads[i].state = State::READY;
-    for (u32 w = 0; w < wave_count; ++w) arrange(*waves[w]);
+    for (u32 w = 0; w < wave_count; ++w) {
+        memset(waves[w]->states, (int)State::READY, waves[w]->lanes);
+        arrange(*waves[w]);
+    }
     return true;
 }
 
 // Makes the threads that paused run again; false if there are none.
 bool Block::wake() {
     bool any = false;
-    for (u32 i = 0; i < count; ++i) {
-        if (threads[i].state != State::PAUSED) continue;
-        threads[i].state = State::READY;
-        any = true;
-    }
+    for (u32 w = 0; w < wave_count; ++w)
+        for (u32 i = 0; i < waves[w]->lanes; ++i) {
+            State& state = waves[w]->states[i];
+            if (state != State::PAUSED) continue;
+            state = State::READY;
+            any = true;
+        }
     return any;
 }
 

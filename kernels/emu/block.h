@@ -42,11 +42,11 @@ struct WaveRun : Wave {
     u32 site, arrived;      // the collective under way, and lanes that wait in it
     u32 position;           // in `order`, of the lane that runs
     u8 order[64];
+    State states[64];       // of its lanes, side by side: collectives read and write all of them
 };
 struct Thread : Lane {
     Block* block;
     Fiber fiber;
-    State state;
     bool started;
     u32 barriers;           // that it has come to
 };
@@ -81,7 +81,9 @@ private:
     Thread* next_ready(WaveRun& w, u32 from);
     void arm(Thread& t);
     void leave(Thread& me, Thread* next, bool ends);
+    void wait(State state);
     void arrange(WaveRun& w);
+    bool shuffles() const { return order == Order::RANDOM || grid.seed >= 4; }
     WaveRun* pick();
     void run_wave(WaveRun& w);
     bool has(const WaveRun& w, State state) const;

@@ -9,17 +9,10 @@
 #include <vector>
 
 extern "C" {
-void emu_switch(void** save, void* to);
-#define WEAK __attribute__((weak))
-WEAK void __sanitizer_start_switch_fiber(void** fake_stack, const void* bottom, size_t bytes);
-WEAK void __sanitizer_finish_switch_fiber(void* fake_stack, const void** bottom, size_t* bytes);
 WEAK void __asan_unpoison_memory_region(const volatile void* p, size_t bytes);
 WEAK void* __tsan_get_current_fiber();
 WEAK void* __tsan_create_fiber(unsigned flags);
 WEAK void __tsan_destroy_fiber(void* fiber);
-WEAK void __tsan_switch_to_fiber(void* fiber, unsigned flags);
-WEAK void __tsan_acquire(void* p);
-WEAK void __tsan_release(void* p);
 }
 
 // Saves what a call must preserve, changes stacks, restores.
@@ -95,14 +88,6 @@ void fiber_arm(Fiber& f, unsigned colour, void (*entry)()) {
     f.saved = top;
 }
 
-void fiber_switch(Fiber& from, Fiber& to, bool ends) {
-    if (__sanitizer_start_switch_fiber)
-        __sanitizer_start_switch_fiber(ends ? nullptr : &from.shadow, to.stack, to.stack_bytes);
-    if (__tsan_switch_to_fiber) __tsan_switch_to_fiber(to.tsan, 1 /* orders no memory */);
-    emu_switch(&from.saved, to.saved);
-    if (__sanitizer_finish_switch_fiber) __sanitizer_finish_switch_fiber(from.shadow, nullptr, nullptr);
-}
-
 void fiber_entered() {
     if (__sanitizer_finish_switch_fiber) __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
 }
@@ -120,12 +105,5 @@ void fiber_host(Fiber& f) {
 }
 
 bool races_watched() { return __tsan_create_fiber != nullptr; }
-
-void acquired(void* order) {
-    if (__tsan_acquire) __tsan_acquire(order);
-}
-void released(void* order) {
-    if (__tsan_release) __tsan_release(order);
-}
 
 }  // namespace emu

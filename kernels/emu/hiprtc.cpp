@@ -84,7 +84,8 @@ std::string own_path() {
 
 std::vector<std::string> command(const Folder& folder, const std::string& source, int count, const char** options) {
     const Settings& s = settings();
-    std::vector<std::string> c{s.compiler, "-x", "c++", "-std=c++17", "-O2", "-g1", "-fPIC", "-shared", "-fno-gnu-unique",
+    // What a sanitizer adds to code takes longer to optimise than to run.
+    std::vector<std::string> c{s.compiler, "-x", "c++", "-std=c++17", s.sanitize ? "-O1" : "-O2", "-g1", "-fPIC", "-shared", "-fno-gnu-unique",
                                "-fno-strict-aliasing", "-fvisibility=hidden", "-DDEV_EMU=1", "-I", folder.path.string()};
     bool wave = false;
     for (int i = 0; i < count; ++i) {

@@ -1,35 +1,62 @@
 #!/usr/bin/env bash
-# The conformance tests of the kernels on the emulator, with kernels compiled for AddressSanitizer and
-# UndefinedBehaviorSanitizer, then for ThreadSanitizer; with the branches of gfx942 there and those of gfx950 here, beside those
-# of narrow waves. Arguments go to the test binary: names of tests, --skip.
-# Only kernels are compiled for them; what the rest of the process does is not watched.
+# The conformance tests of the kernels on the emulator, with kernels compiled for AddressSanitizer and UndefinedBehaviorSanitizer, then
+# for ThreadSanitizer. Only kernels are compiled for them; the rest of the process is not watched.
+#
+#   sanitized.sh --turn N [TEST...]     one variant of the kernels for each sanitizer, chosen by N; half of the files under ThreadSanitizer
+#   sanitized.sh --all [TEST...]        every variant under both, every file
+#
+# Variants: wavefronts of 64 lanes with the branches of gfx942, the same with those of gfx950, warps of 32 lanes. Every six
+# consecutive turns take each variant and each file under both sanitizers. TEST: arguments of the test binary, such as names of tests or --skip.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
+case ${1:-} in
+--turn) turn=$2 turns=1; shift 2 ;;
+--all) turn=0 turns=6; shift ;;
+*) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2 ;;
+esac
+variants=("64 942" "64 950" "32 0")
 host=$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
 export RUNNER=CARGO_TARGET_${host}_RUNNER
-# What is wrong at one order of waves may be right at another: a random one here, the first wave ahead there.
+
+# A fault that one order of wavefronts hides shows in another: random orders under AddressSanitizer, the first wavefront ahead under ThreadSanitizer.
 run() {
-    local kind=$1 library=$2 seed=$3 gfx=$4
-    shift 4
+    local kind=$1 library=$2 seed=$3 waves=$4 gfx=$5
+    shift 5
     env "$RUNNER=env LD_PRELOAD=$(c++ -print-file-name="$library")" \
-        HIPEMU_SANITIZE="$kind" HIPEMU_SEED="$seed" HIPEMU_GFX="$gfx" \
+        HIPEMU_SANITIZE="$kind" HIPEMU_SEED="$seed" HIPEMU_GFX="$gfx" HADRON_KERNEL_WAVES="$waves" \
         ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
         TSAN_OPTIONS=halt_on_error=1:ignore_noninstrumented_modules=1 \
-        cargo test -p kernels --test gpu -- "$@"
+        cargo test -q --test gpu -- "$@"
 }
 export -f run
-run address libasan.so 3 942 --test-threads=2 --skip errors:: "$@"
 
-# ThreadSanitizer watches a process best while it tests one thing: two processes, each with the tests of one file at a
-# time, the longest files first.
-# Thousands of equal launches, or blocks, show no race that a few do not, and ThreadSanitizer takes minutes for them.
+# ThreadSanitizer is quickest in a process that tests one thing: two processes, each with the tests of one file at a time, the longest files
+# first. Thousands of equal launches, or blocks, show no race that a few do not, and ThreadSanitizer takes minutes for them.
 # A lone row's attention fetches the tile of the newest token while that token's slot is written: the bytes it gets of
 # this slot are never used (`complete_tile` puts the token over them), but they are a race by the letter.
-tests=$(cargo test -q -p kernels --test gpu -- --list --format terse \
-    --skip errors:: --skip frequencies_follow_the_softmax --skip one_launch_gives_what_two_give --skip any_number_of_tokens "$@" | sed -n 's/: test$//p')
-files=$(printf '%s\n' latent_long sample latent kv_fp8 linear moe $(sed 's/::.*//' <<<"$tests") | awk '!seen[$0]++')
-for file in $files; do
-    names=$(grep "^$file::" <<<"$tests" | paste -sd ' ' -) || continue
-    echo "$names"
-done | xargs -P 2 -d '\n' -I {} bash -c 'run thread libtsan.so 0 950 --test-threads=1 --exact {}'
+threads() {
+    local half=$1 variant=$2
+    shift 2
+    local tests files
+    tests=$(cargo test -q --test gpu -- --list --format terse \
+        --skip errors:: --skip frequencies_follow_the_softmax --skip one_launch_gives_what_two_give --skip any_number_of_tokens "$@" | sed -n 's/: test$//p')
+    files=$(printf '%s\n' latent_long sample latent kv_fp8 linear moe $(sed 's/::.*//' <<<"$tests") | awk '!seen[$0]++' | awk -v half="$half" 'NR % 2 == half')
+    for file in $files; do
+        names=$(grep "^$file::" <<<"$tests" | paste -sd ' ' -) || continue
+        echo "$names"
+    done | variant=$variant xargs -P 2 -d '\n' -I {} bash -c 'run thread libtsan.so 0 $variant --test-threads=1 --exact {}'
+}
+
+for ((i = turn; i < turn + turns; i++)); do
+    variant=${variants[i % 3]}
+    # `--all` counts to six for ThreadSanitizer's halves; three variants are all there are for AddressSanitizer.
+    if ((i < turn + 3)); then
+        echo "AddressSanitizer: $variant"
+        # shellcheck disable=SC2086
+        run address libasan.so $((3 + 4 * (i % 16))) $variant --test-threads=2 --skip errors:: "$@"
+    fi
+    variant=${variants[(i + 1) % 3]}
+    echo "ThreadSanitizer: $variant, half $((i / 3 % 2))"
+    threads $((i / 3 % 2)) "$variant" "$@"
+done

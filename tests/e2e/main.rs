@@ -5,6 +5,8 @@
 
 #[path = "../sim/chance.rs"]
 mod chance;
+#[path = "../support/cursor.rs"]
+mod cursor;
 #[path = "../support/fault_proxy.rs"]
 mod fault_proxy;
 #[path = "../support/hash_model.rs"]

@@ -6,6 +6,8 @@
 //! `standstill`, `absorb` takes in what it decides and `finish` the end. Checks, named by invariant: `batch_checks`,
 //! `service_checks`, `client`, `mirror`, `names`, `subscriber`, `vigil`.
 
+#[path = "../support/cursor.rs"]
+mod cursor;
 #[path = "../support/hash_model.rs"]
 mod hash_model;
 

@@ -16,7 +16,6 @@ mod speed;
 use collectives::{CallState, Collective, CollectiveError, DeviceGroup, Meeting, SharedGroup};
 use kernels::hip::{Api, HipConfig, HipDevice, Libraries};
 use kernels::{Buffer, DType, Driver, Element, Stream, bf16};
-use std::path::Path;
 use std::sync::atomic::{AtomicIsize, Ordering::SeqCst};
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -30,7 +29,7 @@ const PATIENCE: Duration = Duration::from_mins(1);
 fn device(world: &str, rank: usize) -> HipConfig {
     let folders = std::env::var("HADRON_GPU_FOLDERS").unwrap_or_default();
     let folders = std::env::split_paths(&folders).collect();
-    let cache_dir = Some(Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels"));
+    let cache_dir = Some(emulated::kernel_cache());
     match std::env::var("HADRON_GPU").as_deref() {
         Ok("cuda") => HipConfig {
             libraries: Libraries::Cuda,

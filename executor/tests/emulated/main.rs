@@ -21,15 +21,17 @@ use player::{Job, Player, config};
 use protocol::{Capture, Device, DeviceLibraries, Sampling, Settings, Token, TokenLogprobs};
 use std::path::Path;
 
-/// Waves of the two vendors' GPUs.
-const WAVES: [u32; 2] = [64, 32];
-
 /// Mean difference of log-probabilities that rounding every input of a layer to fp8 may make. Found: 0.107; a scale
 /// or an element in the wrong place gives whole units.
 const NEAR: f32 = 0.2;
 
 /// The same of rounding activations, weights and the KV cache to f16.
 const HALF_NEAR: f32 = 1e-2;
+
+/// Widths of a wavefront that a run of these tests takes.
+fn waves() -> Vec<u32> {
+    emulated::waves("HADRON_EXECUTOR_WAVES")
+}
 
 /// Few seats and steps: every lane of the emulated GPU is work for the CPU.
 fn small(config: ExecutorConfig) -> ExecutorConfig {
@@ -57,7 +59,7 @@ fn on_emulator(wave: u32, config: ExecutorConfig, enforce_eager: bool) -> Execut
         emulated_wave: Some(wave),
         collectives: None,
     };
-    let cache = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
+    let cache = emulated::kernel_cache();
     let config = small(config);
     let settings = Settings {
         device: Device::Rocm,
@@ -203,7 +205,7 @@ fn assert_within(found: &[Output], expected: &[Output], near: f32, what: &str) {
 fn tokens_are_those_of_the_cpu_launched_and_replayed() {
     for (what, of) in [("dense", config(Dtype::Float32, 2)), ("experts", experts(Dtype::Float32))] {
         let expected = play(&mut Player::with(small(of.clone())));
-        for wave in WAVES {
+        for wave in waves() {
             let player = |eager| Player::with(on_emulator(wave, of.clone(), eager));
             let launched = play(&mut player(true));
             assert_close(&launched, &expected, &format!("{what}, wave {wave}"));
@@ -221,7 +223,7 @@ fn tokens_are_those_of_the_cpu_launched_and_replayed() {
 #[test]
 fn latents_run_and_replay() {
     let expected = play(&mut Player::with(small(latents(Dtype::Float32))));
-    for wave in WAVES {
+    for wave in waves() {
         let player = |eager| Player::with(on_emulator(wave, latents(Dtype::Float32), eager));
         let launched = play(&mut player(true));
         assert_close(&launched, &expected, &format!("wave {wave}"));
@@ -252,7 +254,7 @@ fn masked_rows_are_those_of_the_cpu() {
     let expected = play_masked(&mut Player::with(small(config(Dtype::Float32, 2))), &masked);
     let free = play(&mut Player::with(small(config(Dtype::Float32, 2))));
     assert!(expected[0] == free[0] && expected[1] != free[1] && expected[2] != free[2]);
-    for wave in WAVES {
+    for wave in waves() {
         let found =
             play_masked(&mut Player::with(gpu_config(wave, Dtype::Float32, false)), &masked);
         assert_close(&found, &expected, &format!("wave {wave}"));
@@ -280,7 +282,7 @@ fn a_mask_limits_one_token_and_none_behind_it() {
     };
     let expected = ended(small(config(Dtype::Float32, 2)), true);
     assert_close(&ended(small(config(Dtype::Float32, 2)), false), &expected, "cpu");
-    for wave in WAVES {
+    for wave in waves() {
         let found = ended(gpu_config(wave, Dtype::Float32, false), false);
         assert_close(&found, &expected, &format!("wave {wave}"));
     }
@@ -308,7 +310,7 @@ fn late_masks_delay_their_rows_and_change_nothing() {
         assert_close(found, &expected, what);
     };
     check(&late(small(config(Dtype::Float32, 2))), "cpu");
-    for wave in WAVES {
+    for wave in waves() {
         check(&late(gpu_config(wave, Dtype::Float32, false)), &format!("wave {wave}"));
     }
 }
@@ -316,7 +318,7 @@ fn late_masks_delay_their_rows_and_change_nothing() {
 #[test]
 fn bf16_replays_what_it_launches() {
     for (what, of) in models(Dtype::Bfloat16) {
-        for wave in WAVES {
+        for wave in waves() {
             let player = |eager| Player::with(on_emulator(wave, of.clone(), eager));
             assert_eq!(play(&mut player(false)), play(&mut player(true)), "{what}, wave {wave}");
         }
@@ -328,7 +330,7 @@ fn bf16_replays_what_it_launches() {
 fn f16_replays_what_it_launches_near_f32() {
     for ((what, of), (_, exact)) in models(Dtype::Float16).into_iter().zip(models(Dtype::Float32)) {
         let exact = play(&mut Player::with(small(exact)));
-        for wave in WAVES {
+        for wave in waves() {
             let player = |eager| Player::with(on_emulator(wave, of.clone(), eager));
             let launched = play(&mut player(true));
             assert_eq!(play(&mut player(false)), launched, "{what}, wave {wave}");
@@ -354,7 +356,7 @@ fn check_fp8(what: &str, of: impl Fn(Dtype) -> ExecutorConfig) {
     let bf16_config = || quantised(of(Dtype::Bfloat16), KvDtype::Fp8);
     let expected = play(&mut Player::with(small(f32_config())));
     let near = play(&mut Player::with(small(bf16_config())));
-    for wave in WAVES {
+    for wave in waves() {
         let multiplied_out = on_emulator(wave, f32_config(), true);
         let found = play(&mut Player::with(multiplied_out));
         assert_close(&found, &expected, &format!("{what}, wave {wave}"));

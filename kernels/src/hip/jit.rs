@@ -44,7 +44,8 @@ impl Jit {
         let mut options = options(searches.api, config.emulated_wave, &facts.arch);
         options.extend(config.half.option().map(str::to_owned));
         let library = match config.emulated_wave {
-            Some(_) => rtc.library.display().to_string(), // Its version says nothing; its path is a hash.
+            // Its version says nothing; the name of its folder is a hash, and copies in one folder make the same images.
+            Some(_) => rtc.library.parent().unwrap_or(&rtc.library).display().to_string(),
             None => format!("{:?}", rtc.api),
         };
         let identity = format!("{library} {major}.{minor} {} {}", facts.arch, options.join(" "));

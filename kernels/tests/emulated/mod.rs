@@ -30,8 +30,35 @@ const SOURCES: &[(&str, &str)] = &[
     ("settings.h", include_str!("../../emu/settings.h")),
 ];
 
-const OPTIONS: &[&str] =
-    &["-std=c++17", "-O2", "-g1", "-fPIC", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden"];
+/// Lanes of a wavefront (warp) that tests emulate: both widths, or the one that the environment variable `variable` holds.
+///
+/// # Panics
+/// If the variable is neither 64 nor 32.
+pub fn waves(variable: &str) -> Vec<u32> {
+    match std::env::var(variable).as_deref() {
+        Ok("64") => vec![64],
+        Ok("32") => vec![32],
+        Ok(other) => panic!("{variable}={other} is neither 64 nor 32"),
+        Err(_) => vec![64, 32],
+    }
+}
+
+/// Folder of compiled kernels, which all tests of emulated devices share: a key names everything an image depends on.
+pub fn kernel_cache() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-kernels")
+}
+
+const OPTIONS: &[&str] = &[
+    "-std=c++17",
+    "-O2",
+    "-g1",
+    "-fPIC",
+    "-ftls-model=initial-exec",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-fvisibility=hidden",
+];
 
 /// Path of `libhipemu.so`: driver, run-time compiler and collectives of an emulated GPU, in one file.
 ///

@@ -14,7 +14,7 @@ use crate::emulated;
 
 pub(crate) const S: Stream = Stream(0);
 
-/// The GPU that `HADRON_GPU` names, else the emulator with both widths of a wave.
+/// The GPU that `HADRON_GPU` names, else the emulator with each width of [`emulated::waves`].
 pub(crate) fn devices() -> Vec<HipDevice> {
     devices_of(Half::BF16)
 }
@@ -28,7 +28,7 @@ pub(crate) fn devices_of(half: Half) -> Vec<HipDevice> {
 pub(crate) fn devices_with(change: impl FnMut(HipConfig) -> HipConfig) -> Vec<HipDevice> {
     let configs = match std::env::var("HADRON_GPU") {
         Ok(vendor) => vec![real(&vendor)],
-        Err(_) => [64, 32].map(emulator).to_vec(),
+        Err(_) => emulated::waves("HADRON_KERNEL_WAVES").into_iter().map(emulator).collect(),
     };
     let configs = configs.into_iter().map(change);
     configs.map(|config| HipDevice::open(&config).unwrap()).collect()
@@ -39,9 +39,7 @@ pub(crate) fn emulator(wave: u32) -> HipConfig {
     let library = emulated::library();
     let (driver, rtc) = (library.clone(), library);
     let libraries = Libraries::Named { api: Api::Hip, driver, rtc, blas: None, collectives: None };
-    // A sanitizer changes what is compiled, not what it is compiled from.
-    let sanitizer = std::env::var("HIPEMU_SANITIZE").unwrap_or_default();
-    let cache_dir = Some(cache_dir(&format!("gpu-kernels{sanitizer}")));
+    let cache_dir = Some(emulated::kernel_cache());
     HipConfig { libraries, cache_dir, emulated_wave: Some(wave), ..HipConfig::default() }
 }
 

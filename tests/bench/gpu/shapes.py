@@ -2,7 +2,7 @@
 """Folders of models without weights whose shapes the results speak of: shapes.py OUT.
 
 They are served with `--load-format synth`; the tokenizer is the demo model's, since load is ids. Sizes are those of
-deepseek-ai/DeepSeek-V2-Lite, deepseek-ai/DeepSeek-V3 and Qwen/Qwen3-8B as published.
+deepseek-ai/DeepSeek-V2-Lite, deepseek-ai/DeepSeek-V3 and Qwen3's 0.6B, 8B and 30B-A3B as published.
 """
 import json
 import pathlib
@@ -41,6 +41,16 @@ SHAPES = {
         "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
     },
     "qwen3-8b": QWEN | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 36},
+    "qwen3-8b-fp8": QWEN | {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 36,
+        "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    },
+    "qwen3-0.6b": QWEN | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 28, "hidden_size": 1024,
+                          "intermediate_size": 3072, "num_attention_heads": 16, "tie_word_embeddings": True},
+    "qwen3-30b-a3b": QWEN | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_hidden_layers": 48,
+                             "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_key_value_heads": 4,
+                             "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True, "decoder_sparse_step": 1,
+                             "mlp_only_layers": []},
     "qwen3-8b-eagle3": QWEN | {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1,
                                "draft_vocab_size": 32000},
 }  # fmt: skip

@@ -1,6 +1,7 @@
-//! A hundred thousand malformed requests, the same ones every time, or as many as asked for (`just malformed COUNT`):
+//! A hundred thousand malformed requests, the same ones for one `HADRON_CURSOR`, or as many as asked for (`just malformed COUNT`):
 //! no 5xx, no crash, no hang, and memory stays flat while good requests go on.
 
+use crate::cursor::first_seed;
 use crate::http_client::{Client, post};
 use crate::http_host::{Server, Setup};
 use serde_json::json;
@@ -243,7 +244,7 @@ fn send(requests: usize) {
     let server = Server::start(&Setup::default());
     let good = json!({"prompt": "a good request", "max_tokens": 3, "seed": 1});
     let expected = post(server.address, "/v1/completions", &good).json()["choices"].clone();
-    let mut dice = Dice(42);
+    let mut dice = Dice(first_seed(42, 1_000, 1));
     let mut counts = [0; 6];
     let (mut sent, mut warm) = (0, 0);
     let mut slowest = Duration::ZERO;

@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""Runs `.ci/run` twice, from an empty build folder and again, and writes where its time goes to tests/bench/results/cpu/gate.md.
+
+    times.py [--folder FOLDER]      FOLDER (default target/gate-times) is emptied first; the machine should do nothing else
+    times.py --page COLD WARM       only the page, of figures that `.ci/run` has written with GATE_TIMES=FILE
+"""
+
+import argparse
+import collections
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+PAGE = ROOT / "tests/bench/results/cpu/gate.md"
+LIMITS_S = {"cold": 35 * 60, "warm": 22 * 60}
+Line = collections.namedtuple("Line", "wall cpu kind name")
+
+
+def read(path):
+    """Lines of a file that `.ci/timed` has written."""
+    cells = [line.split("\t") for line in pathlib.Path(path).read_text().splitlines()]
+    return [Line(float(wall), float(cpu), kind, name) for wall, cpu, kind, name in cells]
+
+
+def run(folder, figures):
+    figures.unlink(missing_ok=True)
+    environment = os.environ | {"CARGO_TARGET_DIR": str(folder), "GATE_TIMES": str(figures)}
+    begun = time.monotonic()
+    subprocess.run([ROOT / ".ci/run"], env=environment, check=True)
+    with figures.open("a") as file:
+        file.write(f"{time.monotonic() - begun:.1f}\t0\tall\tall\n")
+
+
+def table(cold, warm, kind):
+    """Steps or test binaries, the longest first, with the figures of both runs."""
+    names = list(dict.fromkeys(line.name for line in cold if line.kind == kind))
+    found = {side: {line.name: line for line in lines if line.kind == kind} for side, lines in (("cold", cold), ("warm", warm))}
+    none = Line(0, 0, kind, "")
+    rows = [(name, found["cold"][name], found["warm"].get(name, none)) for name in names]
+    rows.sort(key=lambda row: -row[1].wall)
+    return [f"| {name} | {c.wall:,.0f} | {c.cpu:,.0f} | {w.wall:,.0f} | {w.cpu:,.0f} |" for name, c, w in rows if c.wall >= 1 or w.wall >= 1]
+
+
+def page(cold, warm):
+    whole = {side: next(line.wall for line in lines if line.kind == "all") for side, lines in (("cold", cold), ("warm", warm))}
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    model = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())[1]
+    head = "| {} | cold: wall, s | cold: CPU, s | warm: wall, s | warm: CPU, s |\n|---|---:|---:|---:|---:|"
+    return "\n".join([
+        "# Where the gate's time goes", "",
+        f"`.ci/run` takes {whole['cold']:,.0f} s ({whole['cold'] / 60:.1f} min) from an empty build folder and {whole['warm']:,.0f} s "
+        f"({whole['warm'] / 60:.1f} min) with a warm one. Limits: {LIMITS_S['cold'] // 60} and {LIMITS_S['warm'] // 60} minutes.", "",
+        f"- {time.strftime('%Y-%m-%d')}, commit {commit}, {model}, {os.cpu_count()} cores, nothing else running. Command: `just gate-times`.",
+        "- The step `clients` runs beside the steps for kernels. CPU seconds include all child processes.", "",
+        "## Steps", "", head.format("step"), *table(cold, warm, "step"), "",
+        "## Test binaries in `cargo test`", "", head.format("package: target"), *table(cold, warm, "test"), ""])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=pathlib.Path, default=ROOT / "target/gate-times")
+    parser.add_argument("--page", nargs=2, type=pathlib.Path)
+    arguments = parser.parse_args()
+    figures = arguments.page
+    if not figures:
+        folder = arguments.folder.resolve()
+        shutil.rmtree(folder, ignore_errors=True)
+        figures = [folder.with_name(folder.name + f"-{side}.tsv") for side in ("cold", "warm")]
+        for path in figures:
+            run(folder, path)
+    cold, warm = map(read, figures)
+    PAGE.write_text(page(cold, warm))
+    print(PAGE.read_text())
+    late = [side for side, lines in (("cold", cold), ("warm", warm))
+            if next(line.wall for line in lines if line.kind == "all") > LIMITS_S[side]]
+    if late:
+        sys.exit(f"over the limit: {', '.join(late)}")
+
+
+if __name__ == "__main__":
+    main()
