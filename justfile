@@ -196,6 +196,10 @@ freed:
 storm:
     cargo test --test bench -- --ignored --exact --nocapture http::storm::a_hundred_thousand_requests_over_a_tenth_of_the_cache
 
+# Time, bandwidth and arithmetic rate of single ops, e.g. `just ops --device cuda --tokens 1,64`: docs/cli.md has all flags.
+ops *ARGS:
+    cargo run --release -- bench ops {{ARGS}}
+
 # What two ranks take to gather words on this CPU, and a row of a real vocabulary to be sampled. Printed, not judged.
 rows:
     cargo test --release -p collectives --test shared -- --ignored --exact --nocapture what_a_gathering_costs

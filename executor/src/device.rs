@@ -6,6 +6,7 @@ use kernels::cpu::{CpuConfig, CpuDevice};
 use kernels::hip::{Api, Half, HipConfig, HipDevice, Libraries};
 use ops::DType;
 use protocol::{Device, DeviceLibraries, Dtype, KvDtype, Settings};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
@@ -18,11 +19,45 @@ pub(crate) struct Opened {
     pub(crate) threads: usize,
 }
 
+/// Which device to open, and how.
+#[derive(Debug)]
+pub(crate) struct DeviceRequest<'a> {
+    /// Kind of device.
+    pub(crate) device: Device,
+    /// Driver libraries by path; `None` = those of the system.
+    pub(crate) libraries: Option<&'a DeviceLibraries>,
+    /// Index of the GPU.
+    pub(crate) gpu: usize,
+    /// Folder of compiled GPU kernels.
+    pub(crate) kernel_cache: Option<&'a PathBuf>,
+    /// Threads of the CPU device, or those that prepare what a GPU gets; `None` = as many as there are cores.
+    pub(crate) threads: Option<usize>,
+    /// Type of weights and activations.
+    pub(crate) dtype: Dtype,
+}
+
 /// Opens the device of a rank.
 pub(crate) fn open(settings: &Settings) -> Result<Opened, ExecutorError> {
-    let (api, system) = match settings.device {
+    let rank = usize::from(settings.rank.0);
+    let threads = match settings.device {
+        Device::Cpu => Some(cpu_threads(settings)),
+        Device::Rocm | Device::Cuda => settings.threads.map(|n| n as usize),
+    };
+    open_device(&DeviceRequest {
+        device: settings.device,
+        libraries: settings.libraries.as_ref(),
+        gpu: settings.gpus.get(rank).map_or(rank, |&gpu| gpu as usize),
+        kernel_cache: settings.kernel_cache.as_ref(),
+        threads,
+        dtype: settings.dtype,
+    })
+}
+
+/// Opens a device.
+pub(crate) fn open_device(request: &DeviceRequest<'_>) -> Result<Opened, ExecutorError> {
+    let (api, system) = match request.device {
         Device::Cpu => {
-            let threads = cpu_threads(settings);
+            let threads = request.threads.unwrap_or(0);
             let device = CpuDevice::new(CpuConfig { threads, ..CpuConfig::default() })?;
             let threads = device.threads().threads();
             return Ok(Opened { kernels: Arc::new(device), gpu: None, threads });
@@ -30,20 +65,18 @@ pub(crate) fn open(settings: &Settings) -> Result<Opened, ExecutorError> {
         Device::Rocm => (Api::Hip, Libraries::Rocm),
         Device::Cuda => (Api::Cuda, Libraries::Cuda),
     };
-    let libraries = settings.libraries.as_ref();
-    let rank = usize::from(settings.rank.0);
     let hip = HipConfig {
-        libraries: libraries.map_or(system, |named| named_libraries(api, named)),
+        libraries: request.libraries.map_or(system, |named| named_libraries(api, named)),
         folders: Vec::new(),
-        device: settings.gpus.get(rank).map_or(rank, |&gpu| gpu as usize),
-        cache_dir: settings.kernel_cache.clone(),
-        half: half(settings.dtype),
-        emulated_wave: libraries.and_then(|named| named.emulated_wave),
+        device: request.gpu,
+        cache_dir: request.kernel_cache.cloned(),
+        half: half(request.dtype),
+        emulated_wave: request.libraries.and_then(|named| named.emulated_wave),
         ..HipConfig::default()
     };
     let cores = available_parallelism().map_or(1, usize::from);
     let gpu = Arc::new(HipDevice::open(&hip)?);
-    let threads = settings.threads.map_or(cores, |n| n as usize);
+    let threads = request.threads.unwrap_or(cores);
     Ok(Opened { kernels: gpu.clone(), gpu: Some(gpu), threads })
 }
 
@@ -84,7 +117,12 @@ pub(crate) fn kv_dtype(settings: &Settings, dtype: DType) -> DType {
 
 /// Type of weights and activations.
 pub(crate) fn dtype(settings: &Settings) -> DType {
-    match settings.dtype {
+    element_type(settings.dtype)
+}
+
+/// The element type of tensors in a type that a setting names.
+pub(crate) fn element_type(dtype: Dtype) -> DType {
+    match dtype {
         Dtype::Bfloat16 => DType::BF16,
         Dtype::Float16 => DType::F16,
         Dtype::Float32 => DType::F32,

@@ -21,10 +21,11 @@ const FIGURES: &[(&str, bool)] = &[
     ("/e2e_ms/p50", false),
     ("/step_us/p50", false),
     ("/step_us/p99", false),
+    ("/time_us/p50", false),
 ];
 
 /// What tells levels apart.
-const KEYS: &[&str] = &["concurrency", "running"];
+const KEYS: &[&str] = &["concurrency", "running", "op", "tokens"];
 
 /// Prints every figure both files have.
 pub(super) fn run(args: &CompareArgs) -> Result<ExitCode> {
@@ -91,8 +92,12 @@ fn levels(result: &Value) -> &[Value] {
 }
 
 fn name(level: &Value) -> String {
-    let key = KEYS.iter().find(|key| !level[**key].is_null());
-    key.map_or_else(String::new, |key| format!("{key} {}", level[*key]))
+    let part = |key: &&str| match &level[*key] {
+        Value::Null => None,
+        Value::String(text) => Some(format!("{key} {text}")),
+        value => Some(format!("{key} {value}")),
+    };
+    KEYS.iter().filter_map(part).collect::<Vec<_>>().join(", ")
 }
 
 fn read(path: &Path) -> Result<Value> {
@@ -112,5 +117,6 @@ mod tests {
         let worse: Vec<i64> = pairs.iter().map(|p| p.worse_percent.round() as i64).collect();
         assert_eq!(worse, [10, 20]);
         assert_eq!(name(&level(1.0, 1.0)), "concurrency 8");
+        assert_eq!(name(&json!({"op": "o_proj", "tokens": 8})), "op o_proj, tokens 8");
     }
 }

@@ -1,7 +1,8 @@
-//! `hadron bench`: loads a server, times the scheduler, compares results, reads traces.
+//! `hadron bench`: loads a server, times the scheduler and single ops, compares results, reads traces.
 
 mod compare;
 mod load;
+mod op_times;
 mod prompts;
 mod random;
 mod report;
@@ -11,7 +12,7 @@ mod trace;
 
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
 use crate::config::{BenchCommand, Environment};
 
@@ -22,9 +23,6 @@ pub fn run(command: BenchCommand, environment: &Environment) -> Result<ExitCode>
         BenchCommand::Step(args) => step::run(&args),
         BenchCommand::Compare(args) => compare::run(&args),
         BenchCommand::Trace(args) => trace::run(&args),
-        BenchCommand::Ops(_) => bail!(
-            "single operations are timed next to their code, where their inputs are: \
-             run `cargo bench -p ops` in the source tree"
-        ),
+        BenchCommand::Ops(args) => op_times::run(&args, environment),
     }
 }

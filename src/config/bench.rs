@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::ClientArgs;
+use protocol::DeviceLibraries;
+
+use super::engine::{LIBRARIES, libraries};
+use super::{ClientArgs, DeviceKind, Dtype};
 
 /// What to measure.
 #[derive(Debug, Clone, Subcommand)]
@@ -13,7 +16,7 @@ pub enum BenchCommand {
     Serve(LoadArgs),
     /// The scheduler alone, on a device that takes no time
     Step(StepArgs),
-    /// Single operations of the device
+    /// Single operations of a device: time, memory bandwidth, arithmetic rate
     Ops(OpsArgs),
     /// Two result files side by side
     Compare(CompareArgs),
@@ -115,7 +118,46 @@ pub struct StepArgs {
 
 /// `hadron bench ops`.
 #[derive(Debug, Clone, Args)]
-pub struct OpsArgs {}
+pub struct OpsArgs {
+    /// A model folder or a hub id whose shapes are used; its weights are not read [default: the shapes of
+    /// Qwen3-0.6B]
+    #[arg(value_name = "MODEL")]
+    pub model: Option<String>,
+    /// What to compute on; auto takes a GPU if there is one, else the CPU
+    #[arg(long, default_value = "auto")]
+    pub device: DeviceKind,
+    /// Device libraries by path, as for hadron serve
+    #[arg(long, hide = true, value_parser = libraries, value_name = LIBRARIES)]
+    pub device_libraries: Option<DeviceLibraries>,
+    /// Index of the GPU
+    #[arg(long, default_value_t = 0, value_name = "INDEX")]
+    pub device_id: u32,
+    /// Threads of the CPU backend [default: the physical cores]
+    #[arg(long, value_name = "COUNT")]
+    pub threads: Option<u32>,
+    /// Type of the weights and activations; auto takes what config.json says
+    #[arg(long, default_value = "auto")]
+    pub dtype: Dtype,
+    /// Tokens per launch, one measurement for each value; the rows of a decode step, or one prompt
+    #[arg(long, alias = "batch-size", value_delimiter = ',', default_values_t = [1, 8, 64, 512],
+          value_name = "LIST")]
+    pub tokens: Vec<u32>,
+    /// Keys that each row of a decode step attends to
+    #[arg(long, default_value_t = 1024, value_name = "TOKENS")]
+    pub context: u32,
+    /// Tokens per KV block
+    #[arg(long, default_value_t = 16, value_name = "TOKENS")]
+    pub block_size: u32,
+    /// Timed runs of each op; the table has their median and their fastest
+    #[arg(long, default_value_t = 7, value_name = "COUNT")]
+    pub repeats: u32,
+    /// Ops to time, by name [default: all that the model has]
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    pub only: Vec<String>,
+    /// Write results here as JSON
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
 
 /// `hadron bench compare`.
 #[derive(Debug, Clone, Args)]

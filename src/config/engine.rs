@@ -222,11 +222,11 @@ pub enum ExecutorPlace {
 }
 
 /// How device libraries are named.
-const LIBRARIES: &str = "DRIVER[,COMPILER[,BLAS[,WAVE[,COLLECTIVES]]]]";
+pub(super) const LIBRARIES: &str = "DRIVER[,COMPILER[,BLAS[,WAVE[,COLLECTIVES]]]]";
 
 /// [`LIBRARIES`]; an empty place means that there is none, `WAVE` that the libraries
 /// emulate a GPU with waves of so many lanes.
-fn libraries(text: &str) -> Result<DeviceLibraries, String> {
+pub(super) fn libraries(text: &str) -> Result<DeviceLibraries, String> {
     let places: Vec<&str> = text.split(',').collect();
     let place = |at: usize| places.get(at).copied().filter(|place| !place.is_empty());
     let path = |at: usize| place(at).map(PathBuf::from);

@@ -9,6 +9,7 @@ mod drafts;
 mod emulated;
 mod experts;
 mod memory;
+mod op_bench;
 #[path = "../invariance/player.rs"]
 #[allow(dead_code, reason = "shared with the invariance tests")]
 mod player;

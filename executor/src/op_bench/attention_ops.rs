@@ -1,0 +1,174 @@
+//! Rotary embedding, KV write and attention over keys and values of heads.
+//!
+//! Legend: T tokens, N query heads, K KV heads, D head size, C keys of a row.
+
+use super::kv_batches::{PoolSize, RowShape, rope_table};
+use super::random_weights::{activations, norm};
+use super::{OpCase, OpCost, OpRunner};
+use crate::ExecutorError;
+use ops::{AttentionShape, BatchView, KvLayout, KvPool, Ops, QkRopeWeights, RopeTable, Tensor};
+
+/// What all launches share.
+struct AttentionBench {
+    pool: PoolSize,
+    kv: KvPool,
+    rope: RopeTable,
+    qk_norm: Option<Tensor>,
+    eps: f32,
+    shape: AttentionShape,
+    /// Columns of queries, keys and values together.
+    qkv_width: usize,
+    query_width: usize,
+}
+
+impl AttentionBench {
+    fn new(runner: &OpRunner<'_>) -> Result<Self, ExecutorError> {
+        let (ops, config) = (runner.ops(), runner.config());
+        let model = &config.model;
+        let (heads, kv_heads, head_dim) = (model.heads, model.kv_heads, model.head_dim);
+        let tokens = runner.token_counts().max().unwrap_or(1);
+        let context = config.context as usize;
+        let longest = RowShape { rows: tokens, new_tokens: 1, context: context.max(tokens) };
+        let token_bytes = 2 * kv_heads * head_dim * runner.element_bytes();
+        let pool = PoolSize::new(longest, config.block_tokens as usize, token_bytes);
+        let layout = KvLayout {
+            layers: 1,
+            blocks: pool.blocks,
+            block_tokens: pool.block_tokens,
+            kv_heads,
+            head_dim,
+            dtype: ops.dtype(),
+            order: ops.device().kv_order(),
+        };
+        let positions = longest.context.max(pool.fill_tokens()) + 1;
+        let qk_norm = model.qk_norm().then(|| norm(ops, head_dim)).transpose()?;
+        let scale = (head_dim as f32).powf(-0.5);
+        let bench = Self {
+            pool,
+            kv: KvPool::new(ops, layout)?,
+            rope: rope_table(ops, positions, model.rotary() / 2)?,
+            qk_norm,
+            eps: model.rms_eps,
+            shape: AttentionShape { heads, layer: 0, scale },
+            qkv_width: (heads + 2 * kv_heads) * head_dim,
+            query_width: heads * head_dim,
+        };
+        bench.fill(ops)?;
+        Ok(bench)
+    }
+
+    fn fill(&self, ops: &Ops) -> Result<(), ExecutorError> {
+        self.pool.fill(ops, &mut |batch| {
+            let qkv = activations(ops, batch.tokens(), self.qkv_width)?;
+            let (weights, shape) = (self.weights(), &self.shape);
+            ops.qk_norm_rope_kv_write(&qkv, &weights, shape, &self.kv, batch).map(drop)
+        })
+    }
+
+    fn weights(&self) -> QkRopeWeights<'_> {
+        QkRopeWeights {
+            q_norm: self.qk_norm.as_ref(),
+            k_norm: self.qk_norm.as_ref(),
+            eps: self.eps,
+            rope: &self.rope,
+            kv_scales: [1.0; 2],
+        }
+    }
+
+    /// Bytes of a row of keys and values, and of queries.
+    fn widths(&self, element: usize) -> RowBytes {
+        RowBytes { qkv: self.qkv_width * element, query: self.query_width * element }
+    }
+
+    /// Attention alone: queries in, keys and values of the whole context in, outputs out.
+    fn attention_cost(&self, rows: RowShape, element: usize) -> OpCost {
+        let keys = rows.rows * rows.context * self.pool.token_bytes;
+        let bytes = keys + 2 * rows.tokens() * self.widths(element).query;
+        OpCost { bytes: bytes as u64, flops: (4 * rows.pairs() * self.query_width) as u64 }
+    }
+
+    /// Reads queries, keys and values; writes queries, and keys and values to the pool.
+    fn write_cost(&self, tokens: usize, element: usize) -> OpCost {
+        OpCost { bytes: (2 * tokens * self.widths(element).qkv) as u64, flops: 0 }
+    }
+}
+
+/// Bytes of rows of activations.
+struct RowBytes {
+    qkv: usize,
+    query: usize,
+}
+
+/// Times what lies between the projections of attention.
+pub(super) fn time(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
+    let ops = ["rope_kv_write", "attention_decode", "rope_attention_decode", "attention_prefill"];
+    if !ops.iter().any(|op| runner.wants(op)) {
+        return Ok(());
+    }
+    let bench = AttentionBench::new(runner)?;
+    let context = runner.config().context as usize;
+    for tokens in runner.token_counts() {
+        time_decode(runner, &bench, RowShape { rows: tokens, new_tokens: 1, context })?;
+    }
+    for tokens in runner.token_counts().filter(|&tokens| tokens > 1) {
+        let rows = RowShape { rows: 1, new_tokens: tokens, context: tokens };
+        time_attention(runner, &bench, "attention_prefill", rows)?;
+    }
+    Ok(())
+}
+
+/// Steps of rows with one new token each.
+fn time_decode(
+    runner: &mut OpRunner<'_>,
+    bench: &AttentionBench,
+    rows: RowShape,
+) -> Result<(), ExecutorError> {
+    let (ops, element, tokens) = (runner.ops(), runner.element_bytes(), rows.tokens());
+    let batches = bench.pool.batches(ops, rows)?;
+    let batch = |i: usize| &batches[i % batches.len()];
+    let qkv = activations(ops, tokens, bench.qkv_width)?;
+    let (weights, shape, kv) = (bench.weights(), &bench.shape, &bench.kv);
+    let case = |op, shape, cost| OpCase { op, tokens, shape, cost, copies: batches.len() };
+    let write = bench.write_cost(tokens, element);
+    if runner.wants("rope_kv_write") {
+        let sizes = format!("[{tokens}, {}]", bench.qkv_width);
+        runner.time(case("rope_kv_write", sizes, write), &mut |i| {
+            ops.qk_norm_rope_kv_write(&qkv, &weights, shape, kv, batch(i)).map(drop)
+        })?;
+    }
+    time_attention(runner, bench, "attention_decode", rows)?;
+    if runner.wants("rope_attention_decode") {
+        let attention = bench.attention_cost(rows, element);
+        let cost = OpCost { bytes: attention.bytes + write.bytes, flops: attention.flops };
+        runner.time(case("rope_attention_decode", sizes(rows), cost), &mut |i| {
+            ops.rope_attention(&qkv, &weights, shape, kv, batch(i)).map(drop)
+        })?;
+    }
+    Ok(())
+}
+
+/// Paged attention over blocks that are written.
+fn time_attention(
+    runner: &mut OpRunner<'_>,
+    bench: &AttentionBench,
+    op: &'static str,
+    rows: RowShape,
+) -> Result<(), ExecutorError> {
+    if !runner.wants(op) {
+        return Ok(());
+    }
+    let (ops, tokens) = (runner.ops(), rows.tokens());
+    let batches: Vec<BatchView> = bench.pool.batches(ops, rows)?;
+    let q = activations(ops, tokens, bench.query_width)?;
+    let cost = bench.attention_cost(rows, runner.element_bytes());
+    let case = OpCase { op, tokens, shape: sizes(rows), cost, copies: batches.len() };
+    runner.time(case, &mut |i| {
+        let batch = &batches[i % batches.len()];
+        ops.paged_attention(&q, (&bench.shape, 0), &bench.kv, batch).map(drop)
+    })
+}
+
+/// Sizes of a step in words.
+pub(super) fn sizes(rows: RowShape) -> String {
+    format!("{} x {} of {}", rows.rows, rows.new_tokens, rows.context)
+}

@@ -1,0 +1,99 @@
+//! Router and experts of a mixture-of-experts layer.
+//!
+//! Legend: T tokens, H hidden, I width of an expert, E experts, k experts of a token.
+
+use super::dense_ops::{LinearKind, LinearOp, time_linear};
+use super::random_weights::{ExpertSize, MatrixSize, RandomWeights, activations, copies, floats};
+use super::{OpCase, OpCost, OpRunner};
+use crate::ExecutorError;
+use models::config::MoeConfig;
+use ops::{DType, PackedExperts, RouteRule};
+
+/// Times the router, the choice of experts, the experts of a token and shared experts.
+pub(super) fn time(runner: &mut OpRunner<'_>, moe: &MoeConfig) -> Result<(), ExecutorError> {
+    let model = &runner.config().model;
+    let (hidden, layers) = (model.hidden, model.sparse_layers());
+    let kind = LinearKind::Logits;
+    let router = LinearOp { kind, ..LinearOp::plain("router", hidden, moe.experts, layers) };
+    time_linear(runner, &router)?;
+    time_route(runner, moe)?;
+    time_experts(runner, moe)?;
+    if moe.shared_intermediate > 0 {
+        let inner = moe.shared_intermediate;
+        time_linear(runner, &LinearOp::gated("shared_gate_up_silu", hidden, inner, layers))?;
+        time_linear(runner, &LinearOp::plain("shared_down_proj", inner, hidden, layers))?;
+    }
+    Ok(())
+}
+
+/// The rule of the model, with a correction of zero where it has one.
+fn rule(runner: &OpRunner<'_>, moe: &MoeConfig) -> Result<RouteRule, ExecutorError> {
+    let bias = moe.corrected.then(|| runner.ops().zeros(DType::F32, &[moe.experts])).transpose()?;
+    let MoeConfig { score, groups, normalise, scale, .. } = *moe;
+    Ok(RouteRule { score, bias, groups, normalise, scale })
+}
+
+fn time_route(runner: &mut OpRunner<'_>, moe: &MoeConfig) -> Result<(), ExecutorError> {
+    if !runner.wants("route_top_k") {
+        return Ok(());
+    }
+    let (ops, rule, top_k) = (runner.ops(), rule(runner, moe)?, moe.top_k);
+    for tokens in runner.token_counts() {
+        let logits = floats(ops, DType::F32, tokens, moe.experts)?;
+        let bytes = tokens * (moe.experts * 4 + top_k * 8);
+        let shape = format!("[{tokens}, {}], {top_k} each", moe.experts);
+        let cost = OpCost { bytes: bytes as u64, flops: 0 };
+        let case = OpCase { op: "route_top_k", tokens, shape, cost, copies: 1 };
+        runner.time(case, &mut |_| ops.moe_route(&logits, (top_k, 0), &rule, None).map(drop))?;
+    }
+    Ok(())
+}
+
+fn time_experts(runner: &mut OpRunner<'_>, moe: &MoeConfig) -> Result<(), ExecutorError> {
+    if !runner.wants("experts") {
+        return Ok(());
+    }
+    let (ops, rule, model) = (runner.ops(), rule(runner, moe)?, &runner.config().model);
+    let (hidden, layers) = (model.hidden, model.sparse_layers());
+    let size = ExpertSize { experts: moe.experts, hidden, intermediate: moe.intermediate, layers };
+    let random = RandomWeights::new(MatrixSize { rows: 2 * moe.intermediate, cols: hidden });
+    let first = random.experts(ops, size)?;
+    let weight_bytes = first.bytes();
+    let layer = LayerSize { weight_bytes, hidden, element: runner.element_bytes() };
+    let mut weights: Vec<PackedExperts> = vec![first];
+    while weights.len() < copies(weight_bytes, layers) {
+        weights.push(random.experts(ops, size)?);
+    }
+    for tokens in runner.token_counts() {
+        let x = activations(ops, tokens, hidden)?;
+        let logits = floats(ops, DType::F32, tokens, moe.experts)?;
+        let cost = experts_cost(moe, tokens, &layer);
+        let shape = format!("[{tokens}, {hidden}], {} of {}", moe.top_k, moe.experts);
+        let case = OpCase { op: "experts", tokens, shape, cost, copies: weights.len() };
+        runner.time(case, &mut |i| {
+            let experts = &weights[i % weights.len()];
+            ops.moe(&x, &logits, (moe.top_k, 0), &rule, experts, None).map(drop)
+        })?;
+    }
+    Ok(())
+}
+
+/// Sizes of a layer with experts.
+#[derive(Debug, Clone, Copy)]
+struct LayerSize {
+    /// Weights of all experts.
+    weight_bytes: usize,
+    hidden: usize,
+    /// Bytes of an activation.
+    element: usize,
+}
+
+/// Weights of the experts that random choices are expected to reach, inputs and outputs.
+fn experts_cost(moe: &MoeConfig, tokens: usize, layer: &LayerSize) -> OpCost {
+    let untouched = (1.0 - moe.top_k as f64 / moe.experts as f64).powi(tokens as i32);
+    let weights = layer.weight_bytes as f64 * (1.0 - untouched);
+    OpCost {
+        bytes: weights as u64 + (2 * tokens * layer.hidden * layer.element) as u64,
+        flops: (6 * tokens * moe.top_k * layer.hidden * moe.intermediate) as u64,
+    }
+}

@@ -1,0 +1,168 @@
+//! Batches over a KV pool whose blocks are all written.
+
+use super::random_weights::ROTATED_BYTES;
+use crate::ExecutorError;
+use ops::{BatchInputs, BatchView, OpError, Ops, RopeTable};
+
+/// Bytes of a pool at most.
+const POOL_BYTES_MAX: usize = 512 << 20;
+/// Slots of a pool at most.
+const POOL_SLOTS_MAX: usize = 1 << 18;
+/// Batches at most that launches of one shape rotate through.
+const BATCHES_MAX: usize = 64;
+/// Tokens that are written into the pool at a time.
+const FILL_TOKENS: usize = 512;
+
+/// Rows of a step, all of one kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RowShape {
+    pub(super) rows: usize,
+    /// New tokens of each row.
+    pub(super) new_tokens: usize,
+    /// Keys of each row, those of its new tokens included.
+    pub(super) context: usize,
+}
+
+/// Blocks of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct PoolSize {
+    pub(super) blocks: usize,
+    pub(super) block_tokens: usize,
+    /// Bytes that a token has in the pool.
+    pub(super) token_bytes: usize,
+}
+
+impl RowShape {
+    /// Tokens of a step.
+    pub(super) fn tokens(self) -> usize {
+        self.rows * self.new_tokens
+    }
+
+    /// Pairs of a query and a key that it attends to.
+    pub(super) fn pairs(self) -> usize {
+        let before = self.context - self.new_tokens;
+        self.rows * (self.new_tokens * before + self.new_tokens * (self.new_tokens + 1) / 2)
+    }
+}
+
+impl PoolSize {
+    /// A pool for batches of `largest` that exceeds caches, within bounds of memory.
+    pub(super) fn new(largest: RowShape, block_tokens: usize, token_bytes: usize) -> Self {
+        let rotated = BATCHES_MAX * largest.rows * largest.context.next_multiple_of(block_tokens);
+        let slots = rotated.min(POOL_BYTES_MAX / token_bytes.max(1)).min(POOL_SLOTS_MAX);
+        let blocks = (slots / block_tokens).max(largest.context.div_ceil(block_tokens)).max(1);
+        Self { blocks, block_tokens, token_bytes }
+    }
+
+    fn slots(self) -> usize {
+        self.blocks * self.block_tokens
+    }
+
+    /// Batches of one shape over different blocks, as many as the launches rotate through. Batches that
+    /// need more blocks than the pool has use the same block for several rows.
+    pub(super) fn batches(
+        self,
+        ops: &Ops,
+        shape: RowShape,
+    ) -> Result<Vec<BatchView>, ExecutorError> {
+        let bytes = shape.rows * shape.context * self.token_bytes;
+        let wanted = (ROTATED_BYTES / bytes.max(1)).clamp(1, BATCHES_MAX);
+        let blocks = shape.rows * shape.context.div_ceil(self.block_tokens);
+        let count = wanted.min((self.blocks / blocks).max(1));
+        let batch = |i: usize| Ok(BatchView::new(ops, &self.inputs(shape, i * blocks))?);
+        (0..count).map(batch).collect()
+    }
+
+    /// A batch whose first block is number `first`.
+    fn inputs(self, shape: RowShape, first: usize) -> BatchInputs {
+        let RowShape { rows, new_tokens, context } = shape;
+        let width = context.div_ceil(self.block_tokens);
+        let block = |row: usize, i: usize| (first + row * width + i) % self.blocks;
+        let positions = context - new_tokens..context;
+        let slot = |row: usize, position: usize| {
+            let start = block(row, position / self.block_tokens) * self.block_tokens;
+            (start + position % self.block_tokens) as i64
+        };
+        let of_row = |row| positions.clone().map(move |position| (row, position));
+        let places: Vec<_> = (0..rows).flat_map(of_row).collect();
+        BatchInputs {
+            positions: places.iter().map(|&(_, position)| position as i32).collect(),
+            slots: places.iter().map(|&(row, position)| slot(row, position)).collect(),
+            cu_q: (0..=rows).map(|row| (row * new_tokens) as i32).collect(),
+            context_lens: vec![context as i32; rows],
+            block_tables: (0..rows)
+                .flat_map(|row| (0..width).map(move |i| block(row, i) as i32))
+                .collect(),
+        }
+    }
+
+    /// Calls `write` with batches that cover every slot: memory that was never written would be one page
+    /// of zeros, which lies in cache.
+    pub(super) fn fill(
+        self,
+        ops: &Ops,
+        write: &mut dyn FnMut(&BatchView) -> Result<(), OpError>,
+    ) -> Result<(), ExecutorError> {
+        let blocks_at_once = (FILL_TOKENS / self.block_tokens).max(1);
+        for first in (0..self.blocks).step_by(blocks_at_once) {
+            let blocks = blocks_at_once.min(self.blocks - first);
+            let new_tokens = blocks * self.block_tokens;
+            let shape = RowShape { rows: 1, new_tokens, context: new_tokens };
+            write(&BatchView::new(ops, &self.inputs(shape, first))?)?;
+        }
+        debug_assert!(self.slots() > 0);
+        Ok(())
+    }
+
+    /// Tokens of the largest batch that [`PoolSize::fill`] makes.
+    pub(super) fn fill_tokens(self) -> usize {
+        (FILL_TOKENS / self.block_tokens).max(1).min(self.blocks) * self.block_tokens
+    }
+}
+
+/// Cosines and sines of `half` channel pairs for positions below `positions`.
+pub(super) fn rope_table(
+    ops: &Ops,
+    positions: usize,
+    half: usize,
+) -> Result<RopeTable, ExecutorError> {
+    let angles = || (0..positions * half).map(|i| i as f32 * 0.37);
+    let cos: Vec<f32> = angles().map(f32::cos).collect();
+    let sin: Vec<f32> = angles().map(f32::sin).collect();
+    Ok(ops.rope_table(&cos, &sin, half)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decode_rows_have_blocks_of_their_own() {
+        let pool = PoolSize { blocks: 8, block_tokens: 4, token_bytes: 2 };
+        let shape = RowShape { rows: 2, new_tokens: 1, context: 6 };
+        let inputs = pool.inputs(shape, 4);
+        assert_eq!(inputs.block_tables, [4, 5, 6, 7]);
+        assert_eq!((inputs.positions, inputs.slots), (vec![5, 5], vec![21, 29]));
+        assert_eq!((inputs.cu_q, inputs.context_lens), (vec![0, 1, 2], vec![6, 6]));
+        assert_eq!((shape.tokens(), shape.pairs()), (2, 12));
+    }
+
+    #[test]
+    fn prefill_pairs_are_causal() {
+        let shape = RowShape { rows: 1, new_tokens: 4, context: 4 };
+        assert_eq!((shape.tokens(), shape.pairs()), (4, 10));
+        let chunk = RowShape { rows: 2, new_tokens: 2, context: 5 };
+        assert_eq!(chunk.pairs(), 2 * (4 + 5));
+    }
+
+    #[test]
+    fn pools_are_bounded_and_hold_one_row() {
+        let largest = RowShape { rows: 512, new_tokens: 1, context: 4096 };
+        let pool = PoolSize::new(largest, 16, 4096);
+        assert_eq!(pool.slots() * 4096, POOL_BYTES_MAX);
+        let tiny = PoolSize::new(largest, 16, 2);
+        assert_eq!(tiny.slots(), POOL_SLOTS_MAX);
+        let wide = PoolSize::new(RowShape { rows: 1, new_tokens: 1, context: 4096 }, 16, 1 << 20);
+        assert_eq!(wide.blocks, 256, "one row fits whatever it takes");
+    }
+}

@@ -1,0 +1,146 @@
+//! Multi-head latent attention: KV write, absorbed or non-absorbed attention over compressed KV.
+//!
+//! Legend: T tokens, N heads, C channels of compressed KV, P rotary channels, M other channels of a key,
+//! V channels of a value.
+
+use super::attention_ops::sizes;
+use super::kv_batches::{PoolSize, RowShape, rope_table};
+use super::random_weights::{MatrixSize, RandomWeights, activations, norm};
+use super::{OpCase, OpCost, OpRunner};
+use crate::ExecutorError;
+use models::config::LatentConfig;
+use ops::{
+    AttentionShape, BatchView, KvPool, LatentLayout, LatentWeights, Ops, PackedLatentHeads,
+    RopeTable, Tensor,
+};
+
+/// What all launches share.
+struct MlaBench {
+    pool: PoolSize,
+    kv: KvPool,
+    rope: RopeTable,
+    norm: Tensor,
+    eps: f32,
+    heads: PackedLatentHeads,
+    shape: AttentionShape,
+    latent: LatentConfig,
+}
+
+impl MlaBench {
+    fn new(runner: &OpRunner<'_>, latent: LatentConfig) -> Result<Self, ExecutorError> {
+        let (ops, config) = (runner.ops(), runner.config());
+        let model = &config.model;
+        ops.check_latent_attention(ops.dtype())?;
+        let tokens = runner.token_counts().max().unwrap_or(1);
+        let context = (config.context as usize).max(tokens);
+        let longest = RowShape { rows: tokens, new_tokens: 1, context };
+        let token_bytes = (latent.key_value + latent.turned) * runner.element_bytes();
+        let pool = PoolSize::new(longest, config.block_tokens as usize, token_bytes);
+        let layout = LatentLayout {
+            layers: 1,
+            blocks: pool.blocks,
+            block_tokens: pool.block_tokens,
+            latent: latent.key_value,
+            rotary: latent.turned,
+            dtype: ops.dtype(),
+        };
+        let rows = model.heads * (latent.unturned + latent.value);
+        let kv_b = MatrixSize { rows, cols: latent.key_value };
+        let random = RandomWeights::whole(kv_b);
+        let widths = (latent.unturned, latent.value);
+        let scale = (model.head_dim as f32).powf(-0.5);
+        let bench = Self {
+            pool,
+            kv: KvPool::new(ops, layout)?,
+            rope: rope_table(ops, context.max(pool.fill_tokens()) + 1, latent.turned / 2)?,
+            norm: norm(ops, latent.key_value)?,
+            eps: model.rms_eps,
+            heads: ops.pack_latent_heads(&random.matrix(kv_b)?, widths)?,
+            shape: AttentionShape { heads: model.heads, layer: 0, scale },
+            latent,
+        };
+        bench.fill(ops)?;
+        Ok(bench)
+    }
+
+    fn fill(&self, ops: &Ops) -> Result<(), ExecutorError> {
+        self.pool.fill(ops, &mut |batch| {
+            let kv = activations(ops, batch.tokens(), self.kv_width())?;
+            ops.keep_latents(&kv, &self.weights(), 0, (&self.kv, batch))
+        })
+    }
+
+    fn weights(&self) -> LatentWeights<'_> {
+        LatentWeights { norm: &self.norm, eps: self.eps, rope: &self.rope, heads: &self.heads }
+    }
+
+    fn kv_width(&self) -> usize {
+        self.latent.key_value + self.latent.turned
+    }
+
+    fn query_width(&self) -> usize {
+        self.shape.heads * (self.latent.unturned + self.latent.turned)
+    }
+
+    /// Products of the absorbed form for a decode step, and of the form that makes keys and values of all
+    /// heads for a prefill.
+    fn cost(&self, rows: RowShape, element: usize) -> OpCost {
+        let LatentConfig { key_value: c, unturned: m, turned: p, value: v, .. } = self.latent;
+        let (heads, tokens) = (self.shape.heads, rows.tokens());
+        let products = if rows.new_tokens == 1 {
+            tokens * c * (m + v) + rows.pairs() * (c + p + c)
+        } else {
+            tokens * c * (m + v) + rows.pairs() * (m + p + v)
+        };
+        let weights = heads * c * (m + v) * element;
+        let cached = rows.rows * rows.context * self.pool.token_bytes;
+        let activations = tokens * (self.query_width() + self.kv_width() + heads * v) * element;
+        OpCost {
+            bytes: (weights + cached + activations) as u64,
+            flops: (2 * heads * products) as u64,
+        }
+    }
+}
+
+/// Times attention of decode and prefill steps, the KV write included.
+pub(super) fn time(runner: &mut OpRunner<'_>, latent: &LatentConfig) -> Result<(), ExecutorError> {
+    if !["mla_decode", "mla_prefill"].iter().any(|op| runner.wants(op)) {
+        return Ok(());
+    }
+    let bench = MlaBench::new(runner, *latent)?;
+    let context = runner.config().context as usize;
+    for tokens in runner.token_counts() {
+        let rows = RowShape { rows: tokens, new_tokens: 1, context };
+        time_attention(runner, &bench, "mla_decode", rows)?;
+    }
+    for tokens in runner.token_counts().filter(|&tokens| tokens > 1) {
+        let rows = RowShape { rows: 1, new_tokens: tokens, context: tokens };
+        time_attention(runner, &bench, "mla_prefill", rows)?;
+    }
+    Ok(())
+}
+
+fn time_attention(
+    runner: &mut OpRunner<'_>,
+    bench: &MlaBench,
+    op: &'static str,
+    rows: RowShape,
+) -> Result<(), ExecutorError> {
+    if !runner.wants(op) {
+        return Ok(());
+    }
+    let (ops, tokens) = (runner.ops(), rows.tokens());
+    let batches: Vec<BatchView> = bench.pool.batches(ops, rows)?;
+    let kv = activations(ops, tokens, bench.kv_width())?;
+    // Attention consumes its queries. This buffer is free then, and each launch takes it again: finite
+    // values, whatever they are.
+    drop(activations(ops, tokens, bench.query_width())?);
+    let cost = bench.cost(rows, runner.element_bytes());
+    let case = OpCase { op, tokens, shape: sizes(rows), cost, copies: batches.len() };
+    runner.time(case, &mut |i| {
+        let (batch, query) = (&batches[i % batches.len()], [tokens, bench.query_width()]);
+        let q = ops.scratch(ops.dtype(), &query)?;
+        let (weights, shape) = (bench.weights(), (&bench.shape, 0));
+        ops.latent_attention(q, &kv, &weights, shape, (&bench.kv, batch)).map(drop)
+    })
+}

@@ -1,0 +1,211 @@
+//! Benchmark of single ops on one device: `hadron bench ops`.
+//!
+//! Every op is timed alone, with random inputs and weights in the shapes of a model configuration. A
+//! timed run holds many launches. Each launch reads the next of several copies of its weights or KV
+//! blocks, because a forward pass also finds them in memory and not in cache.
+
+mod attention_ops;
+mod dense_ops;
+mod expert_ops;
+mod kv_batches;
+mod mla_ops;
+mod op_timer;
+mod random_weights;
+#[cfg(test)]
+mod tests;
+
+use crate::ExecutorError;
+use crate::device::{self, DeviceRequest, Opened};
+use op_timer::OpTimer;
+use ops::{OpError, Ops};
+use protocol::{Device, DeviceLibraries, Dtype};
+use std::path::PathBuf;
+
+/// Names of all ops that the benchmark can time, in the order in which it times them.
+///
+/// Which of them a model has depends on its configuration: MLA ops exist for DeepSeek models, expert
+/// ops for mixture-of-experts models.
+pub const BENCH_OP_NAMES: &[&str] = &[
+    "embedding",
+    "rms_norm",
+    "add_rms_norm",
+    "qkv_proj",
+    "q_proj",
+    "q_a_proj",
+    "q_b_proj",
+    "kv_a_proj",
+    "rope_kv_write",
+    "attention_decode",
+    "rope_attention_decode",
+    "attention_prefill",
+    "mla_decode",
+    "mla_prefill",
+    "o_proj",
+    "gate_up_silu",
+    "silu_mul",
+    "down_proj",
+    "router",
+    "route_top_k",
+    "experts",
+    "shared_gate_up_silu",
+    "shared_down_proj",
+    "lm_head",
+];
+
+/// Device, shapes and sizes of an op benchmark.
+#[derive(Debug, Clone)]
+pub struct OpBenchConfig {
+    /// Kind of device.
+    pub device: Device,
+    /// Driver libraries by path; `None` = those of the system.
+    pub libraries: Option<DeviceLibraries>,
+    /// Index of the GPU.
+    pub gpu: u32,
+    /// Folder of compiled GPU kernels.
+    pub kernel_cache: Option<PathBuf>,
+    /// Threads of the CPU device; `None` = one per physical core.
+    pub threads: Option<u32>,
+    /// Type of weights and activations.
+    pub dtype: Dtype,
+    /// Model whose shapes are used. Its weights are not read.
+    pub model: models::Config,
+    /// Tokens per launch, one measurement for each value.
+    pub tokens: Vec<u32>,
+    /// Keys that each row of a decode step attends to.
+    pub context: u32,
+    /// Tokens per KV block.
+    pub block_tokens: u32,
+    /// Timed runs per measurement.
+    pub repeats: u32,
+    /// Ops to time; empty = all that the model has.
+    pub only: Vec<String>,
+}
+
+/// Time of one op in one shape.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OpTiming {
+    /// One of [`BENCH_OP_NAMES`].
+    pub op: &'static str,
+    /// Tokens per launch.
+    pub tokens: u32,
+    /// Sizes of inputs and outputs, readable.
+    pub shape: String,
+    /// Bytes that one launch must read and write at least: weights, inputs, keys and values, outputs.
+    pub bytes: u64,
+    /// Floating-point operations of the matrix products of one launch.
+    pub flops: u64,
+    /// Seconds of one launch, one entry per timed run.
+    pub seconds: Vec<f64>,
+}
+
+/// A device that is ready to time ops.
+#[derive(Debug)]
+pub struct OpBench {
+    config: OpBenchConfig,
+    ops: Ops,
+    timer: OpTimer,
+}
+
+impl OpBench {
+    /// Opens the device.
+    ///
+    /// Errors: the device cannot be opened or has no kernels for the type.
+    pub fn open(config: OpBenchConfig) -> Result<Self, ExecutorError> {
+        let Opened { kernels, .. } = device::open_device(&DeviceRequest {
+            device: config.device,
+            libraries: config.libraries.as_ref(),
+            gpu: config.gpu as usize,
+            kernel_cache: config.kernel_cache.as_ref(),
+            threads: config.threads.map(|threads| threads as usize),
+            dtype: config.dtype,
+        })?;
+        let ops = Ops::new(kernels, device::element_type(config.dtype))?;
+        let timer = OpTimer::new(&ops, config.repeats)?;
+        Ok(Self { config, ops, timer })
+    }
+
+    /// Name of the device.
+    #[must_use]
+    pub fn device_name(&self) -> String {
+        self.ops.device().name()
+    }
+
+    /// Times every wanted op that the model has. `report` gets each result as soon as it is measured.
+    ///
+    /// Errors: all are final.
+    pub fn run(&self, report: &mut dyn FnMut(OpTiming)) -> Result<(), ExecutorError> {
+        let mut runner = OpRunner { bench: self, report };
+        dense_ops::time_before_attention(&mut runner)?;
+        match self.config.model.latent {
+            Some(latent) => mla_ops::time(&mut runner, &latent)?,
+            None => attention_ops::time(&mut runner)?,
+        }
+        dense_ops::time_after_attention(&mut runner)?;
+        if let Some(moe) = &self.config.model.moe {
+            expert_ops::time(&mut runner, moe)?;
+        }
+        dense_ops::time_lm_head(&mut runner)
+    }
+}
+
+/// Least work of one launch.
+#[derive(Debug, Clone, Copy, Default)]
+struct OpCost {
+    bytes: u64,
+    flops: u64,
+}
+
+/// One op in one shape.
+#[derive(Debug)]
+struct OpCase {
+    op: &'static str,
+    tokens: usize,
+    shape: String,
+    cost: OpCost,
+    /// Launch `i` reads copy `i % copies` of weights or KV blocks.
+    copies: usize,
+}
+
+/// Times cases and reports them.
+struct OpRunner<'a> {
+    bench: &'a OpBench,
+    report: &'a mut dyn FnMut(OpTiming),
+}
+
+impl<'a> OpRunner<'a> {
+    fn config(&self) -> &'a OpBenchConfig {
+        &self.bench.config
+    }
+
+    fn ops(&self) -> &'a Ops {
+        &self.bench.ops
+    }
+
+    /// Bytes of an activation.
+    fn element_bytes(&self) -> usize {
+        self.bench.ops.dtype().bytes()
+    }
+
+    /// Whether an op is to be timed.
+    fn wants(&self, op: &str) -> bool {
+        let only = &self.bench.config.only;
+        only.is_empty() || only.iter().any(|name| name == op)
+    }
+
+    /// Token counts to measure.
+    fn token_counts(&self) -> impl Iterator<Item = usize> + use<> {
+        self.bench.config.tokens.clone().into_iter().map(|tokens| tokens as usize)
+    }
+
+    /// Times `launch`, which gets the index of the copy to read.
+    fn time(
+        &mut self,
+        case: OpCase,
+        launch: &mut dyn FnMut(usize) -> Result<(), OpError>,
+    ) -> Result<(), ExecutorError> {
+        let OpCase { op, tokens, shape, cost: OpCost { bytes, flops }, copies } = case;
+        let seconds = self.bench.timer.time(&self.bench.ops, copies, launch)?;
+        (self.report)(OpTiming { op, tokens: tokens as u32, shape, bytes, flops, seconds });
+        Ok(())
+    }
+}

@@ -1,0 +1,100 @@
+//! Time of a launch on the device's own clock.
+
+use crate::ExecutorError;
+use ops::{Graph, OpError, Ops};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Seconds that a timed run takes at least, unless it would hold too many launches.
+const RUN_SECONDS: f64 = 0.004;
+/// Launches of a timed run at most; a captured graph holds all of them.
+const RUN_LAUNCHES_MAX: usize = 1024;
+
+/// Event timestamps around runs of launches.
+#[derive(Debug)]
+pub(super) struct OpTimer {
+    marks: Arc<dyn kernels::Marks>,
+    repeats: u32,
+}
+
+impl OpTimer {
+    pub(super) fn new(ops: &Ops, repeats: u32) -> Result<Self, ExecutorError> {
+        Ok(Self { marks: ops.device().alloc_marks(2)?, repeats })
+    }
+
+    /// Seconds of one launch, one entry per timed run. A GPU replays a captured graph, so that the host's
+    /// time for a launch is not counted.
+    pub(super) fn time(
+        &self,
+        ops: &Ops,
+        copies: usize,
+        launch: &mut dyn FnMut(usize) -> Result<(), OpError>,
+    ) -> Result<Vec<f64>, ExecutorError> {
+        let (device, stream) = (ops.device(), ops.stream());
+        // The first round compiles kernels and allocates memory, the second one is an estimate.
+        run(copies, 1, launch)?;
+        device.synchronize(stream)?;
+        let started = Instant::now();
+        run(copies, 1, launch)?;
+        device.synchronize(stream)?;
+        let rounds = rounds(started.elapsed().as_secs_f64(), copies);
+        let graph = if device.captures_graphs() {
+            Some(capture(ops, || run(copies, rounds, launch))?)
+        } else {
+            None
+        };
+        let mut seconds = Vec::new();
+        for _ in 0..self.repeats {
+            self.marks.set(stream, 0)?;
+            match &graph {
+                Some(graph) => device.replay(stream, graph)?,
+                None => run(copies, rounds, launch)?,
+            }
+            self.marks.set(stream, 1)?;
+            self.marks.wait(1)?;
+            let ns = self.marks.ns_between(0, 1)?;
+            seconds.push(ns as f64 / 1e9 / (rounds * copies) as f64);
+        }
+        Ok(seconds)
+    }
+}
+
+/// Rounds of a timed run, given the seconds of one round.
+fn rounds(round_seconds: f64, copies: usize) -> usize {
+    let wanted = (RUN_SECONDS / round_seconds.max(1e-9)).ceil() as usize;
+    wanted.min(RUN_LAUNCHES_MAX / copies).max(1)
+}
+
+fn run(
+    copies: usize,
+    rounds: usize,
+    launch: &mut dyn FnMut(usize) -> Result<(), OpError>,
+) -> Result<(), OpError> {
+    (0..rounds).try_for_each(|_| (0..copies).try_for_each(&mut *launch))
+}
+
+/// Captures what `launches` launches. The capture ends also where a launch fails.
+fn capture(
+    ops: &Ops,
+    launches: impl FnOnce() -> Result<(), OpError>,
+) -> Result<Graph, ExecutorError> {
+    let (device, stream) = (ops.device(), ops.stream());
+    device.begin_capture(stream)?;
+    let launched = launches();
+    let graph = device.end_capture(stream);
+    launched?;
+    Ok(graph?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timed_runs_are_long_enough_and_bounded() {
+        assert_eq!(rounds(0.0004, 4), 10, "ten rounds of 0.4 ms make 4 ms");
+        assert_eq!(rounds(1.0, 4), 1, "one round is long enough");
+        assert_eq!(rounds(1e-9, 100), 10, "at most 1,024 launches");
+        assert_eq!(rounds(0.0, 5000), 1, "at least one round");
+    }
+}

@@ -1,0 +1,140 @@
+//! Random weights and activations.
+
+use crate::ExecutorError;
+use ops::{DType, HostMat, OpError, Ops, PackedExperts, PackedLinear, Tensor, bf16};
+
+/// Bytes of weights or KV blocks that consecutive launches read before they come back to the first
+/// ones: more than any cache holds.
+pub(super) const ROTATED_BYTES: usize = 300_000_000;
+/// Values that are drawn; larger matrices repeat them row by row.
+const DRAWN_VALUES: usize = 8 << 20;
+
+/// A source of bf16 values between -0.5 and 0.5.
+#[derive(Debug)]
+pub(super) struct RandomWeights {
+    bytes: Vec<u8>,
+}
+
+/// Rows and columns of a matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct MatrixSize {
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+}
+
+/// Number, input size and inner size of the experts of a layer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ExpertSize {
+    pub(super) experts: usize,
+    pub(super) hidden: usize,
+    pub(super) intermediate: usize,
+    /// Layers with experts in the model.
+    pub(super) layers: usize,
+}
+
+impl RandomWeights {
+    /// Draws values for matrices of up to this size; those of large matrices repeat.
+    pub(super) fn new(largest: MatrixSize) -> Self {
+        let MatrixSize { rows, cols } = largest;
+        Self::draw((rows * cols).min(DRAWN_VALUES.next_multiple_of(cols.max(1))))
+    }
+
+    /// Draws every value of one matrix.
+    pub(super) fn whole(size: MatrixSize) -> Self {
+        Self::draw(size.rows * size.cols)
+    }
+
+    fn draw(values: usize) -> Self {
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let bytes = (0..values).flat_map(|_| bf16::from_f32(next_value(&mut state)).to_le_bytes());
+        Self { bytes: bytes.collect() }
+    }
+
+    /// A matrix as parts to be stacked.
+    fn parts(&self, size: MatrixSize) -> Result<Vec<HostMat<'_>>, OpError> {
+        let MatrixSize { rows, cols } = size;
+        let drawn = (self.bytes.len() / 2 / cols.max(1)).max(1);
+        let part = |first: usize| {
+            let rows = drawn.min(rows - first);
+            Ok(HostMat::new(&self.bytes[..rows * cols * 2], DType::BF16, rows, cols)?)
+        };
+        (0..rows).step_by(drawn).map(part).collect()
+    }
+
+    /// A linear layer of `size.cols` inputs and `size.rows` outputs.
+    pub(super) fn linear(
+        &self,
+        ops: &Ops,
+        size: MatrixSize,
+    ) -> Result<PackedLinear, ExecutorError> {
+        Ok(ops.pack_linear(&self.parts(size)?, None)?)
+    }
+
+    /// A table in rows, as embeddings that are not tied.
+    pub(super) fn table(&self, ops: &Ops, size: MatrixSize) -> Result<Tensor, ExecutorError> {
+        Ok(ops.upload(&self.parts(size)?, ops.dtype())?)
+    }
+
+    /// The matrix of that size for which [`RandomWeights::whole`] drew the values.
+    pub(super) fn matrix(&self, size: MatrixSize) -> Result<HostMat<'_>, ExecutorError> {
+        Ok(HostMat::new(&self.bytes, DType::BF16, size.rows, size.cols)?)
+    }
+
+    /// The experts of one layer.
+    pub(super) fn experts(
+        &self,
+        ops: &Ops,
+        size: ExpertSize,
+    ) -> Result<PackedExperts, ExecutorError> {
+        let ExpertSize { experts, hidden, intermediate, layers } = size;
+        let matrices = |rows: usize, cols: usize| {
+            let one = || self.parts(MatrixSize { rows, cols });
+            (0..experts).map(|_| one()).collect::<Result<Vec<_>, _>>()
+        };
+        let gate_up = matrices(2 * intermediate, hidden)?;
+        let down = matrices(hidden, intermediate)?;
+        Ok(ops.pack_experts((0, layers), &gate_up, &down)?)
+    }
+}
+
+/// Activations of the model's type.
+pub(super) fn activations(ops: &Ops, rows: usize, cols: usize) -> Result<Tensor, OpError> {
+    floats(ops, ops.dtype(), rows, cols)
+}
+
+/// Random floats of any type.
+pub(super) fn floats(ops: &Ops, dtype: DType, rows: usize, cols: usize) -> Result<Tensor, OpError> {
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let values: Vec<f32> = (0..rows * cols).map(|_| next_value(&mut state)).collect();
+    ops.floats(&values, dtype, &[rows, cols])
+}
+
+/// Weights of a norm: all ones.
+pub(super) fn norm(ops: &Ops, width: usize) -> Result<Tensor, OpError> {
+    ops.floats(&vec![1.0; width], ops.dtype(), &[width])
+}
+
+/// How many copies of something of so many bytes the launches rotate through.
+pub(super) fn copies(bytes: usize, layers: usize) -> usize {
+    (ROTATED_BYTES / bytes.max(1)).clamp(1, layers.max(1))
+}
+
+/// The next value of an xorshift generator, between -0.5 and 0.5.
+fn next_value(state: &mut u64) -> f32 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    (*state >> 40) as f32 / (1_u64 << 24) as f32 - 0.5
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_exceed_caches_but_not_the_layers() {
+        assert_eq!(copies(30_000_000, 28), 10);
+        assert_eq!(copies(1_000, 28), 28);
+        assert_eq!(copies(600_000_000, 28), 1);
+    }
+}

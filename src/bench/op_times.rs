@@ -1,0 +1,193 @@
+//! `hadron bench ops`: the ops of a model's layers, one by one, on one device.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, bail};
+use executor::{BENCH_OP_NAMES, OpBench, OpBenchConfig, OpTiming};
+use models::Config;
+use models::config::CheckpointDType;
+use protocol::Device;
+use serde::Serialize;
+use serde_json::{Map, json};
+
+use super::report;
+use super::samples::Spread;
+use crate::config::{DeviceKind, Dtype, Environment, OpsArgs};
+use crate::hub::{self, Wanted};
+use crate::launcher::device;
+
+/// Shapes that are timed if no model is named.
+const DEFAULT_NAME: &str = "Qwen3-0.6B";
+const DEFAULT_CONFIG: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 151936, "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072, "hidden_act": "silu",
+    "rms_norm_eps": 1e-6, "rope_theta": 1000000, "max_position_embeddings": 40960,
+    "tie_word_embeddings": true, "attention_bias": false, "torch_dtype": "bfloat16"}"#;
+
+/// One op at one number of tokens.
+#[derive(Debug, Serialize)]
+struct OpLevel {
+    op: &'static str,
+    tokens: u32,
+    shape: String,
+    bytes: u64,
+    flops: u64,
+    /// Of the median time.
+    gb_per_s: f64,
+    /// Of the median time.
+    gflop_per_s: f64,
+    time_us: Spread,
+    fastest_us: f64,
+}
+
+/// Measures every op of `args` and prints a table.
+pub(super) fn run(args: &OpsArgs, environment: &Environment) -> Result<ExitCode> {
+    check(args)?;
+    let model = model(args, environment)?;
+    let name = args.model.as_deref().unwrap_or(DEFAULT_NAME);
+    if model.quantization.is_some() {
+        tracing::warn!("{name} is quantised; its shapes are timed with weights that are not");
+    }
+    let config = bench_config(args, environment, model);
+    let dtype = config.dtype;
+    let kind = config.device;
+    let bench = OpBench::open(config)
+        .with_context(|| format!("cannot open the device ({kind:?}); --device names another"))?;
+    let mut levels = Vec::new();
+    bench.run(&mut |timing| {
+        tracing::debug!(op = timing.op, tokens = timing.tokens, "timed");
+        levels.push(OpLevel::of(timing));
+    })?;
+    if levels.is_empty() {
+        bail!("{name} has none of the ops of --only");
+    }
+    levels.sort_by_key(|level| BENCH_OP_NAMES.iter().position(|name| *name == level.op));
+    let device = bench.device_name();
+    print(&levels)?;
+    let settings = json!({
+        "model": name,
+        "device": device,
+        "dtype": format!("{dtype:?}").to_lowercase(),
+        "context": args.context,
+        "block_size": args.block_size,
+        "repeats": args.repeats,
+    });
+    tracing::info!(%device, model = name, ?dtype, "ops timed");
+    report::write(args.output.as_deref(), &report::result("ops", &settings, &levels))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn check(args: &OpsArgs) -> Result<()> {
+    let positive = [args.context, args.block_size, args.repeats, args.threads.unwrap_or(1)];
+    if args.tokens.contains(&0) || args.tokens.is_empty() || positive.contains(&0) {
+        bail!("--tokens, --context, --block-size, --repeats and --threads: at least 1");
+    }
+    if !args.block_size.is_multiple_of(2) {
+        bail!("--block-size {}: an even number of tokens", args.block_size);
+    }
+    match args.only.iter().find(|name| !BENCH_OP_NAMES.contains(&name.as_str())) {
+        Some(name) => bail!("--only {name}: no such op; there are {}", BENCH_OP_NAMES.join(", ")),
+        None => Ok(()),
+    }
+}
+
+/// The configuration whose shapes are timed.
+fn model(args: &OpsArgs, environment: &Environment) -> Result<Config> {
+    let Some(name) = &args.model else {
+        return Ok(Config::from_json(Path::new("config.json"), DEFAULT_CONFIG)?);
+    };
+    let dir = hub::resolve(name, None, Wanted::Config, environment, None)?;
+    Ok(Config::from_dir_with(&dir, &Map::new())?)
+}
+
+fn bench_config(args: &OpsArgs, environment: &Environment, model: Config) -> OpBenchConfig {
+    let kind = match args.device {
+        DeviceKind::Auto => device::found(),
+        kind => kind,
+    };
+    OpBenchConfig {
+        device: match kind {
+            DeviceKind::Auto | DeviceKind::Cpu => Device::Cpu,
+            DeviceKind::Rocm => Device::Rocm,
+            DeviceKind::Cuda => Device::Cuda,
+        },
+        libraries: args.device_libraries.clone(),
+        gpu: args.device_id,
+        kernel_cache: environment.kernel_cache.clone(),
+        threads: args.threads,
+        dtype: match (args.dtype, model.dtype) {
+            (Dtype::Float32, _) | (Dtype::Auto, Some(CheckpointDType::F32)) => {
+                executor::Dtype::Float32
+            }
+            (Dtype::Float16, _) | (Dtype::Auto, Some(CheckpointDType::F16)) => {
+                executor::Dtype::Float16
+            }
+            (Dtype::Bfloat16 | Dtype::Auto, _) => executor::Dtype::Bfloat16,
+        },
+        model,
+        tokens: args.tokens.clone(),
+        context: args.context,
+        block_tokens: args.block_size,
+        repeats: args.repeats,
+        only: args.only.clone(),
+    }
+}
+
+impl OpLevel {
+    fn of(timing: OpTiming) -> Self {
+        let OpTiming { op, tokens, shape, bytes, flops, seconds } = timing;
+        let fastest_us = seconds.iter().copied().fold(f64::INFINITY, f64::min) * 1e6;
+        // `Spread` counts in thousandths of its input: thousandfold seconds give microseconds.
+        let time_us = Spread::of(seconds.into_iter().map(|s| s * 1e3).collect());
+        let per_s = |count: u64| count as f64 / time_us.p50 / 1e3;
+        let (gb_per_s, gflop_per_s) = (per_s(bytes), per_s(flops));
+        Self { op, tokens, shape, bytes, flops, gb_per_s, gflop_per_s, time_us, fastest_us }
+    }
+}
+
+fn print(levels: &[OpLevel]) -> Result<()> {
+    let row = |level: &OpLevel| {
+        vec![
+            level.op.to_owned(),
+            level.tokens.to_string(),
+            level.shape.clone(),
+            format!("{:.2}", level.time_us.p50),
+            format!("{:.2}", level.fastest_us),
+            format!("{:.3}", level.bytes as f64 / 1e6),
+            format!("{:.1}", level.gb_per_s),
+            format!("{:.1}", level.gflop_per_s),
+        ]
+    };
+    let headings = ["op", "tokens", "shape", "µs median", "fastest", "MB", "GB/s", "GFLOP/s"];
+    report::print_table(&headings, &levels.iter().map(row).collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_come_from_the_median_time() {
+        let timing = OpTiming {
+            op: "o_proj",
+            tokens: 2,
+            shape: String::new(),
+            bytes: 3_000_000,
+            flops: 12_000_000,
+            seconds: vec![0.002, 0.001, 0.004],
+        };
+        let level = OpLevel::of(timing);
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a} {b}");
+        close(level.time_us.p50, 2000.0);
+        close(level.fastest_us, 1000.0);
+        close(level.gb_per_s, 1.5);
+        close(level.gflop_per_s, 6.0);
+    }
+
+    #[test]
+    fn default_shapes_are_a_valid_configuration() {
+        let config = Config::from_json(Path::new("config.json"), DEFAULT_CONFIG).unwrap();
+        assert_eq!((config.layers, config.vocab, config.head_dim), (28, 151_936, 128));
+    }
+}
