@@ -157,6 +157,11 @@ impl Ticket {
         self.entered
     }
 
+    /// Requests in flight at most, over the whole server.
+    pub fn requests_max(&self) -> u64 {
+        self.admission.limits.requests
+    }
+
     /// Counts what is known after tokenising: `requests` engine requests in all, and their tokens.
     ///
     /// Errors: the first limit that has no room.

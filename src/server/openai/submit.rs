@@ -52,6 +52,7 @@ pub fn generate(
             format!("{} prompts with n = {n} make more than {CHOICES_MAX} choices", prompts.len());
         return Err(ApiError::invalid("n", message));
     }
+    check_queue(prompts.len() * n, &ticket)?;
     let template = template(serving, params, extra)?;
     let mut submits = Vec::with_capacity(prompts.len() * n);
     let mut prompt_tokens = 0;
@@ -102,6 +103,16 @@ pub fn generate(
         }
     };
     Ok(Generation::new(stream, choices, n, facts, params.stream_interval))
+}
+
+/// Rejects more choices than the server ever queues: it would be too busy for them even when idle.
+fn check_queue(choices: usize, ticket: &Ticket) -> Result<(), ApiError> {
+    let cap = ticket.requests_max();
+    if choices as u64 <= cap {
+        return Ok(());
+    }
+    let message = format!("prompts × n is {choices} choices, the server queues {cap} at most");
+    Err(ApiError::invalid("n", message))
 }
 
 /// What shows an output's ids, and of special ones these.
@@ -233,14 +244,8 @@ fn max_tokens(
         );
         return Err(ApiError::bad_request("context_length_exceeded", field, message));
     }
-    let needed = u64::from(params.n) * (prompt_len as u64 + u64::from(asked));
-    if needed > serving.pool_tokens {
-        let message = format!(
-            "n × (prompt + {field}) is {needed} tokens, the KV cache holds {}",
-            serving.pool_tokens
-        );
-        return Err(ApiError::bad_request("never_fits", field, message));
-    }
+    // Whether one choice fits in the KV cache the scheduler checks; choices that do not fit at the same time run one
+    // after another.
     Ok(asked)
 }
 

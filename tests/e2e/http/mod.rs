@@ -1,6 +1,7 @@
 //! Completions, chat, probes, limits, faults.
 
 mod access;
+mod choices;
 mod drafts;
 mod drain;
 mod drills;

@@ -1,0 +1,114 @@
+//! Several choices per prompt (`n`) where they cannot all run at the same time.
+
+use crate::http_client::{Reply, post};
+use crate::http_host::{BLOCK_TOKENS, Server, Setup};
+use hadron::engine_client::AdmissionLimits;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// Tokens of the prompt.
+const PROMPT: usize = 40;
+/// Tokens of every choice.
+const OUTPUT: usize = 88;
+/// Blocks that one choice fills, to the last token.
+const BLOCKS: u32 = (PROMPT + OUTPUT) as u32 / BLOCK_TOKENS;
+
+fn body(n: usize, stream: bool) -> Value {
+    let prompt: Vec<usize> = (0..PROMPT).map(|i| 65 + i % 50).collect();
+    json!({"prompt": prompt, "n": n, "max_tokens": OUTPUT, "ignore_eos": true, "seed": 11,
+        "temperature": 0.9, "return_token_ids": true, "stream": stream})
+}
+
+/// Token ids of each choice of a reply.
+fn token_ids(reply: &Reply, n: usize, stream: bool) -> Vec<Vec<u64>> {
+    let whole = if stream { reply.events() } else { vec![reply.json()] };
+    let mut choices = vec![Vec::new(); n];
+    for choice in whole.iter().flat_map(|part| part["choices"].as_array().unwrap()) {
+        let index = choice["index"].as_u64().unwrap() as usize;
+        let ids = choice["token_ids"].as_array().into_iter().flatten();
+        choices[index].extend(ids.map(|id| id.as_u64().unwrap()));
+    }
+    choices
+}
+
+fn ask(server: &Server, n: usize, stream: bool) -> Vec<Vec<u64>> {
+    let reply = post(server.address, "/v1/completions", &body(n, stream));
+    assert_eq!(reply.status, 200, "n = {n}: {}", String::from_utf8_lossy(&reply.body));
+    let choices = token_ids(&reply, n, stream);
+    assert!(choices.iter().all(|ids| ids.len() == OUTPUT), "n = {n}, stream = {stream}");
+    choices
+}
+
+/// Choices of a server with one sequence slot and a large cache: each of them runs alone.
+fn alone() -> Vec<Vec<u64>> {
+    let server = Server::start(&Setup { seats: 1, ..Setup::default() });
+    let choices = ask(&server, 16, false);
+    assert!((1..16).all(|i| choices[i] != choices[0]), "every choice has its own random numbers");
+    choices
+}
+
+/// Asks for every number of choices, in both ways of delivery, and compares with choices that ran alone.
+fn check_all(setup: &Setup, counts: &[usize]) {
+    let expected = alone();
+    let server = Server::start(setup);
+    for &n in counts {
+        for stream in [false, true] {
+            let choices = ask(&server, n, stream);
+            assert!(choices == expected[..n], "n = {n}, stream = {stream}: other tokens");
+        }
+    }
+    server.wait_idle(Duration::from_secs(5));
+}
+
+#[test]
+fn choices_beyond_the_cache_run_one_after_another() {
+    let setup = Setup { blocks: BLOCKS, max_model_len: BLOCKS * BLOCK_TOKENS, ..Setup::default() };
+    check_all(&setup, &[1, 2, 3, 16]);
+}
+
+#[test]
+fn choices_beyond_max_num_seqs_wait_for_a_slot() {
+    check_all(&Setup { seats: 4, ..Setup::default() }, &[1, 3, 4, 5, 16]);
+}
+
+#[test]
+fn choices_without_cached_prefix_fit_one_at_a_time() {
+    // Log-probabilities of the prompt read no prefix cache: every choice computes the whole prompt.
+    let (blocks, max_model_len) = (BLOCKS, BLOCKS * BLOCK_TOKENS);
+    let server = Server::start(&Setup { blocks, max_model_len, ..Setup::default() });
+    let mut several = body(5, false);
+    several["prompt_logprobs"] = json!(0);
+    let reply = post(server.address, "/v1/completions", &several);
+    assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
+    assert!(token_ids(&reply, 5, false) == alone()[..5]);
+}
+
+#[test]
+fn one_choice_that_never_fits_is_rejected() {
+    let (blocks, max_model_len) = (BLOCKS, BLOCKS * BLOCK_TOKENS);
+    let server = Server::start(&Setup { blocks, max_model_len, ..Setup::default() });
+    for n in [1, 2, 16] {
+        let mut longer = body(n, false);
+        longer["max_tokens"] = json!(OUTPUT + 1);
+        let reply = post(server.address, "/v1/completions", &longer);
+        let error = &reply.json()["error"];
+        let reason = error["reason"].as_str().unwrap();
+        assert_eq!((reply.status, reason), (400, "context_length_exceeded"), "n = {n}");
+    }
+    assert_eq!(ask(&server, 2, false).len(), 2, "a token less fits");
+}
+
+#[test]
+fn choices_beyond_the_queue_are_rejected_for_good() {
+    let admission = AdmissionLimits { requests: 4, prefill_tokens: u64::MAX, bytes: 1 << 20 };
+    let server = Server::start(&Setup { admission, ..Setup::default() });
+    assert_eq!(ask(&server, 4, false).len(), 4);
+    let two_prompts = json!({"prompt": ["a", "b"], "n": 3, "max_tokens": 1});
+    for body in [body(5, false), body(5, true), two_prompts] {
+        let reply = post(server.address, "/v1/completions", &body);
+        let error = &reply.json()["error"];
+        assert_eq!((reply.status, &error["param"]), (400, &json!("n")), "{error}");
+        assert!(error["message"].as_str().unwrap().contains("queues 4 at most"), "{error}");
+    }
+    server.wait_idle(Duration::from_secs(2));
+}
