@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod deploy;
+mod figures;
 mod graph;
 mod reliability;
 mod sizes;
