@@ -196,6 +196,18 @@ freed:
 storm:
     cargo test --test bench -- --ignored --exact --nocapture http::storm::a_hundred_thousand_requests_over_a_tenth_of_the_cache
 
+# Output tokens and events per second of the HTTP layer alone, over a device that is a hash: tests/bench/results/cpu/http.md.
+http-speed:
+    cargo test --release --test bench -- --ignored --exact --nocapture http::tokens_per_second
+
+# Time of every GPU kernel in the shapes of several models, those whose names contain KERNEL if given; needs a GPU (cuda or rocm).
+gpu-speed GPU="cuda" KERNEL="speed":
+    HADRON_GPU={{GPU}} cargo test --release -p kernels --test gpu {{KERNEL}} -- --ignored --nocapture --test-threads 1
+
+# Time of all-reduces between two GPUs of one host, alone and with the norm that follows; needs RCCL or NCCL.
+ranks-speed GPU="cuda":
+    HADRON_GPU={{GPU}} cargo test --release -p collectives --test devices speed -- --ignored --nocapture --test-threads 1
+
 # Time, bandwidth and arithmetic rate of single ops, e.g. `just ops --device cuda --tokens 1,64`: docs/cli.md has all flags.
 ops *ARGS:
     cargo run --release -- bench ops {{ARGS}}

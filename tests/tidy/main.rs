@@ -6,6 +6,7 @@
 mod deploy;
 mod figures;
 mod graph;
+mod ignored;
 mod reliability;
 mod sizes;
 mod sources;

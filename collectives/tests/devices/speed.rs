@@ -38,7 +38,7 @@ const MEASURED_BYTES: usize = 1 << 20;
 /// Sums of 2 KiB to 64 MiB, launch by launch and replayed: microseconds of one, and bytes over that time; in one shot
 /// and by the library.
 #[test]
-#[ignore = "measures two GPUs, named by HADRON_GPU"]
+#[ignore = "measures two GPUs: `just ranks-speed`"]
 fn all_reduce_speed() {
     let sums = |rank: Rank| {
         let mut x = rank.matrix::<f32>(1, (64 << 20) / 4, |_, _| 0);
@@ -72,7 +72,7 @@ fn all_reduce_speed() {
 /// A sum over ranks with the residual sum and the norm behind it, rows of 4,096 in bf16: microseconds in a recording, by
 /// the library and a norm, in one shot and a norm, and all in one launch.
 #[test]
-#[ignore = "measures two GPUs, named by HADRON_GPU"]
+#[ignore = "measures two GPUs: `just ranks-speed`"]
 fn sum_and_norm_speed() {
     const COLS: usize = 4096;
     let rows = [1, 2, 4, 8, 16, 32, 64, MEASURED_BYTES / COLS / 2];

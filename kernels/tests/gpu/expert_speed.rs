@@ -19,7 +19,7 @@ const LAYERS: [Layer; 5] = [
 ];
 
 #[test]
-#[ignore = "measures a GPU, named by HADRON_GPU"]
+#[ignore = "measures a GPU: `just gpu-speed`"]
 fn expert_speed() {
     for pair in &pairs() {
         for layer in &LAYERS {

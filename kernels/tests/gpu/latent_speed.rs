@@ -24,7 +24,7 @@ const LAYERS: usize = 2;
 const MOST_BLOCKS: usize = 1 << 16;
 
 #[test]
-#[ignore = "measures a GPU, named by HADRON_GPU"]
+#[ignore = "measures a GPU: `just gpu-speed`"]
 fn latent_speed() {
     for pair in &pairs() {
         for heads in [16, 128] {
@@ -64,7 +64,7 @@ fn latent_speed() {
 
 /// Rows of many tokens whose keys and values are made, and the same with queries that are taken to the latents.
 #[test]
-#[ignore = "measures a GPU, named by HADRON_GPU"]
+#[ignore = "measures a GPU: `just gpu-speed`"]
 fn latent_prefill_speed() {
     for (made, taken) in pairs().iter().zip(&with_bytes(None)) {
         for heads in [16, 128] {

@@ -4,7 +4,7 @@
 //! `HADRON_GPU=cuda cargo test --release -p kernels --test gpu -- --include-ignored --nocapture --test-threads 1`
 //!
 //! (or `rocm`; `HADRON_GPU_FOLDERS` names folders of libraries that the loader does not find, `HADRON_SEED` the
-//! inputs of a test that failed). The ignored one measures; it is of no use on the emulator.
+//! inputs of a test that failed). Ignored ones measure a GPU (`just gpu-speed`) and are of no use on the emulator.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 #![allow(clippy::print_stdout, reason = "figures, and what a failure is repeated with")]

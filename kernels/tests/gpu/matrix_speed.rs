@@ -33,7 +33,7 @@ pub(crate) fn report(what: &str, time_us: f64, bytes: usize) {
 }
 
 #[test]
-#[ignore = "measures a GPU, named by HADRON_GPU"]
+#[ignore = "measures a GPU: `just gpu-speed`"]
 fn matrix_speed() {
     for pair in &pairs() {
         for (n, k) in [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (151_936, 1024)] {
@@ -82,7 +82,7 @@ fn products(pair: &Pair, n: usize, k: usize, rows: &[usize]) {
 
 /// Rows with drafts: as if each token were a request, and together.
 #[test]
-#[ignore = "measures a GPU, named by HADRON_GPU"]
+#[ignore = "measures a GPU: `just gpu-speed`"]
 fn drafts_speed() {
     for pair in &pairs() {
         for heads in [(16, 8), (32, 8), (32, 4)] {

@@ -36,7 +36,7 @@ fn report(name: &str, rows: usize, time: f64, bytes: usize) {
 }
 
 #[test]
-#[ignore = "measures a GPU, named by HADRON_GPU"]
+#[ignore = "measures a GPU: `just gpu-speed`"]
 fn row_speed() {
     for device in &devices() {
         for rows in [1, 8, 64, 256, 4096] {

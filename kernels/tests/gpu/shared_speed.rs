@@ -168,7 +168,7 @@ impl Layer {
 }
 
 #[test]
-#[ignore = "measures a GPU, named by HADRON_GPU"]
+#[ignore = "measures a GPU: `just gpu-speed`"]
 fn shared_speed() {
     for pair in &pairs() {
         for layer in &LAYERS {

@@ -18,7 +18,7 @@ fn microseconds(pair: &Pair, times: usize, mut call: impl FnMut()) -> f64 {
 }
 
 #[test]
-#[ignore = "measures a GPU, named by HADRON_GPU"]
+#[ignore = "measures a GPU: `just gpu-speed`"]
 fn speed() {
     for pair in &pairs() {
         replay(pair);

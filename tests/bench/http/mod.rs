@@ -42,7 +42,7 @@ const KINDS: &[Kind] = &[
 ];
 
 #[test]
-#[ignore = "a measurement; run it alone"]
+#[ignore = "a measurement: `just http-speed`"]
 fn tokens_per_second() {
     println!("{STREAMS} streams x {TOKENS} tokens; each token is an event");
     println!("| what | tokens/s | events/s | bytes/event | events/read | p50 first token |");
