@@ -212,6 +212,11 @@ ranks-speed GPU="cuda":
 ops *ARGS:
     cargo run --release -- bench ops {{ARGS}}
 
+# An hour of attacks on a server over loopback, or as many minutes as asked for: memory stays flat, probes are true, answers of others
+# do not change, and nothing answers with 5xx.
+attack MINUTES="60" SEED="1" KINDS="":
+    HADRON_ATTACK_MINUTES={{MINUTES}} HADRON_ATTACK_SEED={{SEED}} HADRON_ATTACK_KINDS={{KINDS}} cargo test --test e2e -- --ignored --exact --nocapture attack::minutes_of_attacks
+
 # What two ranks take to gather words on this CPU, and a row of a real vocabulary to be sampled. Printed, not judged.
 rows:
     cargo test --release -p collectives --test shared -- --ignored --exact --nocapture what_a_gathering_costs

@@ -22,6 +22,7 @@ mod small_tokenizer;
 
 mod accuracy;
 mod accuracy_deepseek;
+mod attack;
 mod bench_ops;
 mod chaos;
 mod devices;

@@ -17,12 +17,12 @@ const CLIENTS: u64 = 4;
 
 /// What the server and its executors hold at one time.
 #[derive(Debug, Clone, Copy)]
-struct Sample {
-    at: Duration,
-    resident_kib: u64,
-    descriptors: u64,
+pub(crate) struct Sample {
+    pub(crate) at: Duration,
+    pub(crate) resident_kib: u64,
+    pub(crate) descriptors: u64,
     /// 99th percentile of replies that came whole, since the sample before.
-    p99: Duration,
+    pub(crate) p99: Duration,
 }
 
 /// How a run went.
@@ -87,7 +87,7 @@ fn ask(at: SocketAddr, number: u64, failures: &AtomicU64) -> Option<Duration> {
     }
 }
 
-fn sample(pids: &[u32], at: Duration, took: &Mutex<Vec<Duration>>) -> Sample {
+pub(crate) fn sample(pids: &[u32], at: Duration, took: &Mutex<Vec<Duration>>) -> Sample {
     let resident = |pid: &u32| {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -102,7 +102,7 @@ fn sample(pids: &[u32], at: Duration, took: &Mutex<Vec<Duration>>) -> Sample {
 }
 
 /// Blocks and requests that are held though nobody is there.
-fn left(at: SocketAddr) -> f64 {
+pub(crate) fn left(at: SocketAddr) -> f64 {
     let page = String::from_utf8(get(at, "/metrics").body).unwrap();
     let held = ["hadron:kv_blocks{", "vllm:num_requests_running{", "vllm:num_requests_waiting{"];
     let is_held = |line: &&str| {
@@ -152,7 +152,7 @@ fn run(time: Duration, every: Duration) -> Soak {
 }
 
 /// Least squares over what comes after the first quarter, in units an hour.
-fn slope(samples: &[Sample], of: impl Fn(&Sample) -> f64) -> f64 {
+pub(crate) fn slope(samples: &[Sample], of: impl Fn(&Sample) -> f64) -> f64 {
     let late = &samples[samples.len() / 4..];
     let n = late.len() as f64;
     let hours = |s: &Sample| s.at.as_secs_f64() / 3_600.0;

@@ -16,7 +16,7 @@ const REQUESTS: usize = 100_000;
 const BURST: usize = 100;
 
 /// A small generator: splitmix64.
-struct Dice(u64);
+pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
     fn next(&mut self) -> u64 {
@@ -117,7 +117,7 @@ fn mutate(dice: &mut Dice) -> Vec<u8> {
 }
 
 /// One request with a whole body; the connection survives it.
-fn request(dice: &mut Dice, out: &mut Vec<u8>) {
+pub(crate) fn request(dice: &mut Dice, out: &mut Vec<u8>) {
     let method = if dice.below(20) == 0 {
         *dice.pick(&["GET", "PUT", "DELETE", "HEAD", "OPTIONS"])
     } else {
@@ -142,7 +142,7 @@ fn request(dice: &mut Dice, out: &mut Vec<u8>) {
 }
 
 /// Bytes that are hardly HTTP at all.
-fn garbage(dice: &mut Dice) -> Vec<u8> {
+pub(crate) fn garbage(dice: &mut Dice) -> Vec<u8> {
     let heads: &[&[u8]] = &[
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n{}",
         b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
@@ -165,7 +165,7 @@ fn garbage(dice: &mut Dice) -> Vec<u8> {
 }
 
 /// Writes everything, reads everything, and counts replies by status class.
-fn exchange(address: SocketAddr, bytes: &[u8], counts: &mut [u64; 6]) {
+pub(crate) fn exchange(address: SocketAddr, bytes: &[u8], counts: &mut [u64; 6]) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_nodelay(true).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();

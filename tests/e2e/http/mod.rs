@@ -14,7 +14,7 @@ mod kv_events;
 mod latents;
 mod limits;
 mod machine;
-mod malformed;
+pub(crate) mod malformed;
 mod memory_limit;
 mod messages;
 mod metrics;

@@ -1,0 +1,42 @@
+//! Bodies that are too large, too deep, or no JSON at all.
+
+use super::target::Target;
+use crate::chance::Chance;
+use crate::http::malformed::{Dice, exchange, garbage, request};
+
+/// Requests on one connection.
+const BURST: u64 = 40;
+
+/// A body of up to 40 MB, announced or sent in full: one string, nested lists, or spaces.
+pub(super) fn huge(target: &Target, chance: &mut Chance) {
+    let bytes = chance.scaled(1_000, 40_000_000) as usize;
+    let body = match chance.below(4) {
+        0 => format!("{{\"prompt\":\"{}\"}}", "a ".repeat(bytes / 2)),
+        1 => format!("{{\"prompt\":{}", "[".repeat(bytes)),
+        2 => format!("{{\"prompt\":[{}1]}}", "1,".repeat(bytes / 2)),
+        _ => " ".repeat(bytes),
+    };
+    let path = chance.pick(&["/v1/completions", "/v1/chat/completions", "/tokenize"]);
+    target.post("huge_bodies", path, body.as_bytes());
+}
+
+/// Requests with changed bytes, and bytes that are hardly HTTP, on one connection.
+pub(super) fn malformed(target: &Target, chance: &mut Chance) {
+    let mut dice = Dice(chance.bits());
+    let mut bytes = Vec::new();
+    if chance.hits(300) {
+        bytes = garbage(&mut dice);
+    } else {
+        for _ in 0..BURST {
+            request(&mut dice, &mut bytes);
+        }
+    }
+    let mut counts = [0; 6];
+    // It panics at 5xx and at a connection that hangs.
+    let sent = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        exchange(target.address, &bytes, &mut counts);
+    }));
+    if sent.is_err() {
+        target.fault("malformed_bodies: see the panic above".to_owned());
+    }
+}

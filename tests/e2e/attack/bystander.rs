@@ -1,0 +1,93 @@
+//! Requests whose answers are known from before the attacks.
+
+use super::target::Target;
+use crate::http_client::{Reply, post};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Before a request that was refused for load is asked again.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Requests and their answers.
+pub(super) struct Answers(Vec<KnownAnswer>);
+
+struct KnownAnswer {
+    path: &'static str,
+    body: Value,
+    text: String,
+}
+
+fn requests() -> Vec<KnownAnswer> {
+    let chat = json!([{"role": "user", "content": "What is 12 plus 30?"}]);
+    let asked = [
+        (
+            "/v1/completions",
+            json!({"prompt": "The quick brown fox", "max_tokens": 40, "seed": 7,
+            "temperature": 1, "ignore_eos": true, "logprobs": 2}),
+        ),
+        (
+            "/v1/completions",
+            json!({"prompt": "fox ".repeat(60), "max_tokens": 30, "seed": 9, "n": 3,
+            "temperature": 0.8, "ignore_eos": true}),
+        ),
+        ("/v1/chat/completions", json!({"messages": chat, "max_tokens": 24, "temperature": 0})),
+        (
+            "/v1/completions",
+            json!({"prompt": "a", "max_tokens": 12, "seed": 3, "temperature": 1,
+            "structured_outputs": {"regex": "[a-z]{3,8}[0-9]{2}"}}),
+        ),
+        (
+            "/v1/completions",
+            json!({"prompt": "streams", "max_tokens": 30, "seed": 5, "temperature": 1,
+            "ignore_eos": true, "stream": true}),
+        ),
+    ];
+    let known = |(path, body)| KnownAnswer { path, body, text: String::new() };
+    asked.into_iter().map(known).collect()
+}
+
+/// What a reply says, without what differs between equal replies: ids, times, counts of cached tokens.
+fn text_of(reply: &Reply, streamed: bool) -> String {
+    if !streamed {
+        return reply.json()["choices"].to_string();
+    }
+    let text = |event: Value| event["choices"][0]["text"].as_str().unwrap_or_default().to_owned();
+    reply.events().into_iter().map(text).collect()
+}
+
+impl Answers {
+    /// Asks for all answers on a server that nobody attacks.
+    pub(super) fn learn(at: SocketAddr) -> Self {
+        let mut known = requests();
+        for request in &mut known {
+            let reply = post(at, request.path, &request.body);
+            assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
+            request.text = text_of(&reply, request.body["stream"] == true);
+        }
+        Self(known)
+    }
+
+    /// Asks again and again until the attacks are over.
+    pub(super) fn compare(&self, target: &Target, over: &AtomicBool, first: u64) {
+        let mut next = first as usize;
+        while !over.load(Ordering::Relaxed) {
+            let KnownAnswer { path, body, text } = &self.0[next % self.0.len()];
+            let sent = body.to_string();
+            let Some(reply) = target.post("bystander", path, sent.as_bytes()) else { continue };
+            if reply.status == 429 {
+                target.refused.fetch_add(1, Ordering::Relaxed);
+                std::thread::sleep(PAUSE);
+                continue;
+            }
+            next += 1;
+            target.answers.fetch_add(1, Ordering::Relaxed);
+            if reply.status != 200 {
+                target.fault(format!("bystander: {} instead of an answer", reply.status));
+            } else if text_of(&reply, body["stream"] == true) != *text {
+                target.fault(format!("bystander: another answer to {sent}"));
+            }
+        }
+    }
+}

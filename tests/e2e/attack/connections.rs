@@ -1,0 +1,63 @@
+//! Connections that are slow, or half of which is closed.
+
+use super::target::Target;
+use crate::chance::Chance;
+use std::net::Shutdown;
+use std::time::Duration;
+
+/// Connections of one attack.
+const CONNECTIONS: u64 = 12;
+
+/// Headers that come byte by byte, and stop before their end.
+pub(super) fn slow_headers(target: &Target, chance: &mut Chance) {
+    let head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Long: ";
+    let clients = (0..CONNECTIONS).map_while(|_| target.connect());
+    let mut clients: Vec<_> = clients.collect();
+    for byte in head.iter().take(10 + chance.below(30) as usize) {
+        for client in &mut clients {
+            let _ = client.send_raw(&[*byte]); // The server may have closed it.
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Bodies that are announced, begun, and never finished.
+pub(super) fn slow_bodies(target: &Target, chance: &mut Chance) {
+    let length = chance.scaled(10, 8_000_000);
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n\
+         Content-Length: {length}\r\n\r\n{{\"prompt\": \""
+    );
+    let mut clients: Vec<_> = (0..CONNECTIONS).map_while(|_| target.connect()).collect();
+    for client in &mut clients {
+        let _ = client.send_raw(head.as_bytes()); // The server may have closed it.
+    }
+    for _ in 0..chance.below(10) {
+        std::thread::sleep(Duration::from_millis(60));
+        for client in &mut clients {
+            let _ = client.send_raw(b"a");
+        }
+    }
+}
+
+/// Connections that are opened and left, or closed for writing at any point of a request.
+pub(super) fn half_open(target: &Target, chance: &mut Chance) {
+    let body = r#"{"prompt":"half","max_tokens":40,"ignore_eos":true,"stream":true}"#;
+    let request = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut clients = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let Some(mut client) = target.connect() else { return };
+        let end = chance.below(request.len() as u64 + 1) as usize;
+        let _ = client.send_raw(&request.as_bytes()[..end]); // The server may have closed it.
+        let how = chance.pick(&[Shutdown::Write, Shutdown::Read, Shutdown::Both]);
+        if chance.hits(700) {
+            let _ = client.reader.get_mut().shutdown(how); // It may be closed already.
+        }
+        clients.push(client);
+    }
+    std::thread::sleep(Duration::from_millis(200 + chance.below(300)));
+}

@@ -1,0 +1,68 @@
+//! Fields at and beyond their limits.
+
+use super::target::Target;
+use crate::chance::Chance;
+use serde_json::{Map, Value, json};
+
+/// Several fields with extreme values at the same time.
+pub(super) fn fields(target: &Target, chance: &mut Chance) {
+    let numbers = [
+        json!(0),
+        json!(1),
+        json!(-1),
+        json!(20),
+        json!(21),
+        json!(u64::MAX),
+        json!(1e308),
+        json!(null),
+    ];
+    let names = [
+        "max_tokens",
+        "min_tokens",
+        "n",
+        "best_of",
+        "logprobs",
+        "prompt_logprobs",
+        "top_k",
+        "top_p",
+        "min_p",
+        "temperature",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "seed",
+        "truncate_prompt_tokens",
+        "stream_interval",
+        "priority",
+        "data_parallel_rank",
+    ];
+    let mut body = Map::from_iter([("prompt".to_owned(), json!("extreme"))]);
+    for _ in 0..chance.between(1, 4) {
+        let value = numbers[chance.below(numbers.len() as u64) as usize].clone();
+        body.insert(chance.pick(&names).to_owned(), value);
+    }
+    let many = chance.scaled(1, 2_000) as usize;
+    let biases = |n: usize| (0..n).map(|i| (i.to_string(), json!(i % 200)));
+    let (name, value) = match chance.below(6) {
+        0 => ("logit_bias", Value::Object(biases(many).collect())),
+        1 => ("stop", json!(vec!["x".repeat(many); 16])),
+        2 => ("bad_words", json!(vec!["word"; many])),
+        3 => ("prompt", json!(vec!["many"; many])),
+        4 => ("allowed_token_ids", json!((0..many).collect::<Vec<_>>())),
+        _ => ("cache_salt", json!("s".repeat(many))),
+    };
+    body.insert(name.to_owned(), value);
+    body.entry("max_tokens").or_insert(json!(4));
+    let body = Value::Object(body).to_string();
+    target.post("extreme_fields", "/v1/completions", body.as_bytes());
+}
+
+/// As many choices, prompts and log-probabilities as a request may have, and a few more.
+pub(super) fn choices(target: &Target, chance: &mut Chance) {
+    let n = chance.between(1, 17);
+    let prompts = chance.scaled(1, 20);
+    let body = json!({"prompt": vec!["choices"; prompts as usize], "n": n, "best_of": n, "temperature": 1,
+        "max_tokens": chance.scaled(1, 60), "logprobs": chance.between(0, 20), "echo": chance.hits(300),
+        "ignore_eos": true});
+    target.post("many_choices", "/v1/completions", body.to_string().as_bytes());
+}

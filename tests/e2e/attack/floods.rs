@@ -1,0 +1,38 @@
+//! Many requests that cost more than they look.
+
+use super::target::Target;
+use crate::chance::Chance;
+use serde_json::json;
+
+/// Long texts to be tokenised, several at a time.
+pub(super) fn tokenize(target: &Target, chance: &mut Chance) {
+    let words = chance.scaled(10, 400_000) as usize;
+    let body = match chance.below(4) {
+        0 => json!({"prompt": "aZ9 ".repeat(words)}),
+        1 => json!({"prompt": "\u{1f980}\u{200d}".repeat(words / 4)}),
+        2 => json!({"messages": vec![json!({"role": "user", "content": "fox"}); words.min(4_000)]}),
+        _ => json!({"prompt": "a".repeat(words)}),
+    };
+    let body = body.to_string();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| target.post("tokenize_floods", "/tokenize", body.as_bytes()));
+        }
+    });
+    let tokens: Vec<u64> = (0..words.min(100_000) as u64).map(|i| i % 300).collect();
+    let body = json!({"tokens": tokens}).to_string();
+    target.post("tokenize_floods", "/detokenize", body.as_bytes());
+}
+
+/// Pages about the server, over and over on one connection.
+pub(super) fn metrics(target: &Target, chance: &mut Chance) {
+    let Some(mut client) = target.connect() else { return };
+    for _ in 0..chance.between(1, 40) {
+        let path = chance.pick(&["/metrics", "/v1/models", "/load", "/version", "/openapi.json"]);
+        client.send("GET", path, "", b"");
+        match client.read() {
+            Some(reply) => target.check("metrics_floods", &reply),
+            None => return target.fault(format!("metrics_floods: no answer on {path}")),
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Schemas, regular expressions, tool definitions and chat templates that cost as much as they can.
+
+use super::target::Target;
+use crate::chance::Chance;
+use serde_json::{Value, json};
+
+fn send(target: &Target, kind: &str, path: &str, body: &Value) {
+    target.post(kind, path, body.to_string().as_bytes());
+}
+
+/// A schema nested so deep.
+fn nested(depth: usize) -> Value {
+    (0..depth).fold(
+        json!({"type": "string"}),
+        |inner, _| json!({"type": "object", "properties": {"a": inner}, "required": ["a"]}),
+    )
+}
+
+/// Grammars of every form.
+pub(super) fn schemas(target: &Target, chance: &mut Chance) {
+    let n = chance.scaled(2, 2_000) as usize;
+    let open = |open: &str, close: &str| format!("{}a{}", open.repeat(n), close.repeat(n));
+    let constraint = match chance.below(8) {
+        0 => json!({"regex": open("(", ")")}),
+        1 => json!({"regex": format!("({})*x{{1000}}", "a?".repeat(n))}),
+        2 => json!({"regex": "((((a{1,100}){1,100}){1,100}){1,100}){1,100}"}),
+        3 => json!({"json": nested(n.min(110))}),
+        4 => {
+            json!({"json": {"type": "array", "minItems": 2_000_000_000_u64, "items": {"type": "null"}}})
+        }
+        5 => {
+            json!({"json": {"anyOf": vec![json!({"type": "string", "pattern": format!("^x{n}(a|b)*c$")}); n]}})
+        }
+        6 => json!({"grammar": format!("start: {}", "\"a\"? ".repeat(n))}),
+        _ => json!({"choice": (0..n).map(|i| format!("choice {i}")).collect::<Vec<_>>()}),
+    };
+    let body = json!({"prompt": "a", "max_tokens": 8, "structured_outputs": constraint});
+    send(target, "hostile_schemas", "/v1/completions", &body);
+}
+
+/// Tools, many or with parameters that are schemas of their own.
+pub(super) fn tools(target: &Target, chance: &mut Chance) {
+    let count = chance.scaled(1, 140) as usize;
+    let depth = chance.scaled(1, 60) as usize;
+    let tool = |i: usize| {
+        let parameters =
+            if i == 0 { nested(depth) } else { json!({"type": "object", "properties": {}}) };
+        json!({"type": "function", "function": {"name": format!("tool_{i}"), "parameters": parameters,
+            "description": "x".repeat(depth * 10)}})
+    };
+    let tools: Vec<Value> = (0..count).map(tool).collect();
+    let choice = chance.pick(&["auto", "required", "none"]);
+    let body = json!({"messages": [{"role": "user", "content": "call"}], "max_tokens": 8,
+        "tools": tools, "tool_choice": choice});
+    send(target, "hostile_tools", "/v1/chat/completions", &body);
+}
+
+/// Templates that loop and recurse for ever, and templates with errors.
+///
+/// Left out are templates whose strings double: whoever trusts templates of requests trusts them with memory
+/// (`docs/operations.md`, known limits).
+pub(super) fn templates(target: &Target, chance: &mut Chance) {
+    let template = chance.pick(&[
+        "{% for i in range(100000000) %}{{ i }}{% endfor %}",
+        "{% for a in range(9999) %}{% for b in range(9999) %}{{ messages }}{% endfor %}{% endfor %}",
+        "{% macro m(x) %}{{ m(x) }}{{ m(x) }}{% endmacro %}{{ m(1) }}",
+        "{{ 'x' * 1000000 }}",
+        "{{ messages[9].content.x.y }}",
+        "{% if %}",
+        "{{ messages[0].content | join(',') * 99 }}",
+    ]);
+    let body = json!({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4,
+        "chat_template": template});
+    send(target, "hostile_templates", "/v1/chat/completions", &body);
+}

@@ -1,0 +1,103 @@
+//! Subscribers of KV events that want too much: long topics, many topics, frames without end.
+
+use super::target::{PATIENCE, Target};
+use crate::chance::Chance;
+use std::io::Write as _;
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+use zmq::Context;
+
+/// Bytes of a topic at most.
+const TOPIC_BYTES: u32 = 4 << 20;
+/// Bytes of a frame that does not end.
+const ENDLESS_BYTES: usize = 64 << 20;
+/// An attack with endless bytes stops by then.
+const ENDLESS_TIME: Duration = Duration::from_secs(2);
+
+/// Greeting of a ZMTP 3.0 peer without security (rfc.zeromq.org/spec/23).
+fn greeting() -> Vec<u8> {
+    let mut bytes = vec![0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 0];
+    bytes.extend(b"NULL");
+    bytes.resize(64, 0);
+    bytes
+}
+
+/// A READY command of a socket of this type.
+fn ready(kind: &str) -> Vec<u8> {
+    let mut body = b"\x05READY\x0bSocket-Type".to_vec();
+    body.extend((kind.len() as u32).to_be_bytes());
+    body.extend(kind.as_bytes());
+    [vec![0x04, body.len() as u8], body].concat()
+}
+
+/// A connection that has greeted.
+fn peer(at: SocketAddr, kind: &str) -> Option<TcpStream> {
+    let mut stream = TcpStream::connect_timeout(&at, PATIENCE).ok()?;
+    stream.set_write_timeout(Some(Duration::from_secs(1))).ok()?;
+    stream.write_all(&[greeting(), ready(kind)].concat()).ok()?;
+    Some(stream)
+}
+
+/// A subscription as a message of ZMTP 3.0. libzmq would keep the topic itself, in a trie that is as deep as the
+/// topic is long.
+fn subscription(topic: &[u8]) -> Vec<u8> {
+    let mut message = vec![0x02];
+    message.extend((topic.len() as u64 + 1).to_be_bytes());
+    message.push(1);
+    message.extend(topic);
+    message
+}
+
+/// Subscriptions to topics of megabytes.
+pub(super) fn long_topics(target: &Target, chance: &mut Chance) {
+    let Some(mut stream) = peer(target.kv_events, "SUB") else { return };
+    for _ in 0..chance.between(1, 8) {
+        let topic = vec![b'x'; chance.scaled(1_000, TOPIC_BYTES) as usize];
+        if stream.write_all(&subscription(&topic)).is_err() {
+            return; // The server may close it.
+        }
+    }
+    std::thread::sleep(Duration::from_millis(200));
+}
+
+/// Tens of thousands of topics on one connection.
+pub(super) fn many_topics(target: &Target, chance: &mut Chance) {
+    let Some(mut stream) = peer(target.kv_events, "SUB") else { return };
+    let start = chance.bits();
+    let topics = (0..u64::from(chance.scaled(100, 50_000)))
+        .flat_map(|i| subscription(&start.wrapping_add(i * 7919).to_be_bytes()));
+    let _ = stream.write_all(&topics.collect::<Vec<u8>>()); // The server may close it.
+    std::thread::sleep(Duration::from_millis(200));
+}
+
+/// A frame that announces more bytes than any machine has, and sends as many as it is let.
+pub(super) fn endless_frames(target: &Target, chance: &mut Chance) {
+    let (at, kind) = chance.pick(&[(target.kv_events, "SUB"), (target.kv_replay, "DEALER")]);
+    let Some(mut stream) = peer(at, kind) else { return };
+    let announced = chance.pick(&[u64::MAX >> 1, 1 << 40, 1 << 32, 100 << 20]);
+    let mut head = vec![0x02];
+    head.extend(announced.to_be_bytes());
+    let (piece, began) = (vec![1; 1 << 16], Instant::now());
+    let mut sent = 0;
+    let mut open = stream.write_all(&head).is_ok();
+    while open && sent < ENDLESS_BYTES && began.elapsed() < ENDLESS_TIME {
+        open = stream.write_all(&piece).is_ok();
+        sent += piece.len();
+    }
+}
+
+/// Requests for replays that nobody reads.
+pub(super) fn replay_flood(target: &Target, chance: &mut Chance) {
+    let socket = Context::new().socket(zmq::DEALER).unwrap();
+    socket.set_linger(0).unwrap();
+    socket.set_sndtimeo(200).unwrap();
+    socket.connect(&format!("tcp://{}", target.kv_replay)).unwrap();
+    for _ in 0..chance.scaled(1, 2_000) {
+        let start = chance.pick(&[0, 1, u64::MAX, u64::MAX / 2]).to_be_bytes();
+        let frames: &[&[u8]] = if chance.hits(800) { &[b"", &start] } else { &[b"x", b"", &start] };
+        if socket.send_multipart(frames, 0).is_err() {
+            break;
+        }
+    }
+    std::thread::sleep(Duration::from_millis(100));
+}

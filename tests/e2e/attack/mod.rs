@@ -1,0 +1,238 @@
+//! Attacks on a server over loopback: a random mix of what hostile and broken clients do, next to requests whose
+//! answers are known.
+//!
+//! `just attack MINUTES SEED KINDS` runs as long as asked for; every test run takes some seconds. A run passes if memory
+//! stays flat, no request is answered with 5xx, all probes are true, and the known answers do not change.
+
+mod bodies;
+mod bystander;
+mod clients;
+mod connections;
+mod executors;
+mod extremes;
+mod floods;
+mod grammars;
+mod kv_subscribers;
+mod memory;
+mod probes;
+mod signals;
+mod target;
+
+use crate::chance::Chance;
+use crate::http::executor_process::within;
+use crate::http::process::{Process, command};
+use crate::soak::left;
+use memory::MemoryWatch;
+use probes::ProbeWatch;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use target::Target;
+
+/// Threads that attack.
+const ATTACKERS: u64 = 4;
+/// Threads that ask for known answers.
+const BYSTANDERS: u64 = 2;
+/// Address space of the server and of each executor.
+const ADDRESS_SPACE_KIB: u64 = 6 << 20;
+/// A server that is told to end is gone by then.
+const END: Duration = Duration::from_mins(1);
+
+/// One kind of attack. A call is one attack of at most a few seconds, drawn from a seed.
+struct AttackKind {
+    name: &'static str,
+    attack: fn(&Target, &mut Chance),
+}
+
+const KINDS: &[AttackKind] = &[
+    AttackKind { name: "huge_bodies", attack: bodies::huge },
+    AttackKind { name: "malformed_bodies", attack: bodies::malformed },
+    AttackKind { name: "slow_headers", attack: connections::slow_headers },
+    AttackKind { name: "slow_bodies", attack: connections::slow_bodies },
+    AttackKind { name: "half_open", attack: connections::half_open },
+    AttackKind { name: "kv_long_topics", attack: kv_subscribers::long_topics },
+    AttackKind { name: "kv_many_topics", attack: kv_subscribers::many_topics },
+    AttackKind { name: "kv_endless_frames", attack: kv_subscribers::endless_frames },
+    AttackKind { name: "kv_replay_flood", attack: kv_subscribers::replay_flood },
+    AttackKind { name: "tokenize_floods", attack: floods::tokenize },
+    AttackKind { name: "metrics_floods", attack: floods::metrics },
+    AttackKind { name: "hostile_schemas", attack: grammars::schemas },
+    AttackKind { name: "hostile_tools", attack: grammars::tools },
+    AttackKind { name: "hostile_templates", attack: grammars::templates },
+    AttackKind { name: "leaving_clients", attack: clients::leave },
+    AttackKind { name: "slow_readers", attack: clients::read_slowly },
+    AttackKind { name: "extreme_fields", attack: extremes::fields },
+    AttackKind { name: "many_choices", attack: extremes::choices },
+    AttackKind { name: "harmless_signals", attack: signals::harmless },
+    AttackKind { name: "executors_killed", attack: executors::kill },
+    AttackKind { name: "executors_stopped", attack: executors::stop },
+];
+
+/// Length, seed and kinds of a run.
+#[derive(Debug, Clone)]
+struct AttackPlan {
+    seed: u64,
+    time: Duration,
+    /// Names of kinds; empty = all.
+    kinds: Vec<String>,
+}
+
+/// How a run went.
+#[derive(Debug)]
+struct AttackReport {
+    /// Attacks by kind.
+    attacks: BTreeMap<&'static str, u64>,
+    answers: u64,
+    /// Requests with a known answer that were refused for load, and asked again.
+    refused: u64,
+    probes: u64,
+    /// Everything that must not be, in words.
+    faults: Vec<String>,
+}
+
+impl AttackPlan {
+    fn kinds(&self) -> Vec<&'static AttackKind> {
+        let named = |kind: &&AttackKind| {
+            self.kinds.is_empty() || self.kinds.iter().any(|name| name == kind.name)
+        };
+        let kinds: Vec<_> = KINDS.iter().filter(named).collect();
+        assert!(!kinds.is_empty(), "{:?}: no such kinds", self.kinds);
+        kinds
+    }
+}
+
+/// One attacker: every kind once, shared with the others, then kinds at random until the time is over.
+fn attack(
+    plan: &AttackPlan,
+    target: &Target,
+    first: &Mutex<Vec<&'static AttackKind>>,
+    number: u64,
+) -> BTreeMap<&'static str, u64> {
+    let mut chance = Chance::new(plan.seed.wrapping_mul(1_000).wrapping_add(number));
+    let (kinds, until) = (plan.kinds(), Instant::now() + plan.time);
+    let mut counts = BTreeMap::new();
+    loop {
+        let next = first.lock().unwrap().pop();
+        if next.is_none() && Instant::now() >= until || !target.is_alive() {
+            return counts;
+        }
+        let kind = next.unwrap_or_else(|| chance.pick(&kinds));
+        (kind.attack)(target, &mut chance);
+        *counts.entry(kind.name).or_default() += 1;
+    }
+}
+
+/// Starts a server that cannot take the memory of the whole machine, whatever an attack makes of it.
+fn start() -> Process {
+    let events = json!({"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:0",
+        "replay_endpoint": "tcp://127.0.0.1:0"});
+    let events = events.to_string();
+    let exact = ["--port", "0", "--executor", "process", "--threads", "1", "--dtype", "float32"];
+    let bounds = ["--max-queued-bytes", "64MiB", "--shutdown-timeout", "2s"];
+    let more = ["--trust-request-chat-template", "--kv-events-config", &events];
+    let served = command(&[&exact[..], &bounds[..], &more[..]].concat());
+    let limit = format!("ulimit -v {ADDRESS_SPACE_KIB}; exec \"$0\" \"$@\"");
+    let mut command = Command::new("sh");
+    command.args(["-c", &limit]).arg(served.get_program()).args(served.get_args());
+    command.current_dir("/").env("RUST_LOG", "error");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    Process::of(&mut command)
+}
+
+fn run(plan: &AttackPlan) -> AttackReport {
+    println!("{plan:?}");
+    let mut process = start();
+    let target = Target::new(&process);
+    let known = bystander::Answers::learn(target.address);
+    let first = Mutex::new(plan.kinds());
+    let (over, counts) = (AtomicBool::new(false), Mutex::new(BTreeMap::new()));
+    let memory = MemoryWatch::new(process.id(), plan.time);
+    std::thread::scope(|scope| {
+        let probing = scope.spawn(|| ProbeWatch::run(&target, &over));
+        for number in 0..BYSTANDERS {
+            let (target, known, over) = (&target, &known, &over);
+            scope.spawn(move || known.compare(target, over, number));
+        }
+        let attackers: Vec<_> = (0..ATTACKERS)
+            .map(|number| {
+                let (target, first) = (&target, &first);
+                scope.spawn(move || attack(plan, target, first, number))
+            })
+            .collect();
+        while attackers.iter().any(|attacker| !attacker.is_finished()) {
+            memory.sample();
+            std::thread::sleep(memory.pause());
+        }
+        for attacker in attackers {
+            for (kind, count) in attacker.join().unwrap() {
+                *counts.lock().unwrap().entry(kind).or_default() += count;
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+        target.probes.store(probing.join().unwrap(), Ordering::Relaxed);
+    });
+    end(&mut process, &target, &memory);
+    target.faults.lock().unwrap().extend(memory.faults());
+    AttackReport {
+        attacks: counts.into_inner().unwrap(),
+        answers: target.answers.load(Ordering::Relaxed),
+        refused: target.refused.load(Ordering::Relaxed),
+        probes: target.probes.load(Ordering::Relaxed),
+        faults: target.faults.into_inner().unwrap(),
+    }
+}
+
+/// The server holds nothing for clients that are gone, and ends as it is told.
+fn end(process: &mut Process, target: &Target, memory: &MemoryWatch) {
+    if !target.is_alive() {
+        target.fault("the server has ended".to_owned());
+        println!("{}", process.said());
+        return;
+    }
+    within(END, "an idle server", || left(target.address) == 0.0);
+    let since = Instant::now();
+    while !memory.has_closed() && since.elapsed() < END {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    target.faults.lock().unwrap().extend(memory.open_descriptors());
+    process.signal("TERM");
+    let status = process.exits_within(END);
+    if status.code() != Some(0) || process.said().contains("panicked") {
+        target.fault(format!("{status}: {}", process.said()));
+    }
+}
+
+fn judge(report: &AttackReport) {
+    let AttackReport { attacks, answers, refused, probes, .. } = report;
+    println!("attacks: {attacks:?}");
+    println!("known answers: {answers}, refused for load: {refused}; probes: {probes}");
+    assert!(report.faults.is_empty(), "{} faults: {:#?}", report.faults.len(), report.faults);
+    assert!(report.answers > 0 && report.probes > 0, "known answers and probes were asked for");
+}
+
+#[test]
+fn seconds_of_attacks_change_nothing() {
+    let plan = AttackPlan { seed: 3, time: Duration::from_secs(10), kinds: Vec::new() };
+    let report = run(&plan);
+    judge(&report);
+    assert_eq!(report.attacks.len(), KINDS.len(), "every kind has run");
+}
+
+/// As many minutes as `HADRON_ATTACK_MINUTES` says.
+#[test]
+#[ignore = "an hour: `just attack MINUTES`"]
+#[expect(clippy::disallowed_methods, reason = "length, seed and kinds come from `just`")]
+fn minutes_of_attacks() {
+    let said = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
+    let minutes = said("HADRON_ATTACK_MINUTES").map_or(60.0, |text| text.parse::<f64>().unwrap());
+    let plan = AttackPlan {
+        seed: said("HADRON_ATTACK_SEED").map_or(1, |text| text.parse().unwrap()),
+        time: Duration::from_secs_f64(minutes * 60.0),
+        kinds: said("HADRON_ATTACK_KINDS")
+            .map_or(Vec::new(), |text| text.split(',').map(str::to_owned).collect()),
+    };
+    judge(&run(&plan));
+}

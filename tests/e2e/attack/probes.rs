@@ -1,0 +1,58 @@
+//! Probes during attacks: a server that serves says so.
+
+use super::target::{PATIENCE, Target};
+use crate::http_client::Client;
+use std::io::BufReader;
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Between two rounds.
+const PAUSE: Duration = Duration::from_millis(25);
+/// A probe is answered by then; the machine is shared with all attacks.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+/// Asks all probes, over and over.
+pub(super) struct ProbeWatch;
+
+impl ProbeWatch {
+    /// Asks until the attacks are over; the number of answers.
+    pub(super) fn run(target: &Target, over: &AtomicBool) -> u64 {
+        let mut answers = 0;
+        while !over.load(Ordering::Relaxed) {
+            for path in ["/livez", "/readyz", "/health"] {
+                answers += u64::from(Self::ask(target, path));
+            }
+            std::thread::sleep(PAUSE);
+        }
+        answers
+    }
+
+    /// Whether a probe was answered; notes an answer that is not true.
+    fn ask(target: &Target, path: &str) -> bool {
+        let (before, began) = (target.outage(), Instant::now());
+        let status = status_of(target, path);
+        let took = began.elapsed();
+        // Probes are judged only where no executor was lost or came back in the meantime: a step that is past its deadline
+        // makes all of them false.
+        let calm = before == target.outage() && !Target::is_outage(before);
+        match status {
+            Some(200) => {}
+            Some(503) if !calm => {}
+            other => target.fault(format!("{path}: {other:?} after {took:?}")),
+        }
+        if took > ANSWER_MAX {
+            target.fault(format!("{path}: answered after {took:?}"));
+        }
+        status.is_some()
+    }
+}
+
+fn status_of(target: &Target, path: &str) -> Option<u16> {
+    let stream = TcpStream::connect_timeout(&target.address, PATIENCE).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    let mut client = Client { reader: BufReader::new(stream) };
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    client.send_raw(request.as_bytes()).ok()?;
+    Some(client.read()?.status)
+}

@@ -1,0 +1,145 @@
+//! The server under attack, and everything that is noticed about it.
+
+use crate::http::process::Process;
+use crate::http_client::{Client, Reply, get};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Faults that are kept; one of a kind is enough to fail.
+const FAULTS_KEPT: usize = 20;
+/// Losses of executors that a server survives in ten minutes.
+const LOSSES: usize = 3;
+const LOSS_WINDOW: Duration = Duration::from_mins(10);
+/// A request or a connection is answered by then, on a busy machine as well.
+pub(super) const PATIENCE: Duration = Duration::from_mins(1);
+
+/// Addresses of a server and counters of a run.
+pub(super) struct Target {
+    pub(super) address: SocketAddr,
+    /// Where KV events are published and replayed.
+    pub(super) kv_events: SocketAddr,
+    pub(super) kv_replay: SocketAddr,
+    pub(super) pid: u32,
+    pub(super) answers: AtomicU64,
+    pub(super) refused: AtomicU64,
+    pub(super) probes: AtomicU64,
+    pub(super) faults: Mutex<Vec<String>>,
+    /// Odd while executors are away.
+    outages: AtomicU64,
+    losses: Mutex<Vec<Instant>>,
+}
+
+impl Target {
+    pub(super) fn new(process: &Process) -> Self {
+        let source = get(process.address, "/kv_event_sources").json()["0"].clone();
+        let port = |key: &str| {
+            let text = source[key].as_str().unwrap_or_else(|| panic!("{source}"));
+            let (_, port) = text.rsplit_once(':').unwrap();
+            SocketAddr::from(([127, 0, 0, 1], port.parse().unwrap()))
+        };
+        Self {
+            address: process.address,
+            kv_events: port("endpoint"),
+            kv_replay: port("replay_endpoint"),
+            pid: process.id(),
+            answers: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            probes: AtomicU64::new(0),
+            faults: Mutex::default(),
+            outages: AtomicU64::new(0),
+            losses: Mutex::default(),
+        }
+    }
+
+    /// Notes what must not be.
+    pub(super) fn fault(&self, what: String) {
+        println!("fault: {what}");
+        let mut faults = self.faults.lock().unwrap();
+        if faults.len() < FAULTS_KEPT {
+            faults.push(what);
+        }
+    }
+
+    /// Whether the process is there.
+    pub(super) fn is_alive(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+        let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().next());
+        state.is_some_and(|state| state != "Z")
+    }
+
+    /// A connection; `None` and a fault if the server takes none.
+    pub(super) fn connect(&self) -> Option<Client> {
+        let connected = TcpStream::connect_timeout(&self.address, PATIENCE);
+        match connected {
+            Ok(stream) => {
+                stream.set_nodelay(true).unwrap();
+                stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                stream.set_write_timeout(Some(PATIENCE)).unwrap();
+                Some(Client { reader: std::io::BufReader::new(stream) })
+            }
+            Err(error) => {
+                self.fault(format!("no connection: {error}"));
+                // A server that is gone would be asked a million times.
+                std::thread::sleep(Duration::from_millis(200));
+                None
+            }
+        }
+    }
+
+    /// Sends a request on a connection of its own; every answer but 5xx will do, no answer at all will not.
+    pub(super) fn post(&self, kind: &str, path: &str, body: &[u8]) -> Option<Reply> {
+        let mut client = self.connect()?;
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\n\r\n",
+            body.len()
+        );
+        // The server may answer and close before it has read everything.
+        let sent = client.send_raw(&[head.as_bytes(), body].concat());
+        let reply = client.read();
+        match &reply {
+            Some(reply) => self.check(kind, reply),
+            None if sent.is_ok() => self.fault(format!("{kind}: no answer on {path}")),
+            None => {}
+        }
+        reply
+    }
+
+    /// Notes an answer of 5xx.
+    pub(super) fn check(&self, kind: &str, reply: &Reply) {
+        if reply.status >= 500 {
+            let text: String = String::from_utf8_lossy(&reply.body).chars().take(300).collect();
+            self.fault(format!("{kind}: {} {text}", reply.status));
+        }
+    }
+
+    /// The number of the outage that lasts, or the number of outages so far; see [`Target::is_outage`].
+    pub(super) fn outage(&self) -> u64 {
+        self.outages.load(Ordering::SeqCst)
+    }
+
+    /// Whether executors are away at a time whose number [`Target::outage`] gave.
+    pub(super) fn is_outage(number: u64) -> bool {
+        number % 2 == 1
+    }
+
+    /// Has `lose` take executors away and wait for their successors, unless others do that, or the server would end
+    /// because of too many losses.
+    pub(super) fn lose_executors(&self, lose: impl FnOnce()) {
+        let Ok(mut losses) = self.losses.try_lock() else {
+            std::thread::sleep(Duration::from_millis(50));
+            return;
+        };
+        losses.retain(|at| at.elapsed() < LOSS_WINDOW + Duration::from_secs(10));
+        if losses.len() >= LOSSES {
+            std::thread::sleep(Duration::from_millis(50));
+            return;
+        }
+        losses.push(Instant::now());
+        self.outages.fetch_add(1, Ordering::SeqCst);
+        lose();
+        self.outages.fetch_add(1, Ordering::SeqCst);
+    }
+}
