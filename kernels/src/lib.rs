@@ -15,6 +15,7 @@ mod args;
 mod batch_rows;
 mod buffer;
 mod check;
+mod content_digest;
 pub mod cpu;
 mod driver;
 mod dtype;
@@ -41,6 +42,7 @@ pub use args::{
     Spread,
 };
 pub use buffer::{Buffer, Release};
+pub use content_digest::{MatrixWindow, digest_bytes};
 pub use driver::{Driver, Graph, Kernels, MemInfo, Replay, Stream};
 pub use dtype::{DType, Element, bf16, f16};
 pub use e4m3::E4m3;

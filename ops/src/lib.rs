@@ -38,8 +38,8 @@ pub use kernels::step::{
 };
 pub use kernels::{
     DType, E4m3, ExpertGroups, Gather, Graph, GroupScore, HostMat, InFlight, InParts, KvLayout,
-    KvOrder, LatentLayout, MappedFile, Mat, MatMut, Pinned, RouterScore, RowBounds, Spread, Stream,
-    VocabPart, bf16, f16,
+    KvOrder, LatentLayout, MappedFile, Mat, MatMut, MatrixWindow, Pinned, RouterScore, RowBounds,
+    Spread, Stream, VocabPart, bf16, digest_bytes, f16,
 };
 pub use kv_pool::{KvPool, PoolLayout};
 pub use latent::{LatentWeights, PackedLatentHeads};
