@@ -19,7 +19,7 @@ use models::{LoadError, LoadOptions, kv_layout, kv_spec, load_eagle3, load_model
 use ops::{DType, Ops, RowBounds, StepShape};
 use protocol::{
     Batch, Drafter, ExpertPlacement, KvSpec, Memory, Phase, Ready, Settings, Speculation,
-    StepOutput,
+    StepOutput, WeightsDigest,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -46,6 +46,7 @@ pub struct Executor {
     engine: Engine,
     ranks: Ranks,
     spec: KvSpec,
+    weights: WeightsDigest,
     /// Where a folder for traces is configured.
     tracer: Option<Tracer>,
 }
@@ -78,11 +79,21 @@ impl Executor {
         }
         let ops = Ops::new(kernels, dtype)?;
         progress(Progress { phase: Phase::Load, done: 0, total: 0 }); // How much it is shows on the way.
-        let mut loading =
-            Loading { ops: &ops, settings, ranks, kv_dtype, threads, read: 0, before: 0, progress };
+        let mut loading = Loading {
+            ops: &ops,
+            settings,
+            ranks,
+            kv_dtype,
+            threads,
+            read: 0,
+            before: 0,
+            progress,
+            digest: WeightsDigest::default(),
+        };
         let target = &config.model;
         let model =
             loading.load(placement, |options| load_model(&settings.dir, target, options))?;
+        let digest = std::mem::take(&mut loading.digest);
         let draft = config.draft.as_ref().zip(settings.draft_dir.as_deref());
         let draft = draft.map(|(draft, dir)| {
             loading.load(None, |options| match draft.eagle {
@@ -93,6 +104,7 @@ impl Executor {
             })
         });
         let draft = draft.transpose()?;
+        let weights = digest.with_draft(loading.digest);
         let spec = of_both(&config, kv_dtype, &ranks)?;
         let rank = config.settings.rank.0;
         let folder = config.settings.profile.clone();
@@ -103,7 +115,13 @@ impl Executor {
         let counts = ranks::answers(settings);
         let reports = if counts { ExpertReports::new(&ops, &config.model)? } else { None };
         let engine = Engine { ops, model, draft, tp, dp, part, reports };
-        Ok(Self { config, engine, ranks, spec, state: None, tracer })
+        Ok(Self { config, engine, ranks, spec, weights, state: None, tracer })
+    }
+
+    /// Digests of the weights that were loaded, the draft model's among them.
+    #[must_use]
+    pub fn weights_digest(&self) -> WeightsDigest {
+        self.weights
     }
 
     /// Runs the first passes, on blocks of their own, and says what this rank can hold.
@@ -341,6 +359,8 @@ struct Loading<'a> {
     read: u64,
     before: u64,
     progress: &'a mut dyn FnMut(Progress),
+    /// Of the one being loaded.
+    digest: WeightsDigest,
 }
 
 impl Loading<'_> {
@@ -349,7 +369,7 @@ impl Loading<'_> {
         placement: Option<&ExpertPlacement>,
         how: impl FnOnce(LoadOptions<'_>) -> Result<T, LoadError>,
     ) -> Result<T, LoadError> {
-        let Self { ops, settings, ranks, kv_dtype, threads, read, before, progress } = self;
+        let Self { ops, settings, ranks, kv_dtype, threads, read, before, progress, digest } = self;
         *before += std::mem::take(read);
         how(LoadOptions {
             ops,
@@ -364,6 +384,7 @@ impl Loading<'_> {
                 let (done, total) = (*before + done, *before + total);
                 progress(Progress { phase: Phase::Load, done, total });
             },
+            digest,
         })
     }
 }

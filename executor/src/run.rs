@@ -182,6 +182,7 @@ fn serve<R: Receiving<Message = ToExecutor>>(
     send(outbox, FromExecutor::Hello(hello(&config)))?;
     let mut reports = Reports { outbox, last: None, closed: false };
     let mut executor = Executor::load(config, &mut |progress| reports.send(progress))?;
+    send(outbox, FromExecutor::Loaded(executor.weights_digest()))?;
     let memory = executor.warm_up(&mut |progress| reports.send(progress))?;
     if reports.closed {
         return Err(Stop::Closed);

@@ -9,7 +9,7 @@ use executor::{Dtype, ExecutorConfig, KvSize, Meeting, run};
 use protocol::link::{Halves, InProcess, Link, LinkError, Receiving, pair};
 use protocol::{
     Batch, BlockId, Bucket, Epoch, FromExecutor, Input, Phase, Profiled, Rank, RequestId, Row,
-    Sampling, Seat, SeatInit, StepId, TableUpdate, ToExecutor,
+    Sampling, Seat, SeatInit, StepId, TableUpdate, ToExecutor, WeightsDigest,
 };
 use std::path::Path;
 use std::thread::JoinHandle;
@@ -26,12 +26,13 @@ fn next(peer: &mut Peer) -> FromExecutor {
     peer.recv(Duration::from_mins(1)).unwrap().expect("an answer within a minute")
 }
 
-/// Receives up to the first message that is not progress.
+/// Receives up to the first message that tells of no progress.
 fn skip_progress(peer: &mut Peer) -> (FromExecutor, Vec<(Phase, u64, u64)>) {
     let mut seen = Vec::new();
     loop {
         match next(peer) {
             FromExecutor::Progress { phase, done, total } => seen.push((phase, done, total)),
+            FromExecutor::Loaded(_) => {}
             other => return (other, seen),
         }
     }
@@ -144,6 +145,33 @@ fn a_start_that_cannot_succeed_is_a_fault() {
         assert!(text.contains(expected), "{text}");
         thread.join().unwrap();
     }
+}
+
+/// The digests that an executor with weights of this seed reports between loading them and its memory.
+fn loaded(seed: u64) -> WeightsDigest {
+    let mut config = player::config(Dtype::Float32, 1);
+    config.settings.synth_seed = Some(seed);
+    let (mut peer, thread) = start(config);
+    let mut loaded = None;
+    let digest = loop {
+        match next(&mut peer) {
+            FromExecutor::Loaded(digest) => loaded = Some(digest),
+            FromExecutor::Memory(_) => break loaded.expect("it has said what it loaded"),
+            FromExecutor::Fault { text, .. } => panic!("{text}"),
+            _ => {}
+        }
+    };
+    drop(peer);
+    thread.join().unwrap();
+    digest
+}
+
+#[test]
+fn every_start_reports_the_digests_of_its_weights() {
+    let first = loaded(3);
+    assert_eq!(loaded(3), first);
+    let other = loaded(4);
+    assert!(other.common != first.common && other.sharded != first.sharded, "{other:?} {first:?}");
 }
 
 /// The ranks of a replica, and where they meet.

@@ -9,10 +9,10 @@ use crate::qwen3::Qwen3;
 use crate::qwen3_moe::Qwen3Moe;
 use crate::sharding::Ranks;
 use crate::table::tensors;
-use crate::weights::{Source, check_split};
+use crate::weights::{LoadObserver, Source, check_split};
 use crate::{Config, Eagle3, LoadError, Model, Weights};
 use ops::{DType, Ops};
-use protocol::ExpertPlacement;
+use protocol::{ExpertPlacement, WeightsDigest};
 use std::path::Path;
 
 /// Where weights come from.
@@ -41,10 +41,12 @@ pub struct LoadOptions<'a> {
     pub kv_dtype: DType,
     /// Longest context that will be asked for: positions of the rotation tables.
     pub max_positions: usize,
-    /// Threads that make synthetic values.
+    /// Threads that make synthetic values and digests.
     pub threads: usize,
     /// Told how many bytes of how many are loaded.
     pub progress: &'a mut dyn FnMut(u64, u64),
+    /// Gets the digests of the bytes that are read added.
+    pub digest: &'a mut WeightsDigest,
 }
 
 impl std::fmt::Debug for LoadOptions<'_> {
@@ -108,12 +110,22 @@ fn weights<'a>(
     config: &'a Config,
     options: LoadOptions<'a>,
 ) -> Result<Weights<'a>, LoadError> {
-    let LoadOptions { ops, ranks, placement, format, kv_dtype, max_positions, threads, progress } =
-        options;
+    let LoadOptions {
+        ops,
+        ranks,
+        placement,
+        format,
+        kv_dtype,
+        max_positions,
+        threads,
+        progress,
+        digest,
+    } = options;
     check_split(config, &ranks, placement)?;
     let source = match format {
         LoadFormat::Safetensors => Source::open(dir, config, &tensors(config))?,
         LoadFormat::Synth { seed } => Source::Synth { seed, threads },
     };
-    Weights::new(config, source, ops, (ranks, placement), kv_dtype, max_positions, progress)
+    let observer = LoadObserver { progress, digest, threads };
+    Weights::new(config, source, ops, (ranks, placement), kv_dtype, max_positions, observer)
 }

@@ -2,34 +2,75 @@
 
 use crate::weights::weight_files;
 use crate::{LoadError, LoadFormat};
-use std::fs;
-use std::hash::{DefaultHasher, Hasher};
+use ops::digest_bytes;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Digest of `config.json` and, where the weights are files, of their index, names and sizes.
+/// Bytes at the head of a weight file that are read whole: the tensors' names, types, shapes and places. A longer header
+/// counts as far as this.
+const HEADER_BYTES: u64 = 16 << 20;
+/// Samples of the bytes of a weight file, spread evenly over it.
+const SAMPLES: u64 = 32;
+/// Bytes of each sample.
+const SAMPLE_BYTES: u64 = 256;
+
+/// Digest of `config.json` and, where the weights are files, of the name, size, header and samples of each.
 ///
-/// It guards against mistakes (two mounts, a download still running), not against forgery, and is
-/// comparable between processes of one build only.
+/// Reads some kilobytes of each file, so it is made before anything is loaded: another checkpoint, or a copy that is
+/// not complete, has another digest, but a few bytes that differ may escape it. The digest of all bytes that are loaded is
+/// [`protocol::WeightsDigest`]. It guards against mistakes (two mounts, a download still running), not against forgery.
 ///
 /// Errors: a file cannot be read, or there are no weights.
 pub fn manifest(dir: &Path, format: LoadFormat) -> Result<u64, LoadError> {
-    let read = |path: &Path| {
-        fs::read(path).map_err(|error| LoadError::Io { path: path.to_owned(), error })
-    };
-    let mut hasher = DefaultHasher::new();
-    hasher.write(&read(&dir.join("config.json"))?);
+    let path = dir.join("config.json");
+    let config = fs::read(&path).map_err(|error| LoadError::Io { path, error })?;
+    let mut digest = digest_bytes(&config, 0);
     match format {
-        LoadFormat::Synth { seed } => hasher.write_u64(seed),
+        LoadFormat::Synth { seed } => digest = digest_bytes(&seed.to_le_bytes(), digest),
         LoadFormat::Safetensors => {
             for path in weight_files(dir)? {
-                let found = fs::metadata(&path);
-                let found = found.map_err(|error| LoadError::Io { path: path.clone(), error })?;
-                hasher.write(path.file_name().unwrap_or_default().as_encoded_bytes());
-                hasher.write_u64(found.len());
+                let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+                digest = digest_bytes(name, digest);
+                digest = file_digest(&path, digest)
+                    .map_err(|error| LoadError::Io { path: path.clone(), error })?;
             }
         }
     }
-    Ok(hasher.finish())
+    Ok(digest)
+}
+
+/// Digest of size, header and samples of a file, under `seed`. What the file holds is judged by those that load it.
+fn file_digest(path: &Path, seed: u64) -> io::Result<u64> {
+    // Not mapped: a file that is cut short meanwhile is an error here, and would be the end of the process there.
+    let file = File::open(path)?;
+    let size = file.metadata()?.len();
+    let mut digest = digest_bytes(&size.to_le_bytes(), seed);
+    let mut buffer = Vec::new();
+    let mut add = |start: u64, length: u64| -> io::Result<()> {
+        buffer.resize(length.min(size - start) as usize, 0);
+        file.read_exact_at(&mut buffer, start)?;
+        digest = digest_bytes(&buffer, digest);
+        Ok(())
+    };
+    if size >= 8 {
+        let mut length = [0; 8];
+        file.read_exact_at(&mut length, 0)?;
+        add(0, u64::from_le_bytes(length).saturating_add(8).min(HEADER_BYTES))?;
+    }
+    if size <= SAMPLES * SAMPLE_BYTES {
+        add(0, size)?;
+    } else {
+        for sample in 0..SAMPLES {
+            let last = size - SAMPLE_BYTES;
+            add(
+                (u128::from(last) * u128::from(sample) / u128::from(SAMPLES - 1)) as u64,
+                SAMPLE_BYTES,
+            )?;
+        }
+    }
+    Ok(digest)
 }
 
 #[cfg(test)]
@@ -54,5 +95,31 @@ mod tests {
         assert!(first != second && second != third);
         let synth = |seed| manifest(dir.path(), LoadFormat::Synth { seed }).unwrap();
         assert!(synth(1) != synth(2) && synth(1) == synth(1));
+    }
+
+    #[test]
+    fn files_of_equal_size_are_told_apart_by_header_and_samples() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.safetensors");
+        let mut bytes = vec![0; 1 << 20];
+        bytes[0..8].copy_from_slice(&40_000u64.to_le_bytes());
+        let digest = |change: &mut dyn FnMut(&mut Vec<u8>)| {
+            let mut bytes = bytes.clone();
+            change(&mut bytes);
+            fs::write(&path, bytes).unwrap();
+            file_digest(&path, 0).unwrap()
+        };
+        let first = digest(&mut |_| ());
+        assert_eq!(digest(&mut |_| ()), first);
+        assert_ne!(digest(&mut |bytes| bytes[39_999] = 1), first, "the header is read whole");
+        assert_ne!(digest(&mut |bytes| bytes[40_000..].fill(1)), first, "other weights");
+        assert_ne!(digest(&mut |bytes| *bytes.last_mut().unwrap() = 1), first, "the last byte");
+        assert_ne!(digest(&mut |bytes| bytes.truncate(1 << 19)), first, "cut short");
+        // Sizes and headers that are no sense are not judged here.
+        let stated = |length: u64| {
+            move |bytes: &mut Vec<u8>| bytes[0..8].copy_from_slice(&length.to_le_bytes())
+        };
+        assert_ne!(digest(&mut stated(u64::MAX)), first);
+        assert_ne!(digest(&mut |bytes| bytes.clear()), first);
     }
 }

@@ -75,6 +75,7 @@ mod kind {
     pub(super) const BEAT: u16 = 23;
     pub(super) const PROFILED: u16 = 24;
     pub(super) const STEP_DONE: u16 = 25;
+    pub(super) const LOADED: u16 = 26;
     pub(super) const CHALLENGE: u16 = 33;
     pub(super) const ANSWER: u16 = 34;
     pub(super) const WELCOME: u16 = 35;
@@ -147,6 +148,7 @@ impl Message for FromExecutor {
         match self {
             Self::Hello(_) => kind::HELLO,
             Self::Progress { .. } => kind::PROGRESS,
+            Self::Loaded(_) => kind::LOADED,
             Self::Memory(_) => kind::MEMORY,
             Self::Ready(_) => kind::READY,
             Self::StepOutput(_) => kind::STEP_OUTPUT,
@@ -162,6 +164,7 @@ impl Message for FromExecutor {
         match self {
             Self::Hello(hello) => put(kind, hello, out),
             Self::Progress { phase, done, total } => put(kind, &(phase, done, total), out),
+            Self::Loaded(digest) => put(kind, digest, out),
             Self::Memory(memory) => put(kind, memory, out),
             Self::Ready(ready) => put(kind, ready, out),
             Self::StepOutput(output) => put(kind, output, out),
@@ -178,6 +181,7 @@ impl Message for FromExecutor {
             kind::PROGRESS => {
                 take(kind, body).map(|(phase, done, total)| Self::Progress { phase, done, total })
             }
+            kind::LOADED => take(kind, body).map(Self::Loaded),
             kind::MEMORY => take(kind, body).map(Self::Memory),
             kind::READY => take(kind, body).map(Self::Ready),
             kind::STEP_OUTPUT => take(kind, body).map(Self::StepOutput),

@@ -4,7 +4,7 @@ use crate::{Batch, Epoch, KvSpec, Rank, StepId, StepOutput};
 use serde::{Deserialize, Serialize};
 
 /// Version of the messages; both ends must have the same.
-pub const PROTOCOL_VERSION: u16 = 12;
+pub const PROTOCOL_VERSION: u16 = 13;
 
 /// Scheduler to executor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -41,6 +41,8 @@ pub enum FromExecutor {
         /// Units in all.
         total: u64,
     },
+    /// The weights are loaded: the digests of their bytes, made while they were read.
+    Loaded(WeightsDigest),
     /// Warm-up is over; answered by `SizeKv`.
     Memory(Memory),
     /// KV is allocated; batches are welcome.
@@ -112,8 +114,36 @@ pub struct Hello {
     pub device: String,
     /// Release of the build.
     pub build: String,
-    /// Digest of `config.json` and of the names and sizes of the weight files.
+    /// Digest of `config.json` and of the weight files: their names, sizes, headers and samples of their bytes.
     pub manifest: u64,
+}
+
+/// Digests of the weights that an executor has loaded, model and draft model together.
+///
+/// Each is a sum over tensors and depends neither on their order nor on threads. The three differ in which ranks must
+/// agree on them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct WeightsDigest {
+    /// Of the tensors that every rank loads whole, and of samples of all tensors of the checkpoint: equal on all ranks.
+    pub common: u64,
+    /// Of the tensor-parallel slices: equal on ranks in the same place of their replicas.
+    pub sharded: u64,
+    /// Of the experts: with expert parallelism each rank has its own, otherwise as `sharded`.
+    pub experts: u64,
+}
+
+impl WeightsDigest {
+    /// The digest of a model together with that of its draft model.
+    #[must_use]
+    pub fn with_draft(self, draft: Self) -> Self {
+        // Rotated, so that a model and its draft model that change places are noticed.
+        let both = |model: u64, draft: u64| model.wrapping_add(draft.rotate_left(23));
+        Self {
+            common: both(self.common, draft.common),
+            sharded: both(self.sharded, draft.sharded),
+            experts: both(self.experts, draft.experts),
+        }
+    }
 }
 
 /// A part of the executor's start-up.

@@ -23,7 +23,7 @@ mod tokens;
 pub use batch::{Batch, BlockIds, Bucket, Input, Row, SeatInit, TableUpdate};
 pub use executor::{
     FromExecutor, Hello, Mask, MaskRow, Memory, PROTOCOL_VERSION, Pace, Phase, Profiled, Ready,
-    ToExecutor,
+    ToExecutor, WeightsDigest,
 };
 pub use ids::{BlockId, Epoch, Rank, Replica, RequestId, Seat, StepId, Token};
 pub use kv_event::{BlockHash, ExtraKey, KvEvent};

@@ -96,7 +96,7 @@ pub struct Member {
     pub parallel: Parallel,
     /// Release of the build.
     pub build: String,
-    /// Digest of `config.json` and of the names and sizes of the weight files.
+    /// Digest of the model folder, as in `Hello`.
     pub manifest: u64,
 }
 

@@ -96,6 +96,19 @@ pub struct EngineArgs {
     /// An executor that is not ready after this long has failed
     #[arg(long, default_value = "600s", value_name = "SECONDS")]
     pub startup_timeout: Seconds,
+    /// Times within ten minutes that executors of a replica may fail while they serve and are started again; once more
+    /// ends the server
+    #[arg(long, default_value_t = 3, value_name = "COUNT")]
+    pub max_executor_restarts: u32,
+    /// Pause after a restart that fails before the executors are ready; it doubles with each further one
+    #[arg(long, default_value = "500ms", value_name = "SECONDS")]
+    pub restart_backoff: Seconds,
+    /// Longest pause between restarts that fail
+    #[arg(long, default_value = "30s", value_name = "SECONDS")]
+    pub restart_backoff_max: Seconds,
+    /// How long restarts that fail are repeated, three times at least, before the server ends
+    #[arg(long, default_value = "300s", value_name = "SECONDS")]
+    pub restart_give_up: Seconds,
     /// Seed of synthetic weights
     #[arg(long, default_value_t = 0)]
     pub seed: u64,

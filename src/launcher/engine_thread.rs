@@ -10,6 +10,7 @@ use crate::launcher::executor::ExecutorLink;
 use crate::launcher::host::Observers;
 use crate::launcher::station::Station;
 use crate::launcher::step_watch::{BatchFacts, StepWatch, most_pairs};
+use crate::metrics::StartFailure;
 use protocol::{Batch, Epoch, Ready, Replica, StepId, ToExecutor};
 use scheduler::{Control, Effect, Engine, Event, Loss, StepStats, TokenEvent, Work};
 use std::collections::VecDeque;
@@ -49,10 +50,19 @@ pub enum Notice {
         epoch: Epoch,
         /// The links to them, those to replicas that step with it behind, and what they brought up; or why they did
         /// not come up.
-        outcome: Result<(Vec<ExecutorLink>, Ready), String>,
+        outcome: Result<(Vec<ExecutorLink>, Ready), FailedStart>,
     },
     /// There is no executor and will be none; the engine has stopped.
     EngineFailed(String),
+}
+
+/// Executors that were started again and have not become ready.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FailedStart {
+    /// The class of failure.
+    pub failure: StartFailure,
+    /// What happened, in words.
+    pub text: String,
 }
 
 /// Everything the thread works with.

@@ -17,6 +17,7 @@ pub mod settings;
 pub mod shutdown;
 pub mod signals;
 mod silence;
+mod start_rules;
 pub mod start_up;
 pub mod station;
 pub mod step_watch;

@@ -1,5 +1,6 @@
 //! The model as files: where they are, what they say, and the text parts read from them.
 
+use super::start_up::WeightsBaseline;
 use super::{demo, settings};
 use crate::config::{Dtype, Environment, LoadFormat, ModelArgs, ServeArgs};
 use crate::hub::{self, Wanted};
@@ -124,15 +125,16 @@ impl ModelFiles {
         }
     }
 
-    /// `hadron-<version>-<model hash8>`, the same for the same version and configuration: the file,
-    /// what replaces parts of it, the weights' source and the type computed in.
-    pub fn fingerprint(&self, model: &ModelArgs) -> Result<String> {
+    /// `hadron-<version>-<model hash8>`, the same for the same version, configuration and weights: the file, what replaces
+    /// parts of it, where weights come from, the type computed in, and the digests of the weights as executors have loaded them.
+    pub fn fingerprint(&self, model: &ModelArgs, weights: &WeightsBaseline) -> Result<String> {
         let path = self.dir.join("config.json");
         let config = fs::read(&path).with_context(|| path.display().to_string())?;
         let mut hasher = DefaultHasher::new();
         hasher.write(&config);
         hasher.write(serde_json::to_string(&model.hf_overrides)?.as_bytes());
         hasher.write(format!("{:?} {:?}", self.source, self.dtype(model.dtype)).as_bytes());
+        hasher.write_u64(weights.fingerprint());
         let hash = hasher.finish() as u32;
         Ok(format!("hadron-{}-{hash:08x}", env!("CARGO_PKG_VERSION")))
     }

@@ -10,6 +10,7 @@ use super::host::{Deciding, Host, Observers};
 use super::model_files::{ModelFiles, Text};
 use super::nodes::{self, Door, Registry};
 use super::shutdown::Front;
+use super::start_rules::start_rules;
 use super::start_up::{StartError, Up};
 use super::supervisor::{self, Supervised};
 use super::{device, grammar_worker, info, listen, parsers, settings, signals};
@@ -107,7 +108,8 @@ fn serve(args: &ServeArgs, environment: &Environment, runtime: &Runtime) -> Resu
     let logprobs_max = world.settings().logprobs_max;
     let bounds = settings::bounds(args, max_model_len, files.config.vocab as u32, logprobs_max);
     metrics.life.started(&up.phases, configured, began.elapsed());
-    let mut serving = serving(args, &files, &up, text, bounds, (&host, metrics))?;
+    let of_serving = (&host, Arc::clone(&metrics));
+    let mut serving = serving(args, &files, &up, text, bounds, of_serving)?;
     serving.info = info::of(args, world.settings(), &serving, &up, &limits);
     serving.kv_event_sources = publishers.iter().map(|p| Arc::clone(p.source())).collect();
     app.set_serving(serving);
@@ -117,7 +119,7 @@ fn serve(args: &ServeArgs, environment: &Environment, runtime: &Runtime) -> Resu
     // An executor in a thread has no second start, and needs no unpacked demo any more.
     let files = settings::apart(args).then_some(files);
     let front = Front { app: &app, connections: &connections, runtime: runtime.handle() };
-    let supervised = Supervised::new(world, notices, sender);
+    let supervised = Supervised::new(world, notices, sender, metrics);
     let code = supervisor::run(&front, host, supervised, args.http.shutdown_timeout.0);
     publishers.into_iter().for_each(Publisher::finish);
     drop(files);
@@ -241,7 +243,7 @@ fn serving(
             names: files.served_names(args),
             root: files.name.clone(),
             created: unix_time(),
-            fingerprint: files.fingerprint(&args.model)?,
+            fingerprint: files.fingerprint(&args.model, &up.weights)?,
         },
         defaults: settings::defaults(&args.reply, &files.config.generation),
         template_defaults: args.reply.default_chat_template_kwargs.clone().unwrap_or_default(),
@@ -288,7 +290,8 @@ fn start_executors(
 ) -> Result<(World, Vec<ExecutorLink>)> {
     let config = settings::executor(args, files, environment)?;
     let lifetime = Lifetime { apart: settings::apart(args), log: args.log.log_format };
-    let mut world = World::new(&config, lifetime, settings::patience(args), others);
+    let jitter_seed = RandomState::new().hash_one(0);
+    let mut world = World::new(&config, lifetime, start_rules(args, jitter_seed), others);
     let links = world.start(FIRST_EPOCH)?;
     Ok((world, links))
 }

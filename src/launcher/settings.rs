@@ -1,7 +1,6 @@
 //! From the command line to the plain structs of their users.
 
 use super::model_files::ModelFiles;
-use super::start_up::Patience;
 use crate::config::{
     AccessArgs, Admission, BF16_CACHE_OF_OTHERS, CacheDtype, DeviceKind, EngineArgs, Environment,
     ExecutorPlace, LoadFormat, LogArgs, Placement, ReasoningPlace, ReplyArgs, SchedulingPolicy,
@@ -26,16 +25,11 @@ use protocol::{
 };
 use scheduler::{Limits, Routing};
 use std::fs;
-use std::time::Duration;
 
 /// Descriptors kept for everything but connections.
 const DESCRIPTORS_RESERVED: u32 = 256;
 /// Connections where the system does not say how many descriptors there are.
 const CONNECTIONS_DEFAULT: u32 = 768;
-/// Until an executor has said who it is.
-const HELLO_WAIT: Duration = Duration::from_secs(30);
-/// Without progress of a start on a GPU.
-const STALL_WAIT: Duration = Duration::from_mins(1);
 const BODY_BYTES_MIN: usize = 8 << 20;
 const BODY_BYTES_MAX: usize = 64 << 20;
 
@@ -242,7 +236,7 @@ pub fn source(args: &ServeArgs) -> models::LoadFormat {
 }
 
 /// What to compute on, once `auto` has been resolved.
-fn device(kind: DeviceKind) -> Device {
+pub fn device(kind: DeviceKind) -> Device {
     match kind {
         DeviceKind::Auto | DeviceKind::Cpu => Device::Cpu,
         DeviceKind::Rocm => Device::Rocm,
@@ -341,16 +335,6 @@ fn threads(args: &ServeArgs) -> Option<u32> {
     let ranks = usize::from(host_ranks(args));
     let shared = (ranks > 1).then(|| (executor::physical_cores() / ranks).max(1));
     args.engine.threads.or(shared).map(|threads| threads as u32)
-}
-
-/// How long a start may take. One pass of a large model may take a CPU minutes.
-pub fn patience(args: &ServeArgs) -> Patience {
-    let on_cpu = device(args.engine.device) == Device::Cpu;
-    Patience {
-        hello: HELLO_WAIT,
-        stall: (!on_cpu).then_some(STALL_WAIT),
-        total: args.engine.startup_timeout.0,
-    }
 }
 
 /// Refuses a KV cache in a type that the model turns out not to be computed in, which the command line could not know

@@ -1,13 +1,16 @@
 //! The main thread of a server: waits for whatever ends it, and starts lost executors again.
 
-use super::engine_thread::Notice;
-use super::executor::World;
+use super::engine_thread::{FailedStart, Notice};
+use super::executor::{FailureStage, NextStart, World};
 use super::host::Host;
 use super::shutdown::Front;
+use crate::metrics::{Metrics, StartFailure};
+use crate::server::health::Health;
 use protocol::{Epoch, Replica};
 use std::process::ExitCode;
-use std::sync::mpsc::{Receiver, Sender};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
 
 /// The executors, and what the main thread hears of them.
 pub struct Supervised {
@@ -17,15 +20,34 @@ pub struct Supervised {
     pub notices: Receiver<Notice>,
     /// For those who start something on its behalf.
     pub sender: Sender<Notice>,
+    /// Gets the failures of starts.
+    pub metrics: Arc<Metrics>,
     /// Replicas whose executors are there.
     up: Vec<bool>,
+    /// Why the last start of each replica failed, until one succeeds.
+    start_failures: Vec<Option<StartFailure>>,
+    /// Starts that wait for the end of a pause.
+    pending: Vec<PendingStart>,
+}
+
+/// A start of a replica's executors that is due later.
+struct PendingStart {
+    due: Instant,
+    replica: Replica,
+    epoch: Epoch,
 }
 
 impl Supervised {
     /// All executors are there.
-    pub fn new(world: World, notices: Receiver<Notice>, sender: Sender<Notice>) -> Self {
+    pub fn new(
+        world: World,
+        notices: Receiver<Notice>,
+        sender: Sender<Notice>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
         let up = vec![true; usize::from(world.settings().parallel.dp_size)];
-        Self { world, notices, sender, up }
+        let (start_failures, pending) = (vec![None; up.len()], Vec::new());
+        Self { world, notices, sender, metrics, up, start_failures, pending }
     }
 
     /// Whether a replica serves.
@@ -40,11 +62,94 @@ impl Supervised {
         }
     }
 
-    /// Starts executors again, a replica's or its group's; their streams have nothing to wait for if that is over.
-    fn restart(&mut self, host: &Host, replica: Replica, epoch: Epoch, cause: String) {
+    /// Takes note why the last start of a replica and its group failed, or that it did not. Probes report it while no
+    /// replica serves.
+    fn set_start_failure(
+        &mut self,
+        health: &Health,
+        replica: Replica,
+        failure: Option<StartFailure>,
+    ) {
+        for replica in self.world.group_of(replica) {
+            self.start_failures[usize::from(replica)] = failure;
+        }
+        health.set_start_failure(self.start_failures.iter().flatten().next().copied());
+    }
+
+    /// The next notice; `None` = a start is due.
+    fn next_notice(&self) -> Result<Option<Notice>, RecvTimeoutError> {
+        let Some(due) = self.pending.iter().map(|pending| pending.due).min() else {
+            return self.notices.recv().map(Some).map_err(|_| RecvTimeoutError::Disconnected);
+        };
+        match self.notices.recv_timeout(due.saturating_duration_since(Instant::now())) {
+            Ok(notice) => Ok(Some(notice)),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The executors of a replica, or its group, have failed: starts them again, at once or after a pause. Their streams
+    /// have nothing to wait for if they have failed too often.
+    fn failed(
+        &mut self,
+        host: &Host,
+        replica: Replica,
+        epoch: Epoch,
+        stage: FailureStage,
+        cause: &str,
+    ) {
         self.set_up(replica, false);
-        if let Err(error) = self.world.restart(replica, epoch, cause, &self.sender) {
-            host.give_up(error.to_string()); // The answer is `EngineFailed`.
+        match self.world.failed(replica, stage, cause) {
+            Ok(NextStart { pause, attempt }) => {
+                let pause_ms = pause.as_millis() as u64;
+                let replica_number = self.world.group_of(replica).start;
+                tracing::warn!(
+                    replica = replica_number,
+                    epoch = epoch.0,
+                    attempt,
+                    pause_ms,
+                    cause,
+                    "restarting"
+                );
+                self.pending.push(PendingStart { due: Instant::now() + pause, replica, epoch });
+            }
+            Err(exhausted) => host.give_up(exhausted.to_string()), // The answer is `EngineFailed`.
+        }
+    }
+
+    /// Executors that were started again have not become ready.
+    fn failed_to_start(
+        &mut self,
+        front: &Front<'_>,
+        host: &Host,
+        replica: Replica,
+        epoch: Epoch,
+        failed: &FailedStart,
+    ) {
+        let FailedStart { failure, text } = failed;
+        self.metrics.life.start_failed(replica, *failure);
+        self.set_start_failure(&front.app.health, replica, Some(*failure));
+        let replica_number = replica.0;
+        tracing::error!(
+            replica_number,
+            failure = failure.name(),
+            text,
+            "executors did not become ready"
+        );
+        self.failed(host, replica, epoch, FailureStage::Starting, text);
+    }
+
+    /// Begins the starts whose pause is over.
+    fn start_due(&mut self, front: &Front<'_>, host: &Host) {
+        let now = Instant::now();
+        let (due, later) =
+            std::mem::take(&mut self.pending).into_iter().partition(|p| p.due <= now);
+        self.pending = later;
+        let due: Vec<PendingStart> = due;
+        for PendingStart { replica, epoch, .. } in due {
+            if let Err(failed) = self.world.restart(replica, epoch, &self.sender) {
+                self.failed_to_start(front, host, replica, epoch, &failed);
+            }
         }
     }
 
@@ -65,22 +170,26 @@ pub fn run(
     timeout: Duration,
 ) -> ExitCode {
     loop {
-        match supervised.notices.recv() {
-            Ok(Notice::Signal(number)) => {
+        supervised.start_due(front, &host);
+        match supervised.next_notice() {
+            Ok(None) => {}
+            Ok(Some(Notice::Signal(number))) => {
                 // Where nobody computes, streams have nothing to wait for.
                 let timeout = if supervised.serves() { timeout } else { Duration::ZERO };
                 return front.drain(number, timeout, host, supervised);
             }
-            Ok(Notice::EngineFailed(text)) => return front.fail(&text),
-            Ok(Notice::Up { replica, outcome: Ok((links, ready)), .. }) => {
+            Ok(Some(Notice::EngineFailed(text))) => return front.fail(&text),
+            Ok(Some(Notice::Up { replica, outcome: Ok((links, ready)), .. })) => {
+                supervised.world.ready(replica);
+                supervised.set_start_failure(&front.app.health, replica, None);
                 host.resume(replica, links, &ready);
                 supervised.set_up(replica, true);
             }
-            Ok(
-                Notice::ExecutorLost { replica, epoch, cause }
-                | Notice::Up { replica, epoch, outcome: Err(cause) },
-            ) => {
-                supervised.restart(&host, replica, epoch, cause);
+            Ok(Some(Notice::ExecutorLost { replica, epoch, cause })) => {
+                supervised.failed(&host, replica, epoch, FailureStage::InService, &cause);
+            }
+            Ok(Some(Notice::Up { replica, epoch, outcome: Err(failed) })) => {
+                supervised.failed_to_start(front, &host, replica, epoch, &failed);
             }
             Err(_) => return front.fail("nobody watches this process any more"),
         }

@@ -1,6 +1,7 @@
 //! Figures of the executor's life: starts, losses, signs of life.
 
 use super::families::{Families, PerEngine};
+use super::start_failure::StartFailure;
 use prometheus::{Error, Gauge, IntCounter};
 use protocol::{Rank, Replica};
 use scheduler::{Loss, StepStats};
@@ -14,6 +15,8 @@ const PHASES: [&str; 6] = ["config", "comm", "load", "kv", "graphs", "ready"];
 /// Series of the executor's life.
 pub struct LifeMetrics {
     restarts: [PerEngine<IntCounter>; 4],
+    /// In the order of `StartFailure`.
+    failed_starts: [PerEngine<IntCounter>; 6],
     /// By rank in the world, like the next two.
     late: Vec<IntCounter>,
     up: Vec<Gauge>,
@@ -30,6 +33,7 @@ impl LifeMetrics {
     pub(super) fn new(f: &Families<'_>) -> Result<Self, Error> {
         Ok(Self {
             restarts: f.counters_of_replicas("hadron:executor_restarts_total", "Times that the executors of a replica were lost and started again, by the cause.", "cause", CAUSES)?.map(PerEngine::from),
+            failed_starts: f.counters_of_replicas("hadron:executor_start_failures_total", "Restarts of the executors of a replica that failed before these were ready, by the cause; weights_changed: the weights are not those of the first start.", "cause", StartFailure::ALL.map(StartFailure::name))?.map(PerEngine::from),
             late: f.counter_of_ranks("hadron:late_rank_total", "Steps that a rank had not answered by their deadline.")?,
             up: f.gauge_of_ranks("hadron:executor_up", "1 while the executor of a rank is there.")?,
             heartbeat: f.gauge_of_ranks("hadron:heartbeat_age_seconds", "Time since the executor of a rank gave a sign of life; of one in this process, since the scheduler's thread did.")?,
@@ -43,6 +47,11 @@ impl LifeMetrics {
     /// The executors of a replica were lost.
     pub fn lost(&self, replica: Replica, loss: Loss) {
         self.restarts[loss as usize].of(replica).inc();
+    }
+
+    /// The executors of a replica were started again and did not become ready.
+    pub fn start_failed(&self, replica: Replica, failure: StartFailure) {
+        self.failed_starts[failure as usize].of(replica).inc();
     }
 
     /// A step of a rank has passed its deadline.

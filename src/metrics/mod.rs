@@ -19,6 +19,7 @@ mod replicas;
 mod request_times;
 mod requests;
 mod residency;
+mod start_failure;
 mod step_ring;
 mod steps;
 #[cfg(test)]
@@ -35,6 +36,7 @@ pub use queue::QueueMetrics;
 pub use request_times::RequestTimes;
 pub use requests::{RequestMetrics, Round};
 pub use residency::ResidencyMetrics;
+pub use start_failure::StartFailure;
 pub use step_ring::{STEPS_KEPT, StepRecord, StepRing};
 pub use steps::{StepMetrics, StepPhase};
 

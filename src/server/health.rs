@@ -2,6 +2,7 @@
 //!
 //! Plain atomics: writing costs the scheduler's thread nothing, reading touches no other part.
 
+use crate::metrics::StartFailure;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -25,6 +26,8 @@ pub struct Health {
     restart_began_ms: AtomicU64,
     /// How long the last restart of the executor took; 0 = there was none.
     restart_took_ms: AtomicU64,
+    /// Place in `StartFailure::ALL` of why the last start of lost executors failed, plus one; 0 = it did not.
+    start_failure: AtomicU8,
 }
 
 /// Where the process is in its life.
@@ -60,6 +63,7 @@ impl Default for Health {
             step_deadline_ms: AtomicU64::new(5_000),
             restart_began_ms: AtomicU64::new(0),
             restart_took_ms: AtomicU64::new(0),
+            start_failure: AtomicU8::new(0),
         }
     }
 }
@@ -97,6 +101,18 @@ impl Health {
         let took = self.now_ms().saturating_sub(self.restart_began_ms.load(Ordering::Relaxed));
         self.restart_took_ms.store(took.max(1), Ordering::Relaxed);
         self.phase.store(SERVING, Ordering::Release);
+    }
+
+    /// Why the last start of lost executors failed; `None` = there was none, or it succeeded.
+    pub fn set_start_failure(&self, failure: Option<StartFailure>) {
+        let code = failure.map_or(0, |failure| failure as u8 + 1);
+        self.start_failure.store(code, Ordering::Relaxed);
+    }
+
+    /// Why lost executors are still not back, as far as their last start tells.
+    pub fn start_failure(&self) -> Option<StartFailure> {
+        let code = usize::from(self.start_failure.load(Ordering::Relaxed));
+        code.checked_sub(1).and_then(|at| StartFailure::ALL.get(at)).copied()
     }
 
     /// No replica serves.
@@ -173,6 +189,13 @@ mod tests {
         health.set_started(); // Comes too late to matter.
         assert_eq!(health.state(), State::Restarting);
         assert_eq!(health.restart_s(), 10, "nothing is known yet");
+        assert_eq!(health.start_failure(), None);
+        for failure in StartFailure::ALL {
+            health.set_start_failure(Some(failure));
+            assert_eq!(health.start_failure(), Some(failure));
+        }
+        health.set_start_failure(None);
+        assert_eq!(health.start_failure(), None);
         health.set_restarted();
         assert_eq!(health.restart_s(), 1);
         health.step_sent(0, 0);

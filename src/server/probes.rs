@@ -6,6 +6,7 @@ use super::app::App;
 use super::error::ApiError;
 use super::health::State as Health;
 use super::openai::generation::draining;
+use crate::metrics::StartFailure;
 use axum::Json;
 use axum::extract::State;
 use serde_json::{Value, json};
@@ -28,12 +29,25 @@ pub async fn ready(State(app): State<Arc<App>>) -> Result<(), ApiError> {
         Health::Stalled => Err(stalled()),
         Health::Restarting => {
             let retry_s = app.health.restart_s();
-            Err(ApiError::unavailable("engine_unavailable", "the executor is restarting", retry_s))
+            Err(restarting(app.health.start_failure(), retry_s))
         }
         Health::Unavailable => {
             Err(ApiError::unavailable("engine_unavailable", "no replica serves", 10))
         }
     }
+}
+
+fn restarting(failure: Option<StartFailure>, retry_s: u32) -> ApiError {
+    let Some(failure) = failure else {
+        return ApiError::unavailable("engine_unavailable", "the executor is restarting", retry_s);
+    };
+    let name = failure.name();
+    let message = format!("the executor is restarting; its last start failed: {name}");
+    let reason = match failure {
+        StartFailure::WeightsChanged => name,
+        _ => "engine_unavailable",
+    };
+    ApiError::unavailable(reason, &message, retry_s)
 }
 
 fn stalled() -> ApiError {

@@ -62,6 +62,7 @@ impl<'a, 'b> Layer<'a, 'b> {
             max_positions: POSITIONS,
             threads: 2,
             progress: &mut |_, _| (),
+            digest: &mut protocol::WeightsDigest::default(),
         };
         let eagle = load_eagle3(&out, (&config, &target), options).unwrap();
         let (size, order) = ((BLOCKS, BLOCK_TOKENS), replay.ops.device().kv_order());

@@ -278,6 +278,7 @@ impl<'a> Replay<'a> {
             max_positions: POSITIONS,
             threads: 2,
             progress: &mut tell,
+            digest: &mut protocol::WeightsDigest::default(),
         };
         let model = load_model(dir, config, options).unwrap();
         let (done, total) = progress.into_inner();

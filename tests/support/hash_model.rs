@@ -414,7 +414,7 @@ pub(crate) mod thread {
     use protocol::link::{InProcess, Link, LinkError};
     use protocol::{
         Batch, FromExecutor, Hello, KvGroup, KvKind, KvSpec, MaskRow, Memory, PROTOCOL_VERSION,
-        Pace, Profiled, Rank, Ready, ToExecutor,
+        Pace, Profiled, Rank, Ready, ToExecutor, WeightsDigest,
     };
     use std::collections::VecDeque;
     use std::time::Duration;
@@ -483,6 +483,7 @@ pub(crate) mod thread {
             manifest,
         };
         link.send(FromExecutor::Hello(hello))?;
+        link.send(FromExecutor::Loaded(WeightsDigest::default()))?;
         link.send(FromExecutor::Memory(Memory { spec, blocks, pace: Pace::default() }))?;
         let mut model = HashModel::new(shape);
         loop {

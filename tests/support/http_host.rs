@@ -14,7 +14,7 @@ use hadron::kv_events::{Bound, Publisher, TopicWords};
 use hadron::launcher::engine_thread::Notice;
 use hadron::launcher::executor::{ExecutorLink, Incoming};
 use hadron::launcher::host::{Deciding, Host, Observers};
-use hadron::launcher::start_up::{Expected, Patience, Start};
+use hadron::launcher::start_up::{Expected, Patience, Start, WeightsBaseline};
 use hadron::metrics::{CacheFacts, Metrics, MetricsConfig};
 use hadron::server::app::{App, ModelCard, Options, Serving};
 use hadron::server::connection::Deadlines;
@@ -27,7 +27,7 @@ use protocol::link::{InProcess, pair};
 use protocol::{
     Dtype, Epoch, FromExecutor, Hello, KvDtype, KvGroup, KvKind, KvSize, KvSpec, Memory,
     PROTOCOL_VERSION, Pace, Parallel, Profiled, Rank, Ready, RequestId, RowError, Sampling,
-    Settings, ToExecutor,
+    Settings, ToExecutor, WeightsDigest,
 };
 use scheduler::{
     Engine, EngineConfig, Event, KvConfig, Limits, Share, StepDeadline, StepStats, Submit,
@@ -180,7 +180,8 @@ impl Server {
         let wait = Duration::from_secs(10);
         let patience = Patience { hello: wait, stall: None, total: wait };
         let expected = Expected { epoch: Epoch(1), manifest: 0 };
-        let start = Start { patience, expected };
+        let parallel = Parallel { dp_size: setup.replicas, ..Parallel::default() };
+        let start = Start { patience, expected, weights: WeightsBaseline::new(parallel) };
         let up = start.bring_up(&mut links, |b| b, || None, |_, _, _| {}).unwrap();
         self.notices = notices_out;
 
@@ -402,6 +403,7 @@ fn hash_device(setup: &Setup, rank: Rank, link: InProcess<FromExecutor, ToExecut
     let memory = Memory { spec, blocks, pace: Pace::default() };
     let ready = Ready { blocks, graph_rows: Vec::new() };
     link.send(FromExecutor::Hello(hello)).unwrap();
+    link.send(FromExecutor::Loaded(WeightsDigest::default())).unwrap();
     link.send(FromExecutor::Memory(memory)).unwrap();
     let shape = Shape {
         blocks,

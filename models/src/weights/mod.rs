@@ -5,6 +5,7 @@
 //! once; what nobody took is an error at the end.
 
 mod checkpoint;
+mod digest;
 mod experts;
 mod header;
 mod plan;
@@ -14,6 +15,7 @@ mod tests;
 
 pub use checkpoint::tensor_places;
 pub(crate) use checkpoint::weight_files;
+pub(crate) use digest::LoadObserver;
 pub(crate) use source::Source;
 
 use crate::placement::check_placement;
@@ -49,7 +51,7 @@ struct Store<'a> {
     kv_dtype: DType,
     positions: usize,
     left: RefCell<BTreeMap<String, TensorSpec>>,
-    progress: RefCell<Progress<'a>>,
+    observer: RefCell<LoadObserver<'a>>,
     bytes_done: Cell<u64>,
     bytes_total: u64,
 }
@@ -64,13 +66,15 @@ impl Store<'_> {
         let done = self.bytes_done.get() + self.source.bytes(&spec, &slice);
         let part = self.source.part(&spec, slice)?;
         self.bytes_done.set(done);
-        (self.progress.borrow_mut())(done, self.bytes_total);
+        let observer = &mut *self.observer.borrow_mut();
+        digest::add_part(observer.digest, spec.shard, part.digest(name, observer.threads));
+        (observer.progress)(done, self.bytes_total);
         Ok(part)
     }
 }
 
 impl<'a> Weights<'a> {
-    /// Checks that every weight of the table can be split over `ranks`; reads nothing.
+    /// Checks that every weight of the table can be split over `ranks`; reads samples of the checkpoint only.
     pub(crate) fn new(
         config: &'a Config,
         source: Source,
@@ -78,7 +82,7 @@ impl<'a> Weights<'a> {
         (ranks, placement): (Ranks, Option<&'a ExpertPlacement>),
         kv_dtype: DType,
         positions: usize,
-        progress: Progress<'a>,
+        observer: LoadObserver<'a>,
     ) -> Result<Self, LoadError> {
         let mut left = BTreeMap::new();
         let mut bytes_total = 0;
@@ -89,7 +93,10 @@ impl<'a> Weights<'a> {
             }
             left.insert(spec.name.clone(), spec);
         }
-        let (left, progress) = (RefCell::new(left), RefCell::new(progress));
+        if let Source::Files { checkpoint, .. } = &source {
+            digest::add_samples(observer.digest, checkpoint);
+        }
+        let (left, observer) = (RefCell::new(left), RefCell::new(observer));
         let bytes_done = Cell::new(0);
         let store = Store {
             config,
@@ -100,7 +107,7 @@ impl<'a> Weights<'a> {
             kv_dtype,
             positions,
             left,
-            progress,
+            observer,
             bytes_done,
             bytes_total,
         };
@@ -176,6 +183,8 @@ impl<'a> Weights<'a> {
         let spec = store.left.borrow_mut().remove(name);
         let unknown = LoadError::Table { tensor: name.to_owned(), what: "was read twice" };
         let offsets = store.source.offsets(&spec.ok_or(unknown)?, store.config.vocab)?;
+        let bytes: Vec<u8> = offsets.iter().flat_map(|offset| offset.to_le_bytes()).collect();
+        digest::add_common(store.observer.borrow_mut().digest, name, &bytes);
         let ids = offsets.iter().enumerate().map(|(draft, offset)| (draft as i64 + offset) as i32);
         let names = store.ops.id_table(&ids.collect::<Vec<_>>());
         names.map(Some).map_err(|e| self.device(name, e))
@@ -250,7 +259,12 @@ impl<'a> Weights<'a> {
     /// Errors: it is no finite number above 0.
     pub fn scale(&self, names: &[&str]) -> Result<Option<f32>, LoadError> {
         let names: Vec<String> = names.iter().map(|name| self.name(name)).collect();
-        self.store.source.scale(&names)
+        let scale = self.store.source.scale(&names)?;
+        if let (Some(scale), Some(name)) = (scale, names.first()) {
+            let observer = &mut *self.store.observer.borrow_mut();
+            digest::add_common(observer.digest, name, &scale.to_le_bytes());
+        }
+        Ok(scale)
     }
 
     /// Type of the KV cache that the model will write.

@@ -37,20 +37,20 @@ pub(crate) enum Source {
 /// A rank's part of one weight, on the host.
 #[derive(Debug)]
 pub(crate) struct HostPart<'a> {
-    bytes: Cow<'a, [u8]>,
-    dtype: DType,
+    pub(super) bytes: Cow<'a, [u8]>,
+    pub(super) dtype: DType,
     /// Rows and columns of the matrix that `bytes` holds.
-    whole: [usize; 2],
+    pub(super) whole: [usize; 2],
     /// The part of it that is meant.
-    slice: Slice,
+    pub(super) slice: Slice,
     /// Of all of it, if it is quantised.
-    scales: Option<Scales>,
+    pub(super) scales: Option<Scales>,
 }
 
 /// The scales of a weight.
 #[derive(Debug)]
-struct Scales {
-    values: Vec<f32>,
+pub(super) struct Scales {
+    pub(super) values: Vec<f32>,
     /// Rows and columns that share one.
     each: [usize; 2],
 }

@@ -1,6 +1,7 @@
 //! Broken checkpoints: each must be an error that names the file and the tensor, or change nothing.
 #![allow(clippy::needless_pass_by_value)] // Tables of values read better without borrows.
 
+mod digest;
 mod drafts;
 mod eagle3;
 mod quantised;

@@ -9,7 +9,7 @@ use protocol::{
     KvDtype, KvGroup, KvKind, KvSize, KvSpec, LinkOffer, Mask, MaskRow, Member, Memory, Pace,
     Parallel, Phase, Profiled, Rank, Replica, RequestId, Row, RowError, RowOutput, Sampling, Seat,
     SeatInit, Settings, Speculation, StepId, StepOutput, StepTiming, TableUpdate, ToExecutor,
-    ToNode, TokenLogprobs,
+    ToNode, TokenLogprobs, WeightsDigest,
 };
 
 /// The header in one line, then the body, 32 bytes a line.
@@ -66,7 +66,7 @@ fn a_batch() {
     check(
         &ToExecutor::Batch(batch),
         &expect![[r#"
-            4844524e0c00030002000000000000009f000000ee618075
+            4844524e0d00030002000000000000009f000000fca7c2c0
             96070281a5456167657291020000929ccd012c0104100100c3c281a6546f6b65
             6e73c4045b50020091930001c4080900000070110100c0949eca0000000000ca
             3f800000ca00000000ca3f800000ca00000000ca000000000090c40805000000
@@ -87,7 +87,7 @@ fn masks() {
     check(
         &ToExecutor::Mask(mask),
         &expect![[r#"
-            4844524e0c0006000200000000000000150000000812ab68
+            4844524e0d000600020000000000000015000000aa63ce97
             9207929300c4080100008002000000c29303c400c3"#]],
     );
 }
@@ -97,16 +97,16 @@ fn short_orders() {
     check(
         &ToExecutor::SizeKv { blocks: 65_536 },
         &expect![[r#"
-            4844524e0c0002000200000000000000060000001b997a45
+            4844524e0d000200020000000000000006000000af776f19
             91ce00010000"#]],
     );
     check(
         &ToExecutor::Profile { on: true },
         &expect![[r#"
-            4844524e0c00050002000000000000000200000090e8939f
+            4844524e0d000500020000000000000002000000bbeafa90
             91c3"#]],
     );
-    check(&ToExecutor::Shutdown, &expect!["4844524e0c000400020000000000000000000000b4676f0a"]);
+    check(&ToExecutor::Shutdown, &expect!["4844524e0d0004000200000000000000000000004a6a63f8"]);
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn a_step_output() {
     check(
         &FromExecutor::StepOutput(output),
         &expect![[r#"
-            4844524e0c00150002000000000000005f000000f472cb62
+            4844524e0d00150002000000000000005f000000bec6e222
             9507029296c404030000000200c0919403cabf00000001c41003000000000000
             bf040000000000c0bf9096c4000000a9416c6c4d61736b656490909501ce000f
             4240cd01f4c39601cd0100ce000100000002cd0200c4080200010003000000"#]],
@@ -159,15 +159,22 @@ fn the_start() {
     check(
         &FromExecutor::Hello(hello),
         &expect![[r#"
-            4844524e0c001100020000000000000017000000b8f75189
+            4844524e0d001100020000000000000017000000c6f6afa9
             96010002a3637075a5302e312e30cfffffffffffffffff"#]],
     );
     let progress = FromExecutor::Progress { phase: Phase::Load, done: 1, total: 1 << 33 };
     check(
         &progress,
         &expect![[r#"
-            4844524e0c001200020000000000000010000000a7b4071c
+            4844524e0d0012000200000000000000100000006c64a121
             93a44c6f616401cf0000000200000000"#]],
+    );
+    let digest = WeightsDigest { common: 1, sharded: 1 << 63, experts: 300 };
+    check(
+        &FromExecutor::Loaded(digest),
+        &expect![[r#"
+        4844524e0d001a0002000000000000000e000000fa8b23f1
+        9301cf8000000000000000cd012c"#]],
     );
     let group = KvGroup { layers: vec![0, 1], kind: KvKind::Full, bytes_per_block: 8_192 };
     let spec = KvSpec { block_tokens: 16, groups: vec![group] };
@@ -175,31 +182,31 @@ fn the_start() {
     check(
         &FromExecutor::Memory(memory),
         &expect![[r#"
-            4844524e0c001300020000000000000018000000d1a4ebec
+            4844524e0d001300020000000000000018000000fab12b31
             9392109193920001a446756c6ccd2000cd01f492cd012c0c"#]],
     );
     let fault = FromExecutor::Fault { step: Some(StepId(7)), text: "gone".to_owned() };
     check(
         &fault,
         &expect![[r#"
-            4844524e0c0016000200000000000000070000006ce756ea
+            4844524e0d0016000200000000000000070000005417859f
             9207a4676f6e65"#]],
     );
     let profiled = Profiled::Started("/t/rank0-1.json".to_owned());
     check(
         &FromExecutor::Profiled(profiled),
         &expect![[r#"
-            4844524e0c00180002000000000000001900000005e2889a
+            4844524e0d001800020000000000000019000000f5076123
             81a753746172746564af2f742f72616e6b302d312e6a736f6e"#]],
     );
     let done = FromExecutor::StepDone { step: StepId(7), ns: 1_000_000 };
     check(
         &done,
         &expect![[r#"
-            4844524e0c001900020000000000000007000000782175c2
+            4844524e0d00190002000000000000000700000040d1a6b7
             9207ce000f4240"#]],
     );
-    check(&FromExecutor::Beat, &expect!["4844524e0c0017000200000000000000000000002b614ea4"]);
+    check(&FromExecutor::Beat, &expect!["4844524e0d001700020000000000000000000000d56c4256"]);
 }
 
 #[test]
@@ -242,7 +249,7 @@ fn the_settings() {
     check(
         &settings,
         &expect![[r#"
-            4844524e0c0001000200000000000000710000003147e7f1
+            4844524e0d000100020000000000000071000000ae10feb2
             dc001da22f6dc0c001a343707590c0c0a7466c6f61743332a44175746f0210cd
             0100cd0100044081a6426c6f636b7340cb3feccccccccccccda74e6f7468696e
             67930381a54e6772616d92020581a953796e74686574696391cd02bc14c00201
@@ -256,14 +263,14 @@ fn the_nodes() {
     check(
         &Handshake::Challenge { nonce },
         &expect![[r#"
-            4844524e0c002100020000000000000024000000137161ae
+            4844524e0d002100020000000000000024000000b9850f0a
             91dc002001010101010101010101010101010101010101010101010101010101
             01010101"#]],
     );
     check(
         &Handshake::Answer { nonce, proof },
         &expect![[r#"
-            4844524e0c00220002000000000000006700000084d6348e
+            4844524e0d002200020000000000000067000000395e6a88
             92dc002001010101010101010101010101010101010101010101010101010101
             01010101dc0020ccffccffccffccffccffccffccffccffccffccffccffccffcc
             ffccffccffccffccffccffccffccffccffccffccffccffccffccffccffccffcc
@@ -272,19 +279,19 @@ fn the_nodes() {
     check(
         &Handshake::Welcome { proof },
         &expect![[r#"
-            4844524e0c0023000200000000000000440000005960f066
+            4844524e0d0023000200000000000000440000001abab27a
             91dc0020ccffccffccffccffccffccffccffccffccffccffccffccffccffccff
             ccffccffccffccffccffccffccffccffccffccffccffccffccffccffccffccff
             ccffccff"#]],
     );
-    check(&Handshake::Denied, &expect!["4844524e0c002e000200000000000000000000004078d2ad"]);
+    check(&Handshake::Denied, &expect!["4844524e0d002e00020000000000000000000000be75de5f"]);
     let parallel = Parallel { tp_size: 1, dp_size: 2, experts: false };
     let build = "0.1.0".to_owned();
     let member = Member { node: 1, nodes: 2, parallel, build, manifest: 7 };
     check(
         &FromNode::Join(member),
         &expect![[r#"
-            4844524e0c00290002000000000000000e00000038448e18
+            4844524e0d00290002000000000000000e0000003105350d
             950102930102c2a5302e312e3007"#]],
     );
     let host = HostSettings {
@@ -297,37 +304,37 @@ fn the_nodes() {
     check(
         &FromNode::Link(LinkOffer { ticket: 9, rank: Rank(1), host }),
         &expect![[r#"
-            4844524e0c002a0002000000000000000b000000564fce67
+            4844524e0d002a0002000000000000000b000000f6ddf039
             93090195a22f6dc0c001c0"#]],
     );
     let text = || "gone".to_owned();
     check(
         &FromNode::NotStarted { ticket: 9, text: text() },
         &expect![[r#"
-            4844524e0c002b0002000000000000000700000077185dc6
+            4844524e0d002b000200000000000000070000004fe88eb3
             9209a4676f6e65"#]],
     );
     check(
         &FromNode::Ended { rank: Rank(1), epoch: Epoch(2), text: text() },
         &expect![[r#"
-            4844524e0c002c00020000000000000008000000e99ece36
+            4844524e0d002c00020000000000000008000000675c818c
             930102a4676f6e65"#]],
     );
-    check(&FromNode::Beat, &expect!["4844524e0c002d000200000000000000000000008a87db51"]);
-    check(&ToNode::Accepted, &expect!["4844524e0c0024000200000000000000000000001e953eae"]);
+    check(&FromNode::Beat, &expect!["4844524e0d002d00020000000000000000000000748ad7a3"]);
+    check(&ToNode::Accepted, &expect!["4844524e0d002400020000000000000000000000e098325c"]);
     check(
         &ToNode::Refused { text: text() },
         &expect![[r#"
-            4844524e0c002500020000000000000006000000d5e52826
+            4844524e0d002500020000000000000006000000610b3d7a
             91a4676f6e65"#]],
     );
     let start = ToNode::Start { replica: Replica(1), epoch: Epoch(2), ticket: 9 };
     check(
         &start,
         &expect![[r#"
-            4844524e0c002600020000000000000004000000173321f5
+            4844524e0d002600020000000000000004000000aac462c2
             93010209"#]],
     );
-    check(&ToNode::Leave, &expect!["4844524e0c002700020000000000000000000000d46a3752"]);
-    check(&ToNode::Beat, &expect!["4844524e0c00280002000000000000000000000025f12d50"]);
+    check(&ToNode::Leave, &expect!["4844524e0d0027000200000000000000000000002a673ba0"]);
+    check(&ToNode::Beat, &expect!["4844524e0d002800020000000000000000000000dbfc21a2"]);
 }

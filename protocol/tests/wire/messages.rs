@@ -9,7 +9,7 @@ use protocol::{
     HostSettings, Input, KvDtype, KvGroup, KvKind, KvSize, KvSpec, LinkOffer, Member, Memory, Pace,
     Parallel, Phase, Profiled, Rank, Ready, Replica, RequestId, Row, RowError, RowOutput, Sampling,
     Seat, SeatInit, Settings, Speculation, StepId, StepOutput, StepTiming, TableUpdate, ToExecutor,
-    ToNode, Token, TokenLogprobs,
+    ToNode, Token, TokenLogprobs, WeightsDigest,
 };
 
 fn ids() -> impl Strategy<Value = Vec<Token>> {
@@ -173,6 +173,9 @@ pub(crate) fn from_executor() -> impl Strategy<Value = FromExecutor> {
         hello.prop_map(FromExecutor::Hello),
         (prop::sample::select(phases.to_vec()), any::<u64>(), any::<u64>())
             .prop_map(|(phase, done, total)| FromExecutor::Progress { phase, done, total }),
+        any::<[u64; 3]>().prop_map(|[common, sharded, experts]| {
+            FromExecutor::Loaded(WeightsDigest { common, sharded, experts })
+        }),
         (spec(), any::<u32>(), any::<[u64; 2]>()).prop_map(|(spec, blocks, [fixed, token])| {
             let pace = Pace { fixed_ns: fixed, per_token_ns: token };
             FromExecutor::Memory(Memory { spec, blocks, pace })

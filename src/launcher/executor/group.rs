@@ -1,7 +1,7 @@
-//! The ranks of one replica, or of several that step together: how they are started, and how often again.
+//! The ranks of one replica, or of several that step together: how they are started and ended.
 
 use super::process::Started;
-use super::{ExecutorLink, ExecutorProcess, Incoming, Process, Restarts, TooOften, outbox};
+use super::{ExecutorLink, ExecutorProcess, Incoming, Process, outbox};
 use crate::config::LogFormat;
 use anyhow::{Context, Result};
 use executor::{ExecutorConfig, Meeting};
@@ -45,15 +45,13 @@ pub struct ExecutorGroup {
     meeting: Option<Meeting>,
     /// Yields its end once the executor, a thread of this process, is over.
     thread: Option<Receiver<Infallible>>,
-    restarts: Restarts,
 }
 
 impl ExecutorGroup {
     /// A group that has not started. `config` is told to each rank, with its own rank and meeting.
     pub fn new(config: ExecutorConfig, replicas: Range<u16>, lifetime: Lifetime) -> Self {
         let (current, meeting, thread) = (Vec::new(), None, None);
-        let restarts = Restarts::default();
-        Self { config, replicas, lifetime, current, meeting, thread, restarts }
+        Self { config, replicas, lifetime, current, meeting, thread }
     }
 
     /// Numbers of the replicas that these are.
@@ -138,8 +136,7 @@ impl ExecutorGroup {
         epoch: Epoch,
         dial: impl FnMut(Rank, Option<PathBuf>) -> Result<TcpStream>,
     ) -> Result<Vec<(Rank, Arc<ExecutorProcess>)>> {
-        self.tell_calls();
-        self.kill();
+        self.fence();
         let started = self.spawn_linked(epoch, dial);
         if started.is_err() {
             self.kill();
@@ -170,25 +167,11 @@ impl ExecutorGroup {
         self.current.iter().any(|process| process.wait(Duration::ZERO).is_some())
     }
 
-    /// Starts them again after a loss, as generation `epoch`. Whoever gets the link waits until they are ready.
-    /// Call it on the main thread.
-    ///
-    /// Errors: they were lost too often.
-    pub fn restart(
-        &mut self,
-        epoch: Epoch,
-        mut cause: String,
-    ) -> Result<Vec<ExecutorLink>, TooOften> {
+    /// Ends what is left of the executors after a failure: their successors need the device's memory, and ranks that wait
+    /// for each other would wait for good. Call it on the main thread.
+    pub fn fence(&mut self) {
         self.tell_calls();
-        loop {
-            self.kill();
-            let (replica, attempt) = (self.replicas.start, self.restarts.count(&cause)?);
-            tracing::warn!(replica, epoch = epoch.0, attempt, cause, "restarting");
-            match self.start(epoch) {
-                Ok(links) => return Ok(links),
-                Err(error) => cause = format!("{error:#}"),
-            }
-        }
+        self.kill();
     }
 
     /// Writes down what the ranks last did together: who is behind shows in it. Call it while they are still there.

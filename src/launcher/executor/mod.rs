@@ -15,8 +15,8 @@ mod world;
 pub use group::{ExecutorGroup, Lifetime};
 pub use process::ExecutorProcess;
 pub(super) use reader::spawn_readers;
-pub use restarts::{Restarts, TooOften};
-pub use world::{Others, World};
+pub use restarts::{FailureStage, NextStart, RestartHistory, RestartPolicy, RestartsExhausted};
+pub use world::{Others, StartRules, World};
 
 use protocol::link::{LinkError, Receiving};
 use protocol::{Epoch, FromExecutor, Rank, ToExecutor};

@@ -56,6 +56,7 @@ fn read(from: &mut Incoming, sender: Sender, inbox: &Inbox<Signal>) -> (Loss, St
             FromExecutor::Beat => inbox.push(Signal::Beat(sender)),
             FromExecutor::Hello(_)
             | FromExecutor::Progress { .. }
+            | FromExecutor::Loaded(_)
             | FromExecutor::Memory(_)
             | FromExecutor::Ready(_) => {}
         }

@@ -3,11 +3,12 @@
 
 use super::ExecutorLink;
 use super::group::{ExecutorGroup, Lifetime};
-use super::restarts::TooOften;
+use super::restarts::{FailureStage, NextStart, RestartHistory, RestartPolicy, RestartsExhausted};
 use crate::config::Cluster;
-use crate::launcher::engine_thread::Notice;
+use crate::launcher::engine_thread::{FailedStart, Notice};
 use crate::launcher::nodes::{Absence, Awaited, Registry, RemoteGroup};
-use crate::launcher::start_up::{Expected, Patience, Start, StartError, Up};
+use crate::launcher::start_up::{Expected, Patience, Start, StartError, Up, WeightsBaseline};
+use crate::metrics::StartFailure;
 use anyhow::Result;
 use executor::ExecutorConfig;
 use protocol::{Epoch, Phase, Replica, Settings};
@@ -26,15 +27,32 @@ pub struct Others {
     pub registry: Arc<Registry>,
 }
 
+/// How executors are started: how long that may take, and when it is tried again.
+#[derive(Debug, Clone, Copy)]
+pub struct StartRules {
+    /// How long a start may take.
+    pub patience: Patience,
+    /// When executors that failed are started again.
+    pub restarts: RestartPolicy,
+    /// Seed of the jitter of pauses between starts.
+    pub jitter_seed: u64,
+}
+
 /// The groups, and how long a start may take.
 pub struct World {
     groups: Vec<Group>,
+    /// The failures of each group.
+    histories: Vec<RestartHistory>,
+    /// What the times of `histories` are counted from.
+    began: Instant,
     others: Option<Others>,
     patience: Patience,
     /// Executors ordered from other nodes that nobody has waited for.
     awaited: Vec<Awaited>,
     /// Blocks of the first start: no later one has more, so that limits stay as announced.
     blocks: Option<u32>,
+    /// The weights of the first start: no later one serves others.
+    weights: WeightsBaseline,
 }
 
 /// Executors that live and die together.
@@ -76,10 +94,18 @@ impl Group {
         matches!(self, Self::Here(group) if group.has_ended())
     }
 
-    fn restart(&mut self, epoch: Epoch, cause: String) -> Result<Started, TooOften> {
+    /// Ends what is left of the executors.
+    fn fence(&mut self) {
         match self {
-            Self::Here(group) => group.restart(epoch, cause).map(Started::Here),
-            Self::Elsewhere(group) => group.restart(epoch, &cause).map(Started::Elsewhere),
+            Self::Here(group) => group.fence(),
+            Self::Elsewhere(group) => group.close(),
+        }
+    }
+
+    fn start(&mut self, epoch: Epoch) -> Result<Started> {
+        match self {
+            Self::Here(group) => group.start(epoch).map(Started::Here),
+            Self::Elsewhere(group) => Ok(Started::Elsewhere(group.start(epoch))),
         }
     }
 }
@@ -106,7 +132,7 @@ impl World {
     pub fn new(
         config: &ExecutorConfig,
         lifetime: Lifetime,
-        patience: Patience,
+        rules: StartRules,
         others: Option<Others>,
     ) -> Self {
         let parallel = config.settings.parallel;
@@ -126,8 +152,21 @@ impl World {
                 }
             }
         };
-        let groups = (0..replicas).step_by(each.into()).map(group).collect();
-        Self { groups, others, patience, awaited: Vec::new(), blocks: None }
+        let groups: Vec<Group> = (0..replicas).step_by(each.into()).map(group).collect();
+        let StartRules { patience, restarts, jitter_seed } = rules;
+        let history = |group| RestartHistory::new(restarts, jitter_seed.wrapping_add(group));
+        let histories = (0..groups.len() as u64).map(history).collect();
+        let weights = WeightsBaseline::new(parallel);
+        Self {
+            groups,
+            histories,
+            began: Instant::now(),
+            others,
+            patience,
+            awaited: Vec::new(),
+            blocks: None,
+            weights,
+        }
     }
 
     /// Numbers of the replicas whose executors live and die with those of this one.
@@ -174,6 +213,7 @@ impl World {
         let epoch = self.settings().epoch;
         let up = self.start_of(0, epoch).bring_up(links, |blocks| blocks, stop, progress)?;
         self.blocks = Some(up.ready.blocks);
+        self.weights = up.weights.clone();
         Ok(up)
     }
 
@@ -202,46 +242,68 @@ impl World {
 
     fn start_of(&self, group: usize, epoch: Epoch) -> Start {
         let manifest = self.groups[group].manifest();
-        Start { patience: self.patience, expected: Expected { epoch, manifest } }
+        let expected = Expected { epoch, manifest };
+        Start { patience: self.patience, expected, weights: self.weights.clone() }
     }
 
-    /// Starts the executors of a replica and its group again after a loss, as generation `epoch`. `Notice::Up` says
-    /// when they are ready, or that they never were. Call it on the main thread.
+    /// The executors of a replica and its group have failed, because of `cause`: what is left of them is ended. Returns
+    /// when they are started again. Call it on the main thread.
     ///
-    /// Errors: they were lost too often.
+    /// Errors: they have failed too often, or for too long.
+    pub fn failed(
+        &mut self,
+        replica: Replica,
+        stage: FailureStage,
+        cause: &str,
+    ) -> Result<NextStart, RestartsExhausted> {
+        let group = self.index_of(replica);
+        self.groups[group].fence();
+        self.histories[group].failed(stage, self.began.elapsed(), cause)
+    }
+
+    /// The executors of a replica and its group are ready again.
+    pub fn ready(&mut self, replica: Replica) {
+        let group = self.index_of(replica);
+        self.histories[group].ready();
+    }
+
+    /// Starts the executors of a replica and its group again, as generation `epoch`. `Notice::Up` says when they are
+    /// ready, or that they never were. Call it on the main thread.
+    ///
+    /// Errors: no process, thread or descriptor is left.
     pub fn restart(
         &mut self,
         replica: Replica,
         epoch: Epoch,
-        mut cause: String,
         notices: &Sender<Notice>,
-    ) -> Result<(), TooOften> {
+    ) -> Result<(), FailedStart> {
+        let system = |text: String| FailedStart { failure: StartFailure::System, text };
         let began = Instant::now();
         let group = self.index_of(replica);
         let replica = Replica(self.groups[group].replicas().start);
         let most = self.blocks.unwrap_or(u32::MAX);
-        loop {
-            let started = self.groups[group].restart(epoch, cause)?;
-            let (start, notices) = (self.start_of(group, epoch), notices.clone());
-            let bring_up = move || {
-                let up = started.links().and_then(|mut links| {
-                    let size = |blocks: u32| blocks.min(most);
-                    let up = start.bring_up(&mut links, size, || None, |_, _, _| {})?;
-                    Ok((links, up.ready))
-                });
-                let took_ms = began.elapsed().as_millis() as u64;
-                if up.is_ok() {
-                    tracing::info!(replica = replica.0, took_ms, "executor is back");
-                }
-                let outcome = up.map_err(|error| error.to_string());
-                // The main thread may have left already, at shutdown.
-                let _ = notices.send(Notice::Up { replica, epoch, outcome });
-            };
-            match thread::Builder::new().name("executor-start".to_owned()).spawn(bring_up) {
-                Ok(_) => return Ok(()),
-                Err(error) => cause = error.to_string(),
+        let started = self.groups[group].start(epoch);
+        let started = started.map_err(|error| system(format!("{error:#}")))?;
+        let (start, notices) = (self.start_of(group, epoch), notices.clone());
+        let bring_up = move || {
+            let up = started.links().and_then(|mut links| {
+                let size = |blocks: u32| blocks.min(most);
+                let up = start.bring_up(&mut links, size, || None, |_, _, _| {})?;
+                Ok((links, up.ready))
+            });
+            let took_ms = began.elapsed().as_millis() as u64;
+            if up.is_ok() {
+                tracing::info!(replica = replica.0, took_ms, "executor is back");
             }
-        }
+            let failed = |error: StartError| FailedStart {
+                failure: error.failure(),
+                text: error.to_string(),
+            };
+            // The main thread may have left already, at shutdown.
+            let _ = notices.send(Notice::Up { replica, epoch, outcome: up.map_err(failed) });
+        };
+        let thread = thread::Builder::new().name("executor-start".to_owned()).spawn(bring_up);
+        thread.map(drop).map_err(|error| system(error.to_string()))
     }
 
     /// Ends executors that have been told to stop; `is_up` says of which replicas there are any: what is only

@@ -2,7 +2,7 @@
 
 use super::order::{Arrived, Progress};
 use super::registry::Registry;
-use crate::launcher::executor::{ExecutorLink, Incoming, Process, Restarts, TooOften, outbox};
+use crate::launcher::executor::{ExecutorLink, Incoming, Process, outbox};
 use crate::launcher::start_up::{StartError, Who};
 use executor::ExecutorConfig;
 use protocol::link::{FrameReader, FrameWriter, Sending, Socket};
@@ -21,7 +21,6 @@ pub(in crate::launcher) struct RemoteGroup {
     replica: Replica,
     node: u16,
     registry: Arc<Registry>,
-    restarts: Restarts,
 }
 
 /// Executors that have been ordered.
@@ -40,7 +39,7 @@ impl RemoteGroup {
         node: u16,
         registry: Arc<Registry>,
     ) -> Self {
-        Self { config, replica, node, registry, restarts: Restarts::default() }
+        Self { config, replica, node, registry }
     }
 
     /// Which one it is.
@@ -67,20 +66,6 @@ impl RemoteGroup {
         let registry = Arc::clone(&self.registry);
         let settings = Box::new(settings);
         Awaited { registry, replica: self.replica, node: self.node, settings }
-    }
-
-    /// Orders them again after a loss.
-    ///
-    /// Errors: they were lost too often.
-    pub(in crate::launcher) fn restart(
-        &mut self,
-        epoch: Epoch,
-        cause: &str,
-    ) -> Result<Awaited, TooOften> {
-        let attempt = self.restarts.count(cause)?;
-        let (replica, node) = (self.replica.0, self.node);
-        tracing::warn!(replica, node, epoch = epoch.0, attempt, cause, "restarting");
-        Ok(self.start(epoch))
     }
 
     /// Takes the links away from its executors, which end with them.

@@ -1,5 +1,7 @@
 //! Why executors did not come up, and whose fault it was.
 
+use super::weights_baseline::DigestConflict;
+use crate::metrics::StartFailure;
 use protocol::{Phase, Rank};
 use std::fmt;
 use std::time::Duration;
@@ -57,6 +59,14 @@ pub enum StartError {
         /// Of this process.
         ours: String,
     },
+    /// One has loaded other weights than the first start did, or than another rank.
+    #[error("{who}weights_changed: {change}")]
+    WeightsChanged {
+        /// Which one.
+        who: Who,
+        /// What differs.
+        change: WeightsChange,
+    },
     /// A node has not come.
     #[error("node {node} has not joined after {} s; --startup-timeout sets this bound", limit.as_secs())]
     Absent {
@@ -71,6 +81,24 @@ pub enum StartError {
     /// The system gives no thread.
     #[error("cannot listen to the executors: {0}")]
     Threads(#[from] std::io::Error),
+}
+
+/// What shows that weights are not those of the first start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum WeightsChange {
+    /// Before they were loaded: `config.json`, or names, sizes, headers or samples of the weight files.
+    #[error(
+        "the model folder has the model digest {theirs:016x}, but {ours:016x} as this process has read it"
+    )]
+    Folder {
+        /// As the executor has read it.
+        theirs: u64,
+        /// As this process has read it at its start.
+        ours: u64,
+    },
+    /// The bytes that were loaded.
+    #[error(transparent)]
+    Loaded(#[from] DigestConflict),
 }
 
 /// An executor in front of what is said of it; nobody, if there is only one.
@@ -100,6 +128,20 @@ impl fmt::Display for Who {
 }
 
 impl StartError {
+    /// The class of this failure.
+    pub fn failure(&self) -> StartFailure {
+        match self {
+            Self::WeightsChanged { .. } => StartFailure::WeightsChanged,
+            Self::Fault { .. } => StartFailure::Fault,
+            Self::Gone { .. } | Self::Signal(_) => StartFailure::Exited,
+            Self::Stalled { .. } | Self::Timeout { .. } | Self::Absent { .. } => {
+                StartFailure::Timeout
+            }
+            Self::Mismatch { .. } => StartFailure::Mismatch,
+            Self::Threads(_) => StartFailure::System,
+        }
+    }
+
     /// Whether an executor could not even open its device.
     pub fn is_of_the_device(&self) -> bool {
         let opening = Phase::Device.name();

@@ -5,8 +5,10 @@
 
 mod error;
 mod room;
+mod weights_baseline;
 
-pub use error::{StartError, Who};
+pub use error::{StartError, WeightsChange, Who};
+pub use weights_baseline::{DigestConflict, DigestPart, WeightsBaseline};
 
 use super::executor::{ExecutorLink, Incoming};
 use protocol::{Epoch, FromExecutor, Memory, Phase, Ready};
@@ -48,15 +50,19 @@ pub struct Up {
     pub ready: Ready,
     /// How long each part of the start took the one that was ready last.
     pub phases: Vec<(&'static str, Duration)>,
+    /// The weights that were loaded, those of former starts among them.
+    pub weights: WeightsBaseline,
 }
 
-/// A start: how long it may take, and who must answer.
-#[derive(Debug, Clone, Copy)]
+/// A start: how long it may take, who must answer, and with which weights.
+#[derive(Debug, Clone)]
 pub struct Start {
     /// How long.
     pub patience: Patience,
     /// Who.
     pub expected: Expected,
+    /// The weights that former starts have loaded.
+    pub weights: WeightsBaseline,
 }
 
 impl Start {
@@ -116,8 +122,11 @@ fn listen(from: &mut Incoming, index: usize, heard: &Sender<Heard>, over: &Atomi
 mod tests {
     use super::*;
     use protocol::link::{InProcess, Link as _, pair};
-    use protocol::{Hello, KvSpec, PROTOCOL_VERSION, Pace, Rank, ToExecutor};
+    use protocol::{
+        Hello, KvSpec, PROTOCOL_VERSION, Pace, Parallel, Rank, ToExecutor, WeightsDigest,
+    };
 
+    const WEIGHTS: WeightsDigest = WeightsDigest { common: 1, sharded: 2, experts: 3 };
     const EXPECTED: Expected = Expected { epoch: Epoch(4), manifest: 7 };
 
     fn hello() -> Hello {
@@ -153,7 +162,8 @@ mod tests {
             stall: Some(Duration::from_millis(300)),
             total: Duration::from_secs(2),
         };
-        let start = Start { patience, expected: EXPECTED };
+        let weights = WeightsBaseline::new(Parallel { dp_size: 4, ..Parallel::default() });
+        let start = Start { patience, expected: EXPECTED, weights };
         let up = start.bring_up(&mut links, |b| b.min(50), || None, |_, _, _| {});
         drop(links);
         for thread in threads {
@@ -170,12 +180,27 @@ mod tests {
 
     /// An executor that can hold so many blocks and says so after `wait`, for as long as somebody listens.
     fn holds(rank: u16, blocks: u32, wait: Duration) -> Box<dyn FnOnce(Peer) + Send> {
+        loads(rank, blocks, wait, WEIGHTS)
+    }
+
+    /// The same of one that has loaded these weights.
+    fn loads(
+        rank: u16,
+        blocks: u32,
+        wait: Duration,
+        weights: WeightsDigest,
+    ) -> Box<dyn FnOnce(Peer) + Send> {
         Box::new(move |mut link| {
             let spec = KvSpec { block_tokens: 16, groups: Vec::new() };
             let memory = Memory { spec, blocks, pace: Pace::default() };
             let _ = link.send(FromExecutor::Hello(Hello { rank: Rank(rank), ..hello() }));
-            for phase in [Phase::Load, Phase::Load, Phase::Compile, Phase::WarmUp] {
-                let _ = link.send(FromExecutor::Progress { phase, done: 1, total: 1 });
+            let progress = |phase| FromExecutor::Progress { phase, done: 1, total: 1 };
+            for phase in [Phase::Load, Phase::Load] {
+                let _ = link.send(progress(phase));
+            }
+            let _ = link.send(FromExecutor::Loaded(weights));
+            for phase in [Phase::Compile, Phase::WarmUp] {
+                let _ = link.send(progress(phase));
             }
             thread::sleep(wait);
             let _ = link.send(FromExecutor::Memory(memory));
@@ -215,7 +240,10 @@ mod tests {
         let ours = "0000000000000007";
         assert_eq!(
             text,
-            format!("the executor has model digest 00000000000000ff, this process {ours}")
+            format!(
+                "weights_changed: the model folder has the model digest 00000000000000ff, \
+                 but {ours} as this process has read it"
+            )
         );
     }
 
@@ -251,6 +279,37 @@ mod tests {
         let stuck = Duration::from_millis(600);
         let text = start_all(vec![holds(0, 90, Duration::ZERO), holds(1, 7, stuck)]);
         assert_eq!(text, "rank 1: no progress for 0 s (while: warm up)");
+    }
+
+    #[test]
+    fn replicas_that_load_different_weights_do_not_become_ready() {
+        let other = WeightsDigest { sharded: 9, ..WEIGHTS };
+        let one = |rank, weights| loads(rank, 9, Duration::ZERO, weights);
+        let text = start_all(vec![one(0, WEIGHTS), one(1, WEIGHTS), one(2, WEIGHTS)]);
+        assert!(text.starts_with("9 blocks after"), "{text}");
+        let text = start_all(vec![one(0, WEIGHTS), one(1, other), one(2, WEIGHTS)]);
+        assert!(
+            text.contains("rank ")
+                && text.contains(": weights_changed: the digest of the weights of"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn an_executor_that_does_not_say_what_it_loaded_is_not_used() {
+        let text = start(|mut link| {
+            let _ = link.send(FromExecutor::Hello(hello()));
+            let spec = KvSpec { block_tokens: 16, groups: Vec::new() };
+            let memory = Memory { spec, blocks: 9, pace: Pace::default() };
+            let _ = link.send(FromExecutor::Memory(memory));
+            while link.send(FromExecutor::Beat).is_ok() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        assert!(
+            text.starts_with("the executor measured before it had loaded its weights"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Where the executors of one start are brought together: how far each is, and what they wait for.
 
-use super::{Expected, Heard, POLL, Patience, Start, StartError, Up, Who};
+use super::{Expected, Heard, POLL, Patience, Start, StartError, Up, WeightsChange, Who};
 use crate::launcher::executor::Incoming;
 use protocol::{
     FromExecutor, Hello, Memory, PROTOCOL_VERSION, Pace, Phase, Rank, Ready, ToExecutor,
+    WeightsDigest,
 };
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
@@ -22,6 +23,8 @@ pub(super) struct Starting {
     /// When it last moved.
     moved: Instant,
     over: Vec<(&'static str, Duration)>,
+    /// Whether it has said which weights it has loaded.
+    loaded: bool,
     memory: Option<Memory>,
     ready: Option<Ready>,
 }
@@ -32,7 +35,8 @@ impl Starting {
         let node = from.process.as_ref().and_then(|process| process.node());
         let who = Who { node, rank: several.then_some(rank) };
         let (memory, ready, over) = (None, None, Vec::new());
-        Self { rank, who, phase: HELLO, entered: now, moved: now, over, memory, ready }
+        let loaded = false;
+        Self { rank, who, phase: HELLO, entered: now, moved: now, over, loaded, memory, ready }
     }
 
     fn enter(&mut self, phase: &'static str) {
@@ -96,7 +100,12 @@ impl Room {
                         progress(phase, done, total);
                     }
                 }
+                FromExecutor::Loaded(digest) => self.note_loaded(index, digest)?,
                 FromExecutor::Memory(memory) => {
+                    if !self.ranks[index].loaded {
+                        let cause = "the executor measured before it had loaded its weights";
+                        return Err(self.ranks[index].gone(cause.to_owned()));
+                    }
                     self.ranks[index].memory = Some(memory);
                     self.size_if_measured(index, &size)?;
                 }
@@ -123,6 +132,19 @@ impl Room {
             }
             _ => Ok(()), // Nothing else means anything before a step.
         }
+    }
+
+    /// Compares what one has loaded with former starts and with the other ranks.
+    fn note_loaded(&mut self, index: usize, digest: WeightsDigest) -> Result<(), StartError> {
+        let Starting { rank, who, .. } = self.ranks[index];
+        self.ranks[index].loaded = true;
+        let WeightsDigest { common, sharded, experts } = digest;
+        tracing::info!(
+            rank = rank.0,
+            "weights loaded: digests {common:016x} {sharded:016x} {experts:016x}"
+        );
+        let admitted = self.start.weights.admit(rank, digest);
+        admitted.map_err(|conflict| StartError::WeightsChanged { who, change: conflict.into() })
     }
 
     /// Once all have measured: tells them how many blocks to hold.
@@ -179,7 +201,8 @@ impl Room {
         let told: Vec<String> = phases.iter().map(words).collect();
         let seconds = self.began.elapsed().as_secs_f64();
         tracing::info!("executor ready after {seconds:.2} s: {}", told.join(", "));
-        Ok(Some(Up { memory, ready: Ready { blocks, graph_rows }, phases }))
+        let weights = self.start.weights.clone();
+        Ok(Some(Up { memory, ready: Ready { blocks, graph_rows }, phases, weights }))
     }
 
     /// Whether somebody has taken too long.
@@ -215,8 +238,10 @@ fn greet(hello: &Hello, rank: &Starting, expected: Expected) -> Result<(), Start
     same("build", hello.build.clone(), env!("CARGO_PKG_VERSION").to_owned())?;
     same("epoch", hello.epoch.0.to_string(), expected.epoch.0.to_string())?;
     same("rank", hello.rank.0.to_string(), rank.rank.0.to_string())?;
-    let digest = |of: u64| format!("{of:016x}");
-    same("model digest", digest(hello.manifest), digest(expected.manifest))?;
+    if hello.manifest != expected.manifest {
+        let change = WeightsChange::Folder { theirs: hello.manifest, ours: expected.manifest };
+        return Err(StartError::WeightsChanged { who, change });
+    }
     tracing::info!(rank = hello.rank.0, device = hello.device, "executor");
     Ok(())
 }

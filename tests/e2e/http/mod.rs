@@ -35,3 +35,4 @@ mod shared_experts;
 mod structured;
 mod thinking;
 mod tools;
+mod weights;

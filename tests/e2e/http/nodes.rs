@@ -120,6 +120,10 @@ impl Node {
         send(self.child.id(), &format!("-{name}"));
     }
 
+    pub(crate) fn kill(&self) {
+        self.signal("KILL");
+    }
+
     /// The one executor of this node.
     fn executor(&self) -> u32 {
         let found = children_as("executor", self.child.id());

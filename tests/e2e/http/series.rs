@@ -25,6 +25,12 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// Series that stand still, and why.
 const STILL: &[(&str, &str)] = &[
     ("hadron:executor_restarts_total{cause=\"fault\"}", "devices here end with their process"),
+    ("hadron:executor_start_failures_total{cause=\"exited\"}", "executors here come up"),
+    ("hadron:executor_start_failures_total{cause=\"fault\"}", "executors here come up"),
+    ("hadron:executor_start_failures_total{cause=\"mismatch\"}", "executors here come up"),
+    ("hadron:executor_start_failures_total{cause=\"system\"}", "executors here come up"),
+    ("hadron:executor_start_failures_total{cause=\"timeout\"}", "executors here come up"),
+    ("hadron:executor_start_failures_total{cause=\"weights_changed\"}", "executors here come up"),
     ("hadron:grammar_masks_failed_total", "a request that spends ten seconds on its masks"),
     ("hadron:graph_replays_total", "only GPUs record steps"),
     ("hadron:requests_recovered_total{cause=\"fault\"}", "devices here end with their process"),
