@@ -11,6 +11,7 @@ pub mod hub;
 pub mod kv_events;
 pub mod launcher;
 pub mod log;
+mod log_rate;
 pub mod metrics;
 pub mod progress;
 pub mod server;

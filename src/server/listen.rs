@@ -3,11 +3,12 @@
 use super::app::App;
 use super::connection::{self, Deadlines};
 use super::gate::Access;
+use crate::log_rate::LogRateLimiter;
 use axum::Router;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
@@ -52,11 +53,14 @@ impl Connections {
         (app, router): (Arc<App>, Router),
         deadlines: Deadlines,
     ) {
+        let failures = LogRateLimiter::default();
         loop {
             let stream = match listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    tracing::warn!(%error, "accept failed");
+                    if let Some(unlogged) = failures.allow(Instant::now()) {
+                        tracing::warn!(%error, unlogged, "accept failed");
+                    }
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                     continue;
                 }

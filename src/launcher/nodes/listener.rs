@@ -3,8 +3,9 @@
 use super::HANDSHAKE_TIME;
 use super::handshake::{HandshakeError, admit};
 use super::registry::Registry;
-use super::seldom::Seldom;
+
 use crate::config::{Cluster, Secret};
+use crate::log_rate::LogRateLimiter;
 use anyhow::{Context, Result};
 use protocol::FromNode;
 use std::io;
@@ -52,7 +53,7 @@ impl Door {
     pub fn receive(self, registry: &Arc<Registry>) -> io::Result<()> {
         tracing::info!(address = %self.address, nodes = registry.nodes(), "waiting for the other nodes");
         let (secret, registry) = (self.secret, Arc::clone(registry));
-        let refusals = Arc::new(Seldom::default());
+        let refusals = Arc::new(LogRateLimiter::default());
         let guests = Guests { secret, registry, strangers: Arc::new(()), refusals };
         let accept = move || {
             for stream in self.listener.incoming() {
@@ -73,7 +74,7 @@ struct Guests {
     /// As many other handles of it as there are connections that have proved nothing yet.
     strangers: Arc<()>,
     /// Of those that were told.
-    refusals: Arc<Seldom>,
+    refusals: Arc<LogRateLimiter>,
 }
 
 impl Guests {
@@ -103,12 +104,12 @@ impl Guests {
 }
 
 /// Says in the log who was not let in, unless that was said often enough lately.
-fn tell(error: &HandshakeError, stream: &TcpStream, refusals: &Seldom) {
+fn tell(error: &HandshakeError, stream: &TcpStream, refusals: &LogRateLimiter) {
     let peer = stream.peer_addr().ok();
     if error.is_of_a_stranger() {
         return tracing::debug!(?peer, %error, "no node");
     }
-    if let Some(untold) = refusals.tell(Instant::now()) {
+    if let Some(untold) = refusals.allow(Instant::now()) {
         tracing::warn!(?peer, %error, untold, "a node was not let in");
     }
 }

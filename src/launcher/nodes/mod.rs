@@ -15,7 +15,6 @@ mod proof;
 mod registry;
 mod remote_executor;
 mod remote_group;
-mod seldom;
 
 pub use listener::Door;
 pub use registry::{Expected, Registry};

@@ -8,7 +8,7 @@ use axum::routing::get as on_get;
 use hadron::server::connection::Deadlines;
 use hadron::server::listen::{Connections, bind};
 use hadron::server::routes::router;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit, setrlimit};
 use serde_json::json;
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -216,6 +216,22 @@ fn where_descriptors_run_out_probes_are_still_answered() {
         client.send("POST", "/v1/completions", "", br#"{"prompt":"a","max_tokens":1}"#);
         client.read().is_some_and(|reply| reply.status == 200)
     });
+}
+
+#[test]
+fn accept_failures_are_a_few_lines_a_minute() {
+    let mut process = Process::start(&["--threads", "1"]);
+    let pid = Pid::from_raw(process.id() as i32);
+    let open = fs::read_dir(format!("/proc/{}/fd", process.id())).unwrap().count() as u64;
+    // Its connections are limited by what it had at its start.
+    let few = Rlimit { current: Some(open + 3), ..getrlimit(Resource::Nofile) };
+    prlimit(pid, Resource::Nofile, few).unwrap();
+    let _crowd: Vec<_> = (0..20).map(|_| TcpStream::connect(process.address).unwrap()).collect();
+    std::thread::sleep(Duration::from_secs(2));
+    process.signal("KILL");
+    process.exits_within(SOON);
+    let lines = process.said().matches("accept failed").count();
+    assert!((1..=8).contains(&lines), "{lines} lines in 2 s");
 }
 
 #[test]
