@@ -6,7 +6,7 @@ use crate::config::BindMode;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EndpointError {
     /// Not an address.
-    #[error("{key} {endpoint}: not tcp://HOST:PORT, ipc://PATH or inproc://NAME")]
+    #[error("{key} {endpoint}: not tcp://HOST:PORT or ipc://PATH")]
     Shape {
         /// Which setting.
         key: &'static str,
@@ -52,9 +52,9 @@ pub(super) fn of_rank(
             let own = port.checked_add(rank).ok_or(EndpointError::Port { endpoint, port, rank })?;
             Ok(format!("tcp://{host}:{own}"))
         }
-        "ipc" | "inproc" if rest.is_empty() => Err(wrong()),
-        "ipc" | "inproc" if rank == 0 => Ok(endpoint.to_owned()),
-        "ipc" | "inproc" => Ok(format!("{endpoint}_dp{rank}")),
+        "ipc" if rest.is_empty() || rest == "*" => Err(wrong()),
+        "ipc" if rank == 0 => Ok(endpoint.to_owned()),
+        "ipc" => Ok(format!("{endpoint}_dp{rank}")),
         _ => Err(wrong()),
     }
 }
@@ -82,11 +82,6 @@ pub(super) fn binds(mode: BindMode, endpoint: &str) -> bool {
 /// Whether every interface of the machine is meant.
 pub(super) fn is_public(endpoint: &str) -> bool {
     host(endpoint).is_some_and(|host| matches!(host, "*" | "0.0.0.0" | "::"))
-}
-
-/// Whether the address is one of IPv6, which sockets must be told.
-pub(super) fn is_v6(endpoint: &str) -> bool {
-    host(endpoint).is_some_and(|host| host.contains(':'))
 }
 
 /// What a topic may name.
@@ -132,9 +127,19 @@ mod tests {
         assert_eq!(of("tcp://*:5557", 3).as_deref(), Some("tcp://*:5560"));
         assert_eq!(of("tcp://127.0.0.1:0", 3).as_deref(), Some("tcp://127.0.0.1:0"));
         assert_eq!(of("tcp://[::1]:5557", 1).as_deref(), Some("tcp://[::1]:5558"));
-        assert_eq!(of("inproc://cache", 0).as_deref(), Some("inproc://cache"));
-        assert_eq!(of("inproc://cache", 2).as_deref(), Some("inproc://cache_dp2"));
-        for wrong in ["", "tcp://", "tcp://:1", "tcp://h", "tcp://h:70000", "udp://h:1", "ipc://"] {
+        assert_eq!(of("ipc:///cache", 0).as_deref(), Some("ipc:///cache"));
+        assert_eq!(of("ipc:///cache", 2).as_deref(), Some("ipc:///cache_dp2"));
+        for wrong in [
+            "",
+            "tcp://",
+            "tcp://:1",
+            "tcp://h",
+            "tcp://h:70000",
+            "udp://h:1",
+            "ipc://",
+            "ipc://*",
+            "inproc://cache",
+        ] {
             assert_eq!(of(wrong, 0), None, "{wrong}");
         }
         assert_eq!(of("tcp://h:65535", 1), None);
@@ -150,7 +155,6 @@ mod tests {
             "tcp://[::1]:1",
             "tcp://localhost:1",
             "ipc:///tmp/x",
-            "inproc://x",
         ] {
             assert!(binds(BindMode::Auto, endpoint), "{endpoint}");
         }

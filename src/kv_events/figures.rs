@@ -3,7 +3,7 @@
 use super::feed::Changes;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counters of one publisher; all grow, but for those of the queue.
+/// Counters of one publisher; all grow, but for those of the queue and `subscribers`.
 #[derive(Debug, Default)]
 pub struct Figures {
     /// Batches published, beats included.
@@ -20,7 +20,13 @@ pub struct Figures {
     pub replayed: AtomicU64,
     /// Replay requests of no known shape.
     pub malformed: AtomicU64,
-    /// Messages that could not be encoded or sent.
+    /// Subscriptions and other frames of subscribers that match no batch: they are not kept.
+    pub ignored_subscriptions: AtomicU64,
+    /// Connections closed because there were too many, or because the peer broke the protocol or was too late.
+    pub rejected_peers: AtomicU64,
+    /// Connections of the PUB socket.
+    pub subscribers: AtomicU64,
+    /// Messages that could not be encoded.
     pub errors: AtomicU64,
     /// Batches that wait for the publisher's thread.
     pub queue_depth: AtomicU64,

@@ -20,13 +20,23 @@ pub struct Entry {
     pub payload: Arc<[u8]>,
 }
 
-/// What a replay request gets.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The answer to a replay request, made as it is sent: `Journal::next_of` gives its batches, and the end marker
+/// follows. It holds no batch of its own but a snapshot that has not been given yet.
+#[derive(Debug)]
 pub struct Replay {
-    /// In order; the end marker follows.
-    pub entries: Vec<Entry>,
+    next: u64,
+    /// Number after the last batch.
+    end: u64,
+    snapshot: Option<Entry>,
     /// Whether it is one batch made for this request, from which a set can be built anew.
     pub is_snapshot: bool,
+}
+
+impl Replay {
+    /// Bytes of a snapshot that has not been given yet.
+    pub(super) fn snapshot_bytes(&self) -> usize {
+        self.snapshot.as_ref().map_or(0, |entry| entry.payload.len())
+    }
 }
 
 /// Sequence, ring and mirror of one replica.
@@ -107,21 +117,59 @@ impl Journal {
     ///
     /// Errors: a snapshot cannot be encoded.
     pub fn replay(&mut self, ts: f64, start: u64) -> io::Result<Replay> {
-        let oldest = self.ring.front().map_or(self.next, |entry| entry.seq);
-        if start >= oldest || oldest == self.epoch {
-            let skipped = start.saturating_sub(oldest).min(self.ring.len() as u64) as usize;
-            let entries = self.ring.range(skipped..).cloned().collect();
-            return Ok(Replay { entries, is_snapshot: false });
+        let end = self.next;
+        if self.holds(start) {
+            let next = start.max(self.oldest());
+            return Ok(Replay { next, end, snapshot: None, is_snapshot: false });
         }
-        let seq = self.next - 1; // The ring has moved on, so something was published.
+        let snapshot = Some(self.snapshot(ts)?);
+        Ok(Replay { next: end, end, snapshot, is_snapshot: true })
+    }
+
+    /// Whether a replay from `start` on needs no snapshot.
+    pub fn holds(&self, start: u64) -> bool {
+        start >= self.oldest() || self.oldest() == self.epoch
+    }
+
+    /// Whether the rest of a replay needs a snapshot: the ring has moved on since.
+    pub fn has_lost(&self, replay: &Replay) -> bool {
+        replay.next < replay.end && replay.next < self.oldest()
+    }
+
+    /// The next batch of a replay. One whose batches have left the ring meanwhile goes on with a snapshot.
+    ///
+    /// Errors: the snapshot cannot be encoded.
+    pub fn next_of(&mut self, ts: f64, replay: &mut Replay) -> io::Result<Option<Entry>> {
+        if let Some(snapshot) = replay.snapshot.take() {
+            return Ok(Some(snapshot));
+        }
+        if self.has_lost(replay) {
+            (replay.next, replay.is_snapshot) = (replay.end, true);
+            return self.snapshot(ts).map(Some);
+        }
+        if replay.next >= replay.end {
+            return Ok(None);
+        }
+        let entry = self.ring.get((replay.next - self.oldest()) as usize).cloned();
+        replay.next += 1;
+        Ok(entry)
+    }
+
+    /// Number of the oldest batch in the ring; that of the next one if it is empty.
+    fn oldest(&self) -> u64 {
+        self.ring.front().map_or(self.next, |entry| entry.seq)
+    }
+
+    /// One batch under the last number: a clear, then all blocks. Something has been published.
+    fn snapshot(&mut self, ts: f64) -> io::Result<Entry> {
         let entry = if let Some(snapshot) = self.snapshot.take() {
             snapshot
         } else {
             let payload = self.encoder.batch(ts, &self.mirror.snapshot())?.into();
-            Entry { seq, payload }
+            Entry { seq: self.next - 1, payload }
         };
         self.snapshot = Some(entry.clone());
-        Ok(Replay { entries: vec![entry], is_snapshot: true })
+        Ok(entry)
     }
 
     /// Blocks that a subscriber knows who has missed nothing.

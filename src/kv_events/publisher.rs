@@ -6,25 +6,27 @@ use super::endpoint::TopicWords;
 use super::feed::{Bell, Changes, Feed, Room, unix_seconds};
 use super::figures::{Figures, count};
 use super::journal::{Entry, Journal};
-use super::replay::ReplayDesk;
+use super::publish::PublishSocket;
+use super::replay::{Library, ReplaySocket};
 use super::sockets::{self, SocketError, Sockets};
 use super::source::Source;
 use crate::config::{KvEventsConfig, SequenceStart};
 use protocol::{KvEvent, KvKind, KvSpec};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, Read};
-use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-use zmq::{Context, DONTWAIT, POLLIN, PollItem, Socket};
 
 /// Batches sent before replays get a turn.
 const BATCHES_PER_TURN: usize = 1024;
 /// At the end: time for what still waits.
 const FLUSH: Duration = Duration::from_secs(1);
+/// Longest sleep while a peer has a deadline or sends too fast.
+const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 /// Blocks of the primary tier, whatever the device is.
 const PRIMARY_MEDIUM: &str = "GPU";
 
@@ -44,7 +46,7 @@ impl Bound {
             SequenceStart::Clock => (unix_seconds() * 1e6) as u64,
             SequenceStart::Zero => 0,
         };
-        let sockets = sockets::open(config, &Context::new(), &words)?;
+        let sockets = sockets::open(config, &words)?;
         Ok(Self { config: config.clone(), words, sockets })
     }
 
@@ -70,7 +72,9 @@ impl Bound {
         wire.set_nonblocking(true)?;
         woken.set_nonblocking(true)?;
         let sleeping = Arc::new(AtomicBool::new(false));
-        let (replay, replay_endpoint) = replay.unzip();
+        let (replay, replay_endpoint) =
+            replay.map(|bound| (bound.listener, bound.endpoint)).unzip();
+        let publish = PublishSocket::new(&config, publish, &topic, &wire, Arc::clone(&figures))?;
         let source = Arc::new(Source {
             rank: words.rank,
             endpoint,
@@ -89,8 +93,7 @@ impl Bound {
             journal,
             changes,
             publish,
-            replay: replay.map(|router| ReplayDesk::new(router, &topic)),
-            topic,
+            replay: replay.map(|listener| ReplaySocket::new(listener, &topic)),
             woken,
             sleeping,
             source: Arc::clone(&source),
@@ -145,9 +148,8 @@ impl Publisher {
 struct Desk {
     journal: Journal,
     changes: Receiver<Changes>,
-    publish: Socket,
-    topic: String,
-    replay: Option<ReplayDesk>,
+    publish: PublishSocket,
+    replay: Option<ReplaySocket>,
     woken: UnixStream,
     sleeping: Arc<AtomicBool>,
     source: Arc<Source>,
@@ -159,11 +161,16 @@ impl Desk {
     fn run(mut self) {
         self.append(unix_seconds(), &[KvEvent::Cleared]);
         loop {
-            let Ok(more) = self.publish_waiting() else { return };
-            let figures = &self.source.figures;
-            let replay = self.replay.as_mut();
-            let due = replay.is_some_and(|r| r.turn(unix_seconds(), &mut self.journal, figures));
-            if !more && !due {
+            let Ok(mut more) = self.publish_waiting() else {
+                return self.publish.flush(FLUSH);
+            };
+            let now = Instant::now();
+            more |= self.publish.turn(now);
+            if let Some(replay) = &mut self.replay {
+                let (journal, figures) = (&mut self.journal, &*self.source.figures);
+                more |= replay.turn(now, &mut Library { journal, figures, ts: unix_seconds() });
+            }
+            if !more {
                 self.sleep();
             }
         }
@@ -210,30 +217,33 @@ impl Desk {
         figures.seq.store(entry.seq, Ordering::Relaxed);
         count(&figures.batches, 1);
         count(&figures.events, events as u64);
-        let seq = entry.seq.to_be_bytes();
-        // A PUB socket never waits: whoever reads too slowly misses batches, and sees it by the number.
-        let frames: [&[u8]; 3] = [self.topic.as_bytes(), &seq, &entry.payload];
-        if self.publish.send_multipart(frames, DONTWAIT).is_err() {
-            count(&figures.errors, 1);
-        }
-        self.sent = Instant::now();
+        // A subscriber that reads too slowly misses batches, and sees it by the number.
+        let now = Instant::now();
+        self.publish.send(entry.seq, entry.payload, now);
+        self.sent = now;
     }
 
     /// Sleeps until something was handed over or asked for, or a beat is due.
     fn sleep(&mut self) {
         self.sleeping.store(true, Ordering::SeqCst);
-        // Whoever handed over before the line above has not rung.
-        if !matches!(self.publish_waiting(), Ok(false)) {
+        // What was handed over before the line above has not rung, and is sent by the sockets' next turn.
+        let sent = self.sent;
+        if !matches!(self.publish_waiting(), Ok(false)) || self.sent != sent {
             self.sleeping.store(false, Ordering::SeqCst);
             return;
         }
         let beat = self.source.config.idle_beat();
-        let left = beat.map(|beat| beat.saturating_sub(self.sent.elapsed()));
-        let timeout_ms = left.map_or(-1, |left| left.as_millis() as i64 + 1);
-        let mut items = vec![PollItem::from_fd(self.woken.as_raw_fd(), POLLIN)];
-        items.extend(self.replay.as_ref().map(|replay| replay.router.as_poll_item(POLLIN)));
+        let mut left = beat.map(|beat| beat.saturating_sub(self.sent.elapsed()));
+        let mut polled = vec![PollFd::new(&self.woken, PollFlags::IN)];
+        let mut needs_time = self.publish.watch(&mut polled);
+        needs_time |= self.replay.as_ref().is_some_and(|replay| replay.watch(&mut polled));
+        if needs_time {
+            left = Some(left.map_or(LOOK_INTERVAL, |left| left.min(LOOK_INTERVAL)));
+        }
+        // A day and more ends at once, and the sleep begins anew.
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
         // An interrupted wait is a short one.
-        let _ = zmq::poll(&mut items, timeout_ms);
+        let _ = poll(&mut polled, timeout.as_ref());
         self.sleeping.store(false, Ordering::SeqCst);
         let mut rings = [0; 64];
         while (&self.woken).read(&mut rings).is_ok_and(|n| n == rings.len()) {}

@@ -1,98 +1,290 @@
-//! The ROUTER socket: answers replay requests, a few messages at a time.
+//! The ROUTER socket: answers replay requests, one at a time for each peer, as fast as the peer takes the answer.
 
 use super::figures::{Figures, count};
-use super::journal::{Entry, Journal};
-use std::collections::VecDeque;
-use zmq::{DONTWAIT, Socket};
+use super::journal::{Entry, Journal, Replay};
+use super::zmtp::{
+    FrameHead, Outgoing, Peer, PeerError, PeerListener, PeerState, PeerTable, SocketKind,
+    Transmitted, frame_header, put_frame,
+};
+use rustix::event::PollFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-/// Messages sent before live batches get a turn.
-const MESSAGES_PER_TURN: usize = 64;
-/// Requests in the making; more wait in the socket.
-const REQUESTS_MAX: usize = 16;
+/// Connections at a time.
+const PEERS_MAX: usize = 64;
+/// Bytes of a frame that are kept: READY with an identity and properties is the longest.
+const BODY_BYTES_MAX: usize = 1 << 10;
+/// Bytes sent to a peer before live batches and other peers have their turn.
+const BYTES_PER_TURN: usize = 1 << 20;
+/// Snapshots that are being sent at a time; a request for another one waits.
+const SNAPSHOTS_MAX: usize = 4;
+/// Time that a peer has for a snapshot: at least so long, and so long for each mebibyte.
+const SNAPSHOT_TIME: Duration = Duration::from_secs(30);
+const SNAPSHOT_TIME_PER_MIB: Duration = Duration::from_secs(4);
 /// Sequence of the end marker.
 const END: [u8; 8] = [0xff; 8];
 
-/// Answers in the making.
-pub(super) struct ReplayDesk {
-    pub(super) router: Socket,
-    topic: Vec<u8>,
-    pending: VecDeque<Answer>,
+/// The frames of one request, of which nothing is kept but the number.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct RequestFrames {
+    /// Frames of the message so far.
+    frames: u64,
+    start: Option<u64>,
+    is_wrong: bool,
 }
 
+/// What a message on the ROUTER socket asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Request {
+    /// All batches from this number on.
+    From(u64),
+    /// It is not `["", u64 BE]`.
+    Malformed,
+}
+
+impl RequestFrames {
+    /// Takes a frame; the request, once the message is complete.
+    pub fn take(&mut self, head: FrameHead, body: &[u8]) -> Option<Request> {
+        if head.is_command {
+            return None;
+        }
+        match self.frames {
+            0 => self.is_wrong = !(body.is_empty() && head.is_whole),
+            1 => self.start = body.try_into().ok().map(u64::from_be_bytes),
+            _ => self.is_wrong = true,
+        }
+        self.frames += 1;
+        if head.has_more {
+            return None;
+        }
+        let Self { start, is_wrong, .. } = std::mem::take(self);
+        Some(start.filter(|_| !is_wrong).map_or(Request::Malformed, Request::From))
+    }
+}
+
+/// A peer that may ask for replays.
+#[derive(Debug, Default)]
+struct ReplayPeer {
+    frames: RequestFrames,
+    /// A request that waits for its turn.
+    wanted: Option<u64>,
+    answer: Option<Answer>,
+}
+
+#[derive(Debug)]
 struct Answer {
-    peer: Vec<u8>,
-    entries: std::vec::IntoIter<Entry>,
+    replay: Replay,
+    /// Whether the end marker has been handed over.
+    is_complete: bool,
+    /// Until when a snapshot has to be sent.
+    deadline: Option<SnapshotDeadline>,
 }
 
-impl ReplayDesk {
-    pub(super) fn new(router: Socket, topic: &str) -> Self {
-        Self { router, topic: topic.as_bytes().to_vec(), pending: VecDeque::new() }
+#[derive(Debug)]
+struct SnapshotDeadline {
+    at: Instant,
+    after: Duration,
+}
+
+impl PeerState for ReplayPeer {
+    fn is_idle(&self) -> bool {
+        self.reads()
     }
 
-    /// Takes requests in and sends some of what is due; whether there is more to do at once.
-    pub(super) fn turn(&mut self, now: f64, journal: &mut Journal, figures: &Figures) -> bool {
-        while self.pending.len() < REQUESTS_MAX {
-            let Ok(frames) = self.router.recv_multipart(DONTWAIT) else { break };
-            let Some((peer, start)) = request(frames) else {
-                count(&figures.malformed, 1);
-                continue;
+    fn reads(&self) -> bool {
+        self.wanted.is_none() && self.answer.is_none()
+    }
+}
+
+/// What answers are made of.
+pub(super) struct Library<'a> {
+    /// Batches and snapshots.
+    pub(super) journal: &'a mut Journal,
+    /// Where answers are counted.
+    pub(super) figures: &'a Figures,
+    /// Unix time.
+    pub(super) ts: f64,
+}
+
+/// The socket that answers replay requests.
+pub(super) struct ReplaySocket {
+    peers: PeerTable<ReplayPeer>,
+    topic: Vec<u8>,
+}
+
+impl ReplaySocket {
+    pub(super) fn new(listener: PeerListener, topic: &str) -> Self {
+        let peers = PeerTable::new(SocketKind::Router, Some(listener), PEERS_MAX, BODY_BYTES_MAX);
+        Self { peers, topic: topic.as_bytes().to_vec() }
+    }
+
+    /// Takes requests in and sends what is due; whether there is more to do at once.
+    pub(super) fn turn(&mut self, now: Instant, library: &mut Library<'_>) -> bool {
+        self.peers.accept(now, library.figures);
+        let mut snapshots = self.snapshots();
+        let (topic, mut more) = (&self.topic, false);
+        let figures = library.figures;
+        self.peers.serve(figures, |peer| {
+            take_request(peer, now, figures)?;
+            begin(&mut peer.state, now, library, &mut snapshots);
+            let Some(answer) = &mut peer.state.answer else {
+                return peer.connection.transmit(BYTES_PER_TURN, || None).map(drop);
             };
-            match journal.replay(now, start) {
-                Ok(replay) => {
-                    count(&figures.replays, 1);
-                    count(&figures.snapshots, u64::from(replay.is_snapshot));
-                    self.pending.push_back(Answer { peer, entries: replay.entries.into_iter() });
+            if let Some(SnapshotDeadline { at, after }) = answer.deadline
+                && now >= at
+            {
+                return Err(PeerError::Late { what: "a snapshot was not taken", after });
+            }
+            if library.journal.has_lost(&answer.replay) {
+                // It goes on with a snapshot.
+                if snapshots >= SNAPSHOTS_MAX {
+                    return Err(PeerError::Crowded(SNAPSHOTS_MAX));
                 }
-                Err(_) => count(&figures.errors, 1),
+                snapshots += 1;
             }
-        }
-        for _ in 0..MESSAGES_PER_TURN {
-            let Some(mut answer) = self.pending.pop_front() else { return false };
-            if let Some(entry) = answer.entries.next() {
-                self.send(
-                    &answer.peer,
-                    &self.topic,
-                    entry.seq.to_be_bytes(),
-                    &entry.payload,
-                    figures,
-                );
-                count(&figures.replayed, 1);
-                self.pending.push_back(answer);
-            } else {
-                self.send(&answer.peer, b"", END, b"", figures);
+            let next = || next_message(answer, now, library, topic);
+            match peer.connection.transmit(BYTES_PER_TURN, next)? {
+                Transmitted::All => {
+                    peer.state.answer = None;
+                    more = true; // Another request may have come.
+                }
+                Transmitted::Budget => more = true,
+                Transmitted::Blocked => {}
             }
-        }
-        !self.pending.is_empty()
+            Ok(())
+        });
+        more
     }
 
-    fn send(&self, peer: &[u8], topic: &[u8], seq: [u8; 8], payload: &[u8], figures: &Figures) {
-        // What is due to a peer that left, or that reads nothing, is dropped by the socket.
-        if self.router.send_multipart([peer, b"", topic, &seq, payload], DONTWAIT).is_err() {
-            count(&figures.errors, 1);
-        }
+    fn snapshots(&self) -> usize {
+        let answers = self.peers.iter().filter_map(|peer| peer.state.answer.as_ref());
+        answers.filter(|answer| answer.deadline.is_some()).count()
+    }
+
+    /// Adds what to wait for; whether something has to be done after a while even if nothing happens.
+    pub(super) fn watch<'a>(&'a self, polled: &mut Vec<PollFd<'a>>) -> bool {
+        self.peers.watch(polled) | self.peers.iter().any(|peer| !peer.state.reads())
     }
 }
 
-/// Who asks, and from which number on; `None` if the message is not `[id, "", u64 BE]`.
-pub fn request(frames: Vec<Vec<u8>>) -> Option<(Vec<u8>, u64)> {
-    let [peer, delimiter, start] = <[Vec<u8>; 3]>::try_from(frames).ok()?;
-    let start = <[u8; 8]>::try_from(start).ok()?;
-    delimiter.is_empty().then(|| (peer, u64::from_be_bytes(start)))
+/// Reads up to the next request, if the last one is answered.
+fn take_request(
+    peer: &mut Peer<ReplayPeer>,
+    now: Instant,
+    figures: &Figures,
+) -> Result<(), PeerError> {
+    while peer.state.reads() {
+        let Some(head) = peer.connection.next_frame(now)? else { break };
+        match peer.state.frames.take(head, peer.connection.body()) {
+            Some(Request::From(start)) => peer.state.wanted = Some(start),
+            Some(Request::Malformed) => count(&figures.malformed, 1),
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+/// Begins the answer to a request that waits, unless it needs a snapshot and too many are being sent.
+fn begin(state: &mut ReplayPeer, now: Instant, library: &mut Library<'_>, snapshots: &mut usize) {
+    let Library { journal, figures, ts } = library;
+    let fits = |start: &mut u64| journal.holds(*start) || *snapshots < SNAPSHOTS_MAX;
+    let Some(start) = state.wanted.take_if(fits) else { return };
+    let Ok(replay) = journal.replay(*ts, start) else {
+        return count(&figures.errors, 1);
+    };
+    count(&figures.replays, 1);
+    let mut answer = Answer { replay, is_complete: false, deadline: None };
+    if answer.replay.is_snapshot {
+        count(&figures.snapshots, 1);
+        *snapshots += 1;
+        answer.set_deadline(now, answer.replay.snapshot_bytes());
+    }
+    state.answer = Some(answer);
+}
+
+impl Answer {
+    fn set_deadline(&mut self, now: Instant, bytes: usize) {
+        let mib = u32::try_from(bytes >> 20).unwrap_or(u32::MAX);
+        let after = SNAPSHOT_TIME + SNAPSHOT_TIME_PER_MIB.saturating_mul(mib);
+        self.deadline = Some(SnapshotDeadline { at: now + after, after });
+    }
+}
+
+/// The next message of an answer; `None` after the end marker.
+fn next_message(
+    answer: &mut Answer,
+    now: Instant,
+    library: &mut Library<'_>,
+    topic: &[u8],
+) -> Option<Arc<Outgoing>> {
+    if answer.is_complete {
+        return None;
+    }
+    let Library { journal, figures, ts } = library;
+    let was_snapshot = answer.replay.is_snapshot;
+    let entry = journal.next_of(*ts, &mut answer.replay).unwrap_or_else(|_| {
+        count(&figures.errors, 1);
+        None
+    });
+    let Some(Entry { seq, payload }) = entry else {
+        answer.is_complete = true;
+        return Some(message(b"", END, Arc::default()));
+    };
+    if answer.replay.is_snapshot && !was_snapshot {
+        count(&figures.snapshots, 1);
+        answer.set_deadline(now, payload.len());
+    }
+    count(&figures.replayed, 1);
+    Some(message(topic, seq.to_be_bytes(), payload))
+}
+
+fn message(topic: &[u8], seq: [u8; 8], payload: Arc<[u8]>) -> Arc<Outgoing> {
+    let mut head = Vec::with_capacity(topic.len() + 32);
+    put_frame(true, b"", &mut head);
+    put_frame(true, topic, &mut head);
+    put_frame(true, &seq, &mut head);
+    frame_header(false, payload.len(), &mut head);
+    Arc::new(Outgoing { head, payload })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn requests(frames: &[&[u8]]) -> Vec<Request> {
+        let mut request = RequestFrames::default();
+        let last = frames.len() - 1;
+        let take = |(i, body): (usize, &&[u8])| {
+            request.take(FrameHead { is_command: false, has_more: i < last, is_whole: true }, body)
+        };
+        frames.iter().enumerate().filter_map(take).collect()
+    }
+
     #[test]
-    fn other_shapes_are_no_requests() {
-        let ask = |frames: &[&[u8]]| request(frames.iter().map(|f| f.to_vec()).collect());
+    fn other_shapes_are_malformed_requests() {
         let start = 258_u64.to_be_bytes();
-        assert_eq!(ask(&[b"id", b"", &start]), Some((b"id".to_vec(), 258)));
-        assert_eq!(ask(&[b"id", &start]), None);
-        assert_eq!(ask(&[b"id", b"x", &start]), None);
-        assert_eq!(ask(&[b"id", b"", b"258"]), None);
-        assert_eq!(ask(&[b"id", b"", &start, b""]), None);
-        assert_eq!(ask(&[]), None);
+        assert_eq!(requests(&[b"", &start]), [Request::From(258)]);
+        for wrong in [
+            &[&start[..]][..],
+            &[b"x", &start],
+            &[b"", b"258"],
+            &[b"", &start, b""],
+            &[b"id", b"", &start],
+            &[b""],
+        ] {
+            assert_eq!(requests(wrong), [Request::Malformed], "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn an_endless_message_keeps_nothing() {
+        let mut request = RequestFrames::default();
+        let more = FrameHead { is_command: false, has_more: true, is_whole: true };
+        for _ in 0..100_000 {
+            assert_eq!(request.take(more, b"12345678"), None);
+        }
+        let last = FrameHead { has_more: false, ..more };
+        assert_eq!(request.take(last, b""), Some(Request::Malformed));
+        assert_eq!(request, RequestFrames::default());
     }
 }

@@ -1,17 +1,51 @@
-//! Requests for a replay of KV events, and the payloads of batches, which subscribers read.
+//! Requests for a replay of KV events as frames and as bytes of a connection, and the payloads of batches, which
+//! subscribers read.
 
-use hadron::kv_events::{decode, replay_request};
+use hadron::kv_events::{FrameHead, FrameReader, Request, RequestFrames, decode};
+
+/// Longest body that the reader is to keep.
+const BODY_BYTES_MAX: usize = 16;
 
 pub(crate) fn run(data: &[u8]) {
     let _ = decode(data); // Refusals are the rule.
+    read_frames(data);
     // The first byte of each frame is its length, as far as there are bytes.
     let (mut frames, mut rest) = (Vec::new(), data);
     while let Some((&length, behind)) = rest.split_first() {
         let (frame, behind) = behind.split_at(behind.len().min(usize::from(length)));
-        frames.push(frame.to_vec());
+        frames.push(frame);
         rest = behind;
     }
-    let read = replay_request(frames.clone());
-    let is_one = frames.len() == 3 && frames[1].is_empty() && frames[2].len() == 8;
-    assert_eq!(read.is_some(), is_one);
+    let mut request = RequestFrames::default();
+    let mut read = None;
+    for (i, body) in frames.iter().enumerate() {
+        assert_eq!(read, None, "a request before its last frame");
+        let has_more = i + 1 < frames.len();
+        read = request.take(FrameHead { is_command: false, has_more, is_whole: true }, body);
+    }
+    let is_one = frames.len() == 2 && frames[0].is_empty() && frames[1].len() == 8;
+    assert_eq!(matches!(read, Some(Request::From(_))), is_one);
+}
+
+/// Frames are read alike at once and byte by byte, and no longer body is kept than there is room for.
+fn read_frames(data: &[u8]) {
+    let whole = all_frames(data, data.len().max(1));
+    assert_eq!(all_frames(data, 1), whole);
+}
+
+fn all_frames(data: &[u8], chunk: usize) -> Vec<(FrameHead, Vec<u8>)> {
+    let (mut reader, mut frames) = (FrameReader::new(BODY_BYTES_MAX), Vec::new());
+    for mut part in data.chunks(chunk) {
+        while !part.is_empty() {
+            match reader.read(&mut part) {
+                Ok(Some(head)) => {
+                    assert!(reader.body().len() <= BODY_BYTES_MAX);
+                    frames.push((head, reader.body().to_vec()));
+                }
+                Ok(None) => {}
+                Err(_) => return frames,
+            }
+        }
+    }
+    frames
 }

@@ -37,6 +37,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("rmp-serde", &["hadron", "protocol"]),
     ("rmp", &["hadron"]),
     ("zmq", &["hadron"]),
+    ("socket2", &["hadron"]),
     ("crc32c", &["protocol"]),
     ("rustix", &["collectives", "hadron"]),
     ("prometheus", &["hadron"]),

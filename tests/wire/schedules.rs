@@ -151,7 +151,8 @@ impl Subscriber {
     }
 
     fn catch_up(&mut self, server: &mut Server, chance: &mut Chance, reliable: bool, from: u64) {
-        for entry in server.journal.replay(1.0, from).unwrap().entries {
+        let mut replay = server.journal.replay(1.0, from).unwrap();
+        while let Some(entry) = server.journal.next_of(1.0, &mut replay).unwrap() {
             if !reliable && chance.one_in(6) {
                 return;
             }

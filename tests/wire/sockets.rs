@@ -221,6 +221,84 @@ fn what_a_reader_holds_up_is_bounded_in_bytes() {
     assert_eq!(seq, publisher.source().figures.seq.load(Ordering::Relaxed));
 }
 
+/// Until a subscription is known nothing comes, and a subscription has no answer to wait for.
+fn gets_batches(feed: &mut Feed, subscriber: &Socket, publisher: &Publisher) {
+    subscriber.set_rcvtimeo(10).unwrap();
+    let start = Instant::now();
+    while subscriber.recv_multipart(0).is_err() {
+        hand_over(feed, stored(1));
+        assert!(start.elapsed() < Duration::from_secs(20), "no batch");
+    }
+    let last = publisher.source().figures.batches.load(Ordering::Relaxed);
+    hand_over(feed, stored(1));
+    published(publisher, last + 1);
+    subscriber.set_rcvtimeo(WAIT_MS).unwrap();
+    let wanted = publisher.source().figures.seq.load(Ordering::Relaxed).to_be_bytes();
+    while subscriber.recv_multipart(0).unwrap()[1] != wanted {}
+}
+
+#[test]
+fn a_collector_that_binds_is_connected_to_and_again() {
+    let context = Context::new();
+    let bind = |at: &str| {
+        let collector = context.socket(zmq::SUB).unwrap();
+        collector.set_linger(0).unwrap();
+        collector.set_subscribe(b"").unwrap();
+        collector.bind(at).unwrap();
+        collector
+    };
+    let collector = bind("tcp://127.0.0.1:*");
+    let at = collector.get_last_endpoint().unwrap().unwrap();
+    let (mut feed, publisher) = start(&json!({"endpoint": at, "bind": false}));
+    assert_eq!((publisher.source().binds, &publisher.source().endpoint), (false, &at));
+    gets_batches(&mut feed, &collector, &publisher);
+    collector.unbind(&at).unwrap();
+    drop(collector);
+    let start = Instant::now();
+    let again = loop {
+        let socket = context.socket(zmq::SUB).unwrap();
+        socket.set_subscribe(b"").unwrap();
+        match socket.bind(&at) {
+            Ok(()) => break socket,
+            Err(_) => assert!(start.elapsed() < Duration::from_secs(20), "{at} stays taken"),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    gets_batches(&mut feed, &again, &publisher);
+}
+
+#[test]
+fn ipc_endpoints_publish_and_replay() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| format!("ipc://{}", folder.path().join(name).display());
+    let keys = json!({"endpoint": at("events"), "replay_endpoint": at("replay")});
+    let (mut feed, publisher) = start(&keys);
+    let subscriber = subscribe(&Context::new(), &publisher, "");
+    gets_batches(&mut feed, &subscriber, &publisher);
+    assert!(replay(&publisher, 0).len() >= 2);
+    drop(feed);
+    publisher.finish();
+    let start = Instant::now();
+    while folder.path().join("events").exists() {
+        assert!(start.elapsed() < Duration::from_secs(20), "the file stays");
+    }
+}
+
+#[test]
+fn heartbeats_of_subscribers_are_answered() {
+    let (mut feed, publisher) = start(&json!({}));
+    let subscriber = Context::new().socket(zmq::SUB).unwrap();
+    subscriber.set_heartbeat_ivl(20).unwrap();
+    subscriber.set_heartbeat_timeout(200).unwrap();
+    subscriber.set_reconnect_ivl(60_000).unwrap();
+    subscriber.set_subscribe(b"").unwrap();
+    subscriber.connect(&publisher.source().endpoint).unwrap();
+    gets_batches(&mut feed, &subscriber, &publisher);
+    std::thread::sleep(Duration::from_secs(1)); // Unanswered, it would have left, and not come back.
+    gets_batches(&mut feed, &subscriber, &publisher);
+    assert_eq!(publisher.source().figures.subscribers.load(Ordering::Relaxed), 1);
+}
+
 #[test]
 fn an_address_in_use_is_named() {
     let (_feed, publisher) = start(&json!({}));

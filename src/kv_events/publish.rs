@@ -1,0 +1,247 @@
+//! The PUB socket: every subscriber gets the batches whose topic it has asked for, as fast as it takes them.
+
+use super::figures::{Figures, count};
+use super::message_ring::MessageRing;
+use super::zmtp::{
+    Connection, Connector, FrameHead, Outgoing, PeerAddress, PeerError, PeerListener, PeerState,
+    PeerTable, SocketKind, Transmitted, frame_header, put_frame,
+};
+use crate::config::KvEventsConfig;
+use rustix::event::PollFd;
+use std::collections::BTreeSet;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Connections at a time.
+const SUBSCRIBERS_MAX: usize = 256;
+/// Bytes of a peer's frame that are kept besides a topic: READY with an identity and properties.
+const BODY_BYTES: usize = 1 << 10;
+/// Bytes sent to a subscriber before the others have their turn.
+const BYTES_PER_TURN: usize = 4 << 20;
+/// A batch of this size that has left the ring is not kept for a subscriber that has taken a part of it.
+const DETACHED_BYTES_MAX: usize = 1 << 20;
+/// Between two looks at what is left at the end.
+const FLUSH_POLL: Duration = Duration::from_millis(1);
+
+/// What a subscriber has asked for. Topics are compared with the publisher's own: whatever else is subscribed to
+/// matches nothing, and is not kept.
+#[derive(Debug, Default)]
+struct Subscriber {
+    /// Lengths of the prefixes of the topic that are subscribed to.
+    prefixes: BTreeSet<usize>,
+    /// Its position in the ring.
+    position: u64,
+    /// Whether the frame that comes next begins a message.
+    is_inside: bool,
+}
+
+impl PeerState for Subscriber {
+    fn is_idle(&self) -> bool {
+        self.prefixes.is_empty()
+    }
+
+    fn reads(&self) -> bool {
+        true
+    }
+}
+
+impl Subscriber {
+    /// Takes note of a frame; whether it was a subscription that matches nothing.
+    fn take(&mut self, head: FrameHead, body: &[u8], topic: &[u8], end: u64) -> bool {
+        let begins = !std::mem::replace(&mut self.is_inside, head.has_more && !head.is_command);
+        let subscription = if head.is_command {
+            let subscribe = body.strip_prefix(b"\x09SUBSCRIBE").map(|prefix| (true, prefix));
+            subscribe.or_else(|| body.strip_prefix(b"\x06CANCEL").map(|prefix| (false, prefix)))
+        } else {
+            match body.split_first() {
+                Some((1, prefix)) if begins => Some((true, prefix)),
+                Some((0, prefix)) if begins => Some((false, prefix)),
+                _ => None,
+            }
+        };
+        match subscription {
+            Some((_, prefix)) if !topic.starts_with(prefix) => return true,
+            Some((true, prefix)) => {
+                if self.prefixes.is_empty() {
+                    self.position = end;
+                }
+                self.prefixes.insert(prefix.len());
+            }
+            Some((false, prefix)) => {
+                self.prefixes.remove(&prefix.len());
+            }
+            None => return !head.is_whole,
+        }
+        false
+    }
+}
+
+/// Where subscribers come from.
+pub(super) enum PublishPlace {
+    /// They connect to this listener.
+    Listens(PeerListener),
+    /// The publisher connects to a collector.
+    Connects(PeerAddress),
+}
+
+/// The socket that batches are published on. It never waits for a subscriber.
+pub(super) struct PublishSocket {
+    topic: Vec<u8>,
+    peers: PeerTable<Subscriber>,
+    connector: Option<Connector>,
+    ring: MessageRing,
+    figures: Arc<Figures>,
+}
+
+impl PublishSocket {
+    /// A socket at `place`. `wake` is written to when a collector has been reached.
+    ///
+    /// Errors: the system gives no thread to reach it with.
+    pub(super) fn new(
+        config: &KvEventsConfig,
+        place: PublishPlace,
+        topic: &str,
+        wake: &UnixStream,
+        figures: Arc<Figures>,
+    ) -> io::Result<Self> {
+        let (listener, connector) = match place {
+            PublishPlace::Listens(listener) => (Some(listener), None),
+            PublishPlace::Connects(address) => {
+                (None, Some(Connector::start(address, wake.try_clone()?)?))
+            }
+        };
+        let body_bytes = topic.len() + BODY_BYTES;
+        let peers = PeerTable::new(SocketKind::Publish, listener, SUBSCRIBERS_MAX, body_bytes);
+        // 0 = as many as there are bytes for, as in ZeroMQ.
+        let len_max = usize::try_from(config.hwm).ok().filter(|&len| len > 0);
+        let ring = MessageRing::new(len_max.unwrap_or(usize::MAX), config.max_queue_bytes);
+        Ok(Self { topic: topic.as_bytes().to_vec(), peers, connector, ring, figures })
+    }
+
+    /// Publishes a batch: subscribers get it by `turn`.
+    pub(super) fn send(&mut self, seq: u64, payload: Arc<[u8]>, now: Instant) {
+        if self.peers.iter().all(|peer| peer.state.prefixes.is_empty()) {
+            return;
+        }
+        let mut head = Vec::with_capacity(self.topic.len() + 32);
+        put_frame(true, &self.topic, &mut head);
+        put_frame(true, &seq.to_be_bytes(), &mut head);
+        frame_header(false, payload.len(), &mut head);
+        let message = Outgoing { head, payload };
+        if self.ring.is_full_for(message.len()) {
+            // Subscribers that keep up miss nothing because many batches came at once.
+            self.turn(now);
+        }
+        self.ring.push(message);
+    }
+
+    /// Takes subscriptions in and sends what subscribers take; whether there is more to do at once.
+    pub(super) fn turn(&mut self, now: Instant) -> bool {
+        self.peers.accept(now, &self.figures);
+        if self.peers.len() == 0
+            && let Some(stream) = self.connector.as_mut().and_then(Connector::next)
+        {
+            self.peers.add(stream, now, &self.figures);
+        }
+        let (ring, topic, figures) = (&self.ring, &self.topic, &self.figures);
+        let mut more = false;
+        self.peers.serve(figures, |peer| {
+            let (connection, state) = (&mut peer.connection, &mut peer.state);
+            while let Some(head) = connection.next_frame(now)? {
+                let ignored = state.take(head, connection.body(), topic, ring.end());
+                count(&figures.ignored_subscriptions, u64::from(ignored));
+            }
+            let waits = !state.prefixes.is_empty();
+            let next = || if waits { ring.take(&mut state.position) } else { None };
+            more |= connection.transmit(BYTES_PER_TURN, next)? == Transmitted::Budget;
+            check_detached(connection)
+        });
+        let waiting = self.peers.iter().filter(|peer| !peer.state.prefixes.is_empty());
+        // What is being sent stays, so that only messages which left for want of room are detached.
+        let needed = waiting
+            .map(|peer| peer.state.position - u64::from(peer.connection.sending().is_some()));
+        self.ring.forget(needed.min().unwrap_or(u64::MAX));
+        self.figures.subscribers.store(self.peers.len() as u64, Ordering::Relaxed);
+        more
+    }
+
+    /// Adds what to wait for; whether something has to be done after a while even if nothing happens.
+    pub(super) fn watch<'a>(&'a self, polled: &mut Vec<PollFd<'a>>) -> bool {
+        self.peers.watch(polled)
+    }
+
+    /// Sends what still waits, for at most `limit`.
+    pub(super) fn flush(&mut self, limit: Duration) {
+        let start = Instant::now();
+        loop {
+            let now = Instant::now();
+            self.turn(now);
+            let mut peers = self.peers.iter().filter(|peer| !peer.state.prefixes.is_empty());
+            let is_done = peers.all(|peer| {
+                peer.state.position >= self.ring.end() && peer.connection.sending().is_none()
+            });
+            if is_done || now.duration_since(start) >= limit {
+                return;
+            }
+            std::thread::sleep(FLUSH_POLL);
+        }
+    }
+}
+
+/// A large batch that only a slow subscriber still holds is not kept for it.
+fn check_detached(connection: &Connection) -> Result<(), PeerError> {
+    let held = connection.sending().is_some_and(|message| {
+        message.len() > DETACHED_BYTES_MAX && Arc::strong_count(message) == 1
+    });
+    if held { Err(PeerError::Slow(DETACHED_BYTES_MAX)) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOPIC: &[u8] = b"kv@pod@m";
+
+    fn message(has_more: bool) -> FrameHead {
+        FrameHead { is_command: false, has_more, is_whole: true }
+    }
+
+    #[test]
+    fn only_prefixes_of_the_topic_are_kept() {
+        let mut subscriber = Subscriber::default();
+        let mut take = |body: &[u8]| subscriber.take(message(false), body, TOPIC, 7);
+        assert!(!take(b"\x01kv@"));
+        assert!(!take(b"\x01"));
+        for number in 0..1_000_u32 {
+            assert!(take(&[b"\x01other", &number.to_be_bytes()[..]].concat()));
+        }
+        assert!(take(b"\x01kv@pod@m and more"));
+        assert!(!take(b"\x00kv@"));
+        assert!(take(b"\x00elsewhere"));
+        assert_eq!((subscriber.prefixes, subscriber.position), ([0].into(), 7));
+    }
+
+    #[test]
+    fn commands_subscribe_and_cancel() {
+        let command = FrameHead { is_command: true, has_more: false, is_whole: true };
+        let mut subscriber = Subscriber::default();
+        assert!(!subscriber.take(command, b"\x09SUBSCRIBEkv@", TOPIC, 0));
+        assert!(!subscriber.is_idle());
+        assert!(!subscriber.take(command, b"\x06CANCELkv@", TOPIC, 0));
+        assert!(subscriber.is_idle());
+    }
+
+    #[test]
+    fn later_frames_of_a_message_subscribe_to_nothing() {
+        let mut subscriber = Subscriber::default();
+        subscriber.take(message(true), b"user", TOPIC, 0);
+        subscriber.take(message(true), b"\x01", TOPIC, 0);
+        subscriber.take(message(false), b"\x01", TOPIC, 0);
+        assert!(subscriber.is_idle());
+        subscriber.take(message(false), b"\x01", TOPIC, 0);
+        assert!(!subscriber.is_idle());
+    }
+}

@@ -1,0 +1,378 @@
+//! One connection: handshake without security, heartbeats, frames in, messages out; never blocks.
+
+use super::error::PeerError;
+use super::frame::{FrameHead, FrameReader, put_command};
+use super::stream::PeerStream;
+use rustix::event::{PollFd, PollFlags};
+use std::io::{ErrorKind, IoSlice};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Bytes read at a time.
+const INPUT_BYTES: usize = 2 << 10;
+/// Bytes that a peer may send in a second; the rest waits in its own buffers. Subscriptions and replay requests are
+/// a few bytes each.
+const INPUT_BYTES_PER_WINDOW: usize = 256 << 10;
+const WINDOW: Duration = Duration::from_secs(1);
+/// Bytes of answers to heartbeats that may wait; further heartbeats are not answered until some are sent.
+const CONTROL_BYTES_MAX: usize = 1 << 10;
+/// From the first moment of a connection to the end of its handshake.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
+/// The greeting of ZMTP 3.1 with the mechanism NULL: signature, version, mechanism, who is server, padding.
+const GREETING: [u8; 64] = {
+    let mut greeting = [0; 64];
+    (greeting[0], greeting[9], greeting[10], greeting[11]) = (0xff, 0x7f, 3, 1);
+    let [n, u, l, ..] = *b"NULL";
+    (greeting[12], greeting[13], greeting[14], greeting[15]) = (n, u, l, l);
+    greeting
+};
+/// Where the mechanism is in a greeting.
+const MECHANISM: std::ops::Range<usize> = 12..32;
+const VERSION_AT: usize = 10;
+
+/// Which socket this side is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SocketKind {
+    /// Sends to subscribers.
+    Publish,
+    /// Answers requests.
+    Router,
+}
+
+impl SocketKind {
+    /// Its READY command.
+    fn ready(self, out: &mut Vec<u8>) {
+        let data: &[u8] = match self {
+            Self::Publish => b"\x0bSocket-Type\0\0\0\x03PUB",
+            Self::Router => b"\x0bSocket-Type\0\0\0\x06ROUTER\x08Identity\0\0\0\0",
+        };
+        put_command(b"READY", data, out);
+    }
+
+    /// Whether it talks to sockets of this type.
+    fn accepts(self, peer: &[u8]) -> bool {
+        match self {
+            Self::Publish => matches!(peer, b"SUB" | b"XSUB"),
+            Self::Router => matches!(peer, b"REQ" | b"DEALER" | b"ROUTER"),
+        }
+    }
+}
+
+/// A message as it goes over the wire.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    /// All frames but the last one's body.
+    pub(crate) head: Vec<u8>,
+    /// Body of the last frame, shared with everything else that holds it.
+    pub(crate) payload: Arc<[u8]>,
+}
+
+impl Outgoing {
+    /// Bytes on the wire.
+    pub(crate) fn len(&self) -> usize {
+        self.head.len() + self.payload.len()
+    }
+
+    fn from(&self, offset: usize) -> [IoSlice<'_>; 2] {
+        let in_payload = offset.saturating_sub(self.head.len());
+        let head = self.head.get(offset..).unwrap_or_default();
+        [IoSlice::new(head), IoSlice::new(&self.payload[in_payload..])]
+    }
+}
+
+/// How far `Connection::transmit` came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Transmitted {
+    /// Everything is sent.
+    All,
+    /// The peer takes no more at the moment.
+    Blocked,
+    /// There is more, and others have their turn first.
+    Budget,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Greeting,
+    Ready,
+    Open,
+}
+
+/// A connection with a peer, in a fixed amount of memory besides the message that is being sent.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    stream: PeerStream,
+    kind: SocketKind,
+    stage: Stage,
+    since: Instant,
+    greeting: Vec<u8>,
+    input: Box<[u8]>,
+    /// The part of `input` that has been read from the stream and not been looked at.
+    unread: std::ops::Range<usize>,
+    reader: FrameReader,
+    /// Greeting, READY and answers to heartbeats that are not sent yet.
+    control: Vec<u8>,
+    sending: Option<Sending>,
+    is_blocked: bool,
+    window: Instant,
+    window_bytes: usize,
+}
+
+#[derive(Debug)]
+struct Sending {
+    message: Arc<Outgoing>,
+    offset: usize,
+}
+
+impl Connection {
+    /// A connection that keeps bodies of up to `body_bytes_max` bytes.
+    pub(crate) fn new(
+        stream: PeerStream,
+        kind: SocketKind,
+        body_bytes_max: usize,
+        now: Instant,
+    ) -> Self {
+        Self {
+            stream,
+            kind,
+            stage: Stage::Greeting,
+            since: now,
+            greeting: Vec::with_capacity(GREETING.len()),
+            input: vec![0; INPUT_BYTES].into(),
+            unread: 0..0,
+            reader: FrameReader::new(body_bytes_max),
+            control: GREETING.to_vec(),
+            sending: None,
+            is_blocked: false,
+            window: now,
+            window_bytes: 0,
+        }
+    }
+
+    /// Whether the handshake is over.
+    pub(crate) fn is_open(&self) -> bool {
+        self.stage == Stage::Open
+    }
+
+    /// The message that is being sent.
+    pub(crate) fn sending(&self) -> Option<&Arc<Outgoing>> {
+        self.sending.as_ref().map(|sending| &sending.message)
+    }
+
+    /// Whether something will have to be done after a while, without a word of the peer.
+    pub(crate) fn needs_time(&self) -> bool {
+        !self.is_open() || self.is_throttled()
+    }
+
+    fn is_throttled(&self) -> bool {
+        self.window_bytes >= INPUT_BYTES_PER_WINDOW
+    }
+
+    /// What to wait for; `None` = nothing but time.
+    pub(crate) fn watch(&self, reads: bool) -> Option<PollFd<'_>> {
+        let mut flags = PollFlags::empty();
+        flags.set(PollFlags::IN, reads && !self.is_throttled());
+        flags.set(PollFlags::OUT, self.is_blocked || !self.control.is_empty());
+        // Without flags the end of a peer would still be reported, again and again.
+        (!flags.is_empty()).then(|| PollFd::from_borrowed_fd(self.stream.as_fd(), flags))
+    }
+
+    /// The next frame of a message, or command other than a heartbeat; its body is `body`. `None` = not yet.
+    ///
+    /// Errors: the connection has to end.
+    pub(crate) fn next_frame(&mut self, now: Instant) -> Result<Option<FrameHead>, PeerError> {
+        if !self.is_open() && now.duration_since(self.since) > HANDSHAKE_TIME {
+            return Err(PeerError::Late { what: "no handshake", after: HANDSHAKE_TIME });
+        }
+        loop {
+            if self.unread.is_empty() && !self.fill(now)? {
+                return Ok(None);
+            }
+            if self.stage == Stage::Greeting {
+                self.greet()?;
+                continue;
+            }
+            let mut rest = &self.input[self.unread.clone()];
+            let head = self.reader.read(&mut rest)?;
+            self.unread.start = self.unread.end - rest.len();
+            let Some(head) = head else { continue };
+            if self.stage == Stage::Ready {
+                self.check_ready(head)?;
+                self.stage = Stage::Open;
+            } else if !(head.is_command && self.answer_heartbeat()) {
+                return Ok(Some(head));
+            }
+        }
+    }
+
+    /// Body of the frame that `next_frame` returned last.
+    pub(crate) fn body(&self) -> &[u8] {
+        self.reader.body()
+    }
+
+    /// Reads what has come, as far as the peer may send it; whether there is something.
+    fn fill(&mut self, now: Instant) -> Result<bool, PeerError> {
+        if now.duration_since(self.window) >= WINDOW {
+            (self.window, self.window_bytes) = (now, 0);
+        }
+        if self.is_throttled() {
+            return Ok(false);
+        }
+        match self.stream.read(&mut self.input) {
+            Ok(0) => Err(PeerError::Closed),
+            Ok(bytes) => {
+                self.unread = 0..bytes;
+                self.window_bytes += bytes;
+                Ok(true)
+            }
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                Ok(false)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Reads the greeting, or a part of it.
+    fn greet(&mut self) -> Result<(), PeerError> {
+        let come = self.unread.len().min(GREETING.len() - self.greeting.len());
+        let part = self.unread.start..self.unread.start + come;
+        self.greeting.extend_from_slice(&self.input[part]);
+        self.unread.start += come;
+        let has =
+            |at: usize, wanted: fn(u8) -> bool| self.greeting.get(at).is_none_or(|&b| wanted(b));
+        if !has(0, |byte| byte == 0xff) || !has(9, |byte| byte & 1 == 1) {
+            return Err(PeerError::Handshake("not ZMTP, or older than version 2"));
+        }
+        if !has(VERSION_AT, |byte| byte >= 3) {
+            return Err(PeerError::Handshake("ZMTP older than version 3"));
+        }
+        if self.greeting.len() == GREETING.len() {
+            if self.greeting[MECHANISM] != GREETING[MECHANISM] {
+                return Err(PeerError::Handshake("a security mechanism other than NULL"));
+            }
+            self.greeting = Vec::new();
+            self.kind.ready(&mut self.control);
+            self.stage = Stage::Ready;
+        }
+        Ok(())
+    }
+
+    fn check_ready(&self, head: FrameHead) -> Result<(), PeerError> {
+        let properties = self.body().strip_prefix(b"\x05READY");
+        let Some(properties) = properties.filter(|_| head.is_command && head.is_whole) else {
+            return Err(PeerError::Handshake("no READY command"));
+        };
+        match socket_type(properties) {
+            Some(peer) if self.kind.accepts(peer) => Ok(()),
+            Some(_) => Err(PeerError::Handshake("a socket of another type")),
+            None => Err(PeerError::Handshake("READY without a socket type")),
+        }
+    }
+
+    /// Whether the command was a heartbeat.
+    fn answer_heartbeat(&mut self) -> bool {
+        let body = self.reader.body();
+        if let Some(ping) = body.strip_prefix(b"\x04PING") {
+            // Two bytes say how long the peer waits; the rest is to be sent back.
+            if let Some(context) = ping.get(2..)
+                && self.control.len() + context.len() < CONTROL_BYTES_MAX
+            {
+                put_command(b"PONG", context, &mut self.control);
+            }
+            return true;
+        }
+        body.starts_with(b"\x04PONG")
+    }
+
+    /// Sends what is due, then messages of `next` for as long as the peer takes them, at most about `budget` bytes.
+    ///
+    /// Errors: the connection has to end.
+    pub(crate) fn transmit(
+        &mut self,
+        budget: usize,
+        mut next: impl FnMut() -> Option<Arc<Outgoing>>,
+    ) -> Result<Transmitted, PeerError> {
+        let mut sent = 0;
+        self.is_blocked = false;
+        loop {
+            let written = if self.sending.is_none() && !self.control.is_empty() {
+                self.stream.write(&[IoSlice::new(&self.control)])
+            } else if !self.is_open() {
+                return Ok(Transmitted::All);
+            } else {
+                if self.sending.is_none() {
+                    let Some(message) = next() else { return Ok(Transmitted::All) };
+                    self.sending = Some(Sending { message, offset: 0 });
+                }
+                let Some(Sending { message, offset }) = &self.sending else { continue };
+                self.stream.write(&message.from(*offset))
+            };
+            match written {
+                Ok(0) => return Err(PeerError::Closed),
+                Ok(bytes) => {
+                    self.advance(bytes);
+                    sent += bytes;
+                }
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                    self.is_blocked = true;
+                    return Ok(Transmitted::Blocked);
+                }
+                Err(error) => return Err(error.into()),
+            }
+            if sent >= budget {
+                return Ok(Transmitted::Budget);
+            }
+        }
+    }
+
+    fn advance(&mut self, bytes: usize) {
+        match &mut self.sending {
+            None => drop(self.control.drain(..bytes)),
+            Some(sending) => {
+                sending.offset += bytes;
+                if sending.offset == sending.message.len() {
+                    self.sending = None;
+                }
+            }
+        }
+    }
+}
+
+/// Value of the property `Socket-Type` of a READY command.
+fn socket_type(mut properties: &[u8]) -> Option<&[u8]> {
+    while let Some((&name_len, rest)) = properties.split_first() {
+        let (name, rest) = rest.split_at_checked(usize::from(name_len))?;
+        let (value_len, rest) = rest.split_first_chunk::<4>()?;
+        let (value, rest) = rest.split_at_checked(u32::from_be_bytes(*value_len) as usize)?;
+        if name.eq_ignore_ascii_case(b"Socket-Type") {
+            return Some(value);
+        }
+        properties = rest;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_socket_type_is_found_among_other_properties() {
+        let router = b"\x08Identity\0\0\0\x02ab\x0bsocket-type\0\0\0\x06DEALER";
+        assert_eq!(socket_type(router), Some(&b"DEALER"[..]));
+        assert_eq!(socket_type(b""), None);
+        assert_eq!(socket_type(b"\x0bSocket-Type\xff\xff\xff\xffSUB"), None);
+        assert_eq!(socket_type(b"\xff"), None);
+    }
+
+    #[test]
+    fn an_outgoing_message_continues_at_any_offset() {
+        let message = Outgoing { head: b"head".to_vec(), payload: (*b"payload").into() };
+        for offset in 0..=message.len() {
+            let rest: Vec<u8> = message.from(offset).iter().flat_map(|s| s.to_vec()).collect();
+            assert_eq!(rest, b"headpayload"[offset..]);
+        }
+    }
+}

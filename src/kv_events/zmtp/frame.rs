@@ -1,0 +1,179 @@
+//! Frames: read from bytes of strangers into a bounded buffer, and written.
+
+/// Flag: another frame of the same message follows.
+const MORE: u8 = 1;
+/// Flag: the length has 8 bytes.
+const LONG: u8 = 2;
+/// Flag: a command, not a part of a message.
+const COMMAND: u8 = 4;
+/// Longest frame that a peer may send. What is longer than the reader keeps is skipped; what is longer than this
+/// ends the connection.
+const FRAME_BYTES_MAX: u64 = 64 << 10;
+
+/// Bytes that are no frame of a peer that is welcome.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// Flags that ZMTP 3 does not have.
+    #[error("a frame with the flags {0:#04x}")]
+    Flags(u8),
+    /// Longer than anything that a peer has to say.
+    #[error("a frame of {0} bytes, more than {FRAME_BYTES_MAX}")]
+    Length(u64),
+}
+
+/// A frame that has been read; its body is `FrameReader::body`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FrameHead {
+    /// A command, not a part of a message.
+    pub is_command: bool,
+    /// Another frame of the same message follows.
+    pub has_more: bool,
+    /// Whether the body was kept whole; it is empty if not.
+    pub is_whole: bool,
+}
+
+/// Reads frames one at a time. It holds one body of at most `body_bytes_max` bytes, whatever is sent.
+#[derive(Debug)]
+pub struct FrameReader {
+    body_bytes_max: usize,
+    header: [u8; 9],
+    header_len: usize,
+    body: Vec<u8>,
+    /// Bytes of the body that have not come yet; meaningful once the header is complete.
+    missing: u64,
+}
+
+impl FrameReader {
+    /// A reader that keeps bodies of up to `body_bytes_max` bytes and skips longer ones.
+    pub fn new(body_bytes_max: usize) -> Self {
+        Self { body_bytes_max, header: [0; 9], header_len: 0, body: Vec::new(), missing: 0 }
+    }
+
+    /// Takes bytes off the front of `input`, up to the end of a frame; `None` if it ends before that.
+    ///
+    /// Errors: what follows cannot be read.
+    pub fn read(&mut self, input: &mut &[u8]) -> Result<Option<FrameHead>, FrameError> {
+        while !self.has_header() {
+            let Some((&byte, rest)) = input.split_first() else { return Ok(None) };
+            *input = rest;
+            if self.header_len == 0 {
+                if byte & !(MORE | LONG | COMMAND) != 0 {
+                    return Err(FrameError::Flags(byte));
+                }
+                self.body.clear();
+            }
+            self.header[self.header_len] = byte;
+            self.header_len += 1;
+            if self.has_header() {
+                self.missing = self.length();
+                if self.missing > FRAME_BYTES_MAX {
+                    return Err(FrameError::Length(self.missing));
+                }
+            }
+        }
+        let is_whole = self.length() <= self.body_bytes_max as u64;
+        let come = input.len().min(self.missing as usize);
+        let (part, rest) = input.split_at(come);
+        if is_whole {
+            self.body.extend_from_slice(part);
+        }
+        (*input, self.missing) = (rest, self.missing - come as u64);
+        if self.missing > 0 {
+            return Ok(None);
+        }
+        self.header_len = 0;
+        let flags = self.header[0];
+        let (is_command, has_more) = (flags & COMMAND != 0, flags & MORE != 0);
+        Ok(Some(FrameHead { is_command, has_more, is_whole }))
+    }
+
+    /// Body of the frame that was read last.
+    pub fn body(&self) -> &[u8] {
+        &self.body
+    }
+
+    fn has_header(&self) -> bool {
+        self.header_len == if self.header[0] & LONG != 0 { 9 } else { 2 } && self.header_len > 0
+    }
+
+    fn length(&self) -> u64 {
+        let [_, length @ ..] = self.header;
+        if self.header[0] & LONG != 0 { u64::from_be_bytes(length) } else { u64::from(length[0]) }
+    }
+}
+
+/// Appends the header of a frame of `length` bytes that is part of a message.
+pub(crate) fn frame_header(has_more: bool, length: usize, out: &mut Vec<u8>) {
+    header(if has_more { MORE } else { 0 }, length, out);
+}
+
+/// Appends a whole frame that is part of a message.
+pub(crate) fn put_frame(has_more: bool, body: &[u8], out: &mut Vec<u8>) {
+    frame_header(has_more, body.len(), out);
+    out.extend_from_slice(body);
+}
+
+/// Appends a command.
+pub(super) fn put_command(name: &[u8], data: &[u8], out: &mut Vec<u8>) {
+    header(COMMAND, 1 + name.len() + data.len(), out);
+    out.push(name.len() as u8);
+    out.extend_from_slice(name);
+    out.extend_from_slice(data);
+}
+
+fn header(flags: u8, length: usize, out: &mut Vec<u8>) {
+    if let Ok(short) = u8::try_from(length) {
+        out.extend_from_slice(&[flags, short]);
+    } else {
+        out.push(flags | LONG);
+        out.extend_from_slice(&(length as u64).to_be_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(bytes: &[u8], chunk: usize) -> Result<Vec<(FrameHead, Vec<u8>)>, FrameError> {
+        let (mut reader, mut frames) = (FrameReader::new(300), Vec::new());
+        for mut part in bytes.chunks(chunk) {
+            while !part.is_empty() {
+                if let Some(head) = reader.read(&mut part)? {
+                    frames.push((head, reader.body().to_vec()));
+                }
+            }
+        }
+        Ok(frames)
+    }
+
+    #[test]
+    fn frames_read_alike_however_bytes_arrive() {
+        let mut wire = Vec::new();
+        put_frame(true, b"", &mut wire);
+        put_command(b"PING", b"\0\x05abc", &mut wire);
+        put_frame(false, &[7; 300], &mut wire);
+        put_frame(false, &[8; 301], &mut wire);
+        put_frame(false, b"end", &mut wire);
+        let head = |is_command, has_more, is_whole| FrameHead { is_command, has_more, is_whole };
+        let expected = vec![
+            (head(false, true, true), Vec::new()),
+            (head(true, false, true), b"\x04PING\0\x05abc".to_vec()),
+            (head(false, false, true), vec![7; 300]),
+            (head(false, false, false), Vec::new()),
+            (head(false, false, true), b"end".to_vec()),
+        ];
+        for chunk in [1, 2, 3, 7, 64, wire.len()] {
+            assert_eq!(all(&wire, chunk).as_ref(), Ok(&expected), "{chunk}");
+        }
+    }
+
+    #[test]
+    fn oversized_frames_and_unknown_flags_are_errors() {
+        let mut long = vec![LONG];
+        long.extend_from_slice(&(FRAME_BYTES_MAX + 1).to_be_bytes());
+        assert_eq!(all(&long, 1), Err(FrameError::Length(FRAME_BYTES_MAX + 1)));
+        long[1..].fill(0xff);
+        assert_eq!(all(&long, 9), Err(FrameError::Length(u64::MAX)));
+        assert_eq!(all(&[0x08, 0], 2), Err(FrameError::Flags(8)));
+    }
+}

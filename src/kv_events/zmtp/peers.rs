@@ -1,0 +1,136 @@
+//! The peers of one socket: accepted up to a limit, served in turn, forgotten when they end.
+
+use super::connection::{Connection, SocketKind};
+use super::error::PeerError;
+use super::stream::{PeerListener, PeerStream};
+use crate::kv_events::figures::{Figures, count};
+use crate::log_rate::LogRateLimiter;
+use rustix::event::{PollFd, PollFlags};
+use std::io::ErrorKind;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+/// Connections accepted before the others have their turn.
+const ACCEPTED_PER_TURN: usize = 64;
+/// Pause after `accept` failed, for example without a descriptor left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// What a socket knows of a peer.
+pub(crate) trait PeerState: Default {
+    /// Whether the peer has asked for nothing, so that another one may have its place.
+    fn is_idle(&self) -> bool;
+    /// Whether bytes of the peer are read at the moment.
+    fn reads(&self) -> bool;
+}
+
+/// A connection and what it is used for.
+#[derive(Debug)]
+pub(crate) struct Peer<S> {
+    /// The wire.
+    pub(crate) connection: Connection,
+    /// What the peer wants.
+    pub(crate) state: S,
+}
+
+/// All peers of a socket.
+#[derive(Debug)]
+pub(crate) struct PeerTable<S> {
+    kind: SocketKind,
+    listener: Option<PeerListener>,
+    peers: Vec<Peer<S>>,
+    peers_max: usize,
+    body_bytes_max: usize,
+    /// Nothing is accepted before.
+    accepts_from: Option<Instant>,
+    lines: LogRateLimiter,
+}
+
+impl<S: PeerState> PeerTable<S> {
+    /// A table of at most `peers_max` peers, whose frames are kept up to `body_bytes_max` bytes.
+    pub(crate) fn new(
+        kind: SocketKind,
+        listener: Option<PeerListener>,
+        peers_max: usize,
+        body_bytes_max: usize,
+    ) -> Self {
+        let (peers, accepts_from, lines) = (Vec::new(), None, LogRateLimiter::default());
+        Self { kind, listener, peers, peers_max, body_bytes_max, accepts_from, lines }
+    }
+
+    /// All peers, in the order in which they came.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Peer<S>> {
+        self.peers.iter()
+    }
+
+    /// Number of peers.
+    pub(crate) fn len(&self) -> usize {
+        self.peers.len()
+    }
+
+    /// Accepts those that have connected.
+    pub(crate) fn accept(&mut self, now: Instant, figures: &Figures) {
+        if self.accepts_from.is_some_and(|from| now < from) {
+            return;
+        }
+        self.accepts_from = None;
+        for _ in 0..ACCEPTED_PER_TURN {
+            let Some(listener) = &self.listener else { return };
+            match listener.accept() {
+                Ok(stream) => self.add(stream, now, figures),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) => {
+                    self.accepts_from = Some(now + ACCEPT_PAUSE);
+                    if let Some(unlogged) = self.lines.allow(now) {
+                        tracing::warn!(%error, unlogged, "KV events: accept failed");
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Adds a peer. If the table is full, the oldest one that has asked for nothing makes room, or the new one is
+    /// closed.
+    pub(crate) fn add(&mut self, stream: PeerStream, now: Instant, figures: &Figures) {
+        if self.peers.len() == self.peers_max {
+            count(&figures.rejected_peers, 1);
+            let (limit, kind) = (self.peers_max, self.kind);
+            if let Some(unlogged) = self.lines.allow(now) {
+                tracing::warn!(limit, ?kind, unlogged, "KV events: too many connections");
+            }
+            let Some(idle) = self.peers.iter().position(|peer| peer.state.is_idle()) else {
+                return;
+            };
+            self.peers.remove(idle);
+        }
+        let connection = Connection::new(stream, self.kind, self.body_bytes_max, now);
+        self.peers.push(Peer { connection, state: S::default() });
+    }
+
+    /// Serves each peer and forgets those that end.
+    pub(crate) fn serve(
+        &mut self,
+        figures: &Figures,
+        mut serve: impl FnMut(&mut Peer<S>) -> Result<(), PeerError>,
+    ) {
+        self.peers.retain_mut(|peer| {
+            let Err(error) = serve(peer) else { return true };
+            tracing::debug!(%error, "KV events: a connection ends");
+            count(&figures.rejected_peers, u64::from(error.is_fault_of_peer()));
+            false
+        });
+    }
+
+    /// Adds what to wait for; whether something has to be done after a while even if nothing happens.
+    pub(crate) fn watch<'a>(&'a self, polled: &mut Vec<PollFd<'a>>) -> bool {
+        if let Some(listener) = self.listener.as_ref().filter(|_| self.accepts_from.is_none()) {
+            polled.push(PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN));
+        }
+        let mut needs_time = self.accepts_from.is_some();
+        for Peer { connection, state } in &self.peers {
+            polled.extend(connection.watch(state.reads()));
+            needs_time |= connection.needs_time();
+        }
+        needs_time
+    }
+}

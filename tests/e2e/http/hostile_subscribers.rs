@@ -1,0 +1,234 @@
+//! Peers of the KV-event sockets that send what they like: the server's memory stays what it was, and subscribers that
+//! behave get every batch.
+
+use super::process::Process;
+use crate::http_client::{get, post};
+use crate::kv_feed;
+use serde_json::{Value, json};
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+use zmq::{Context, Socket};
+
+/// The greeting of ZMTP 3.0 without security.
+const GREETING: [u8; 64] = {
+    let mut greeting = [0; 64];
+    (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
+    let [n, u, l, ..] = *b"NULL";
+    (greeting[12], greeting[13], greeting[14], greeting[15]) = (n, u, l, l);
+    greeting
+};
+const READY_SUB: &[u8] = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB";
+const READY_DEALER: &[u8] = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER";
+/// How long an attack that could go on for ever does.
+const ATTACK: Duration = Duration::from_secs(3);
+/// Memory that any attack may cost: buffers of the connections that are held, and noise.
+const GROWTH_KIB_MAX: u64 = 24 << 10;
+
+struct Attacked {
+    process: Process,
+    publish: SocketAddr,
+    replay: SocketAddr,
+    subscriber: Socket,
+    next_seq: u64,
+    calm_kib: u64,
+}
+
+fn address(source: &Value, key: &str) -> SocketAddr {
+    source[key].as_str().unwrap().strip_prefix("tcp://").unwrap().parse().unwrap()
+}
+
+impl Attacked {
+    fn start() -> Self {
+        let config = json!({"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:0",
+            "replay_endpoint": "tcp://127.0.0.1:0", "topic": "kv@pod@model"});
+        let process =
+            Process::start(&["--threads", "1", "--kv-events-config", &config.to_string()]);
+        let source = get(process.address, "/kv_event_sources").json()["0"].clone();
+        let subscriber = Context::new().socket(zmq::SUB).unwrap();
+        subscriber.set_subscribe(b"kv@").unwrap();
+        subscriber.set_rcvtimeo(20_000).unwrap();
+        subscriber.connect(source["endpoint"].as_str().unwrap()).unwrap();
+        let (publish, replay) = (address(&source, "endpoint"), address(&source, "replay_endpoint"));
+        let mut attacked = Self { process, publish, replay, subscriber, next_seq: 0, calm_kib: 0 };
+        let start = Instant::now();
+        while attacked.source("subscribers") == 0 {
+            assert!(start.elapsed() < Duration::from_secs(20), "no subscription");
+        }
+        std::thread::sleep(Duration::from_millis(200)); // A subscription has no answer to wait for.
+        (0..20).for_each(|_| attacked.publish());
+        attacked.calm_kib = attacked.resident_kib();
+        attacked
+    }
+
+    fn source(&self, key: &str) -> u64 {
+        get(self.process.address, "/kv_event_sources").json()["0"][key].as_u64().unwrap()
+    }
+
+    fn resident_kib(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.split_whitespace().next().unwrap().parse().unwrap()
+    }
+
+    /// Has a batch published, which the subscriber must get next.
+    fn publish(&mut self) {
+        let prompt = vec![65 + self.next_seq % 20; 64];
+        let body =
+            json!({"prompt": prompt, "max_tokens": 1, "cache_salt": self.next_seq.to_string()});
+        let before = self.source("last_seq");
+        assert_eq!(post(self.process.address, "/v1/completions", &body).status, 200);
+        let start = Instant::now();
+        let last = loop {
+            let last = self.source("last_seq");
+            if last > before {
+                break last;
+            }
+            assert!(start.elapsed() < Duration::from_secs(20), "no batch");
+        };
+        loop {
+            let frames = self.subscriber.recv_multipart(0).expect("a batch for the subscriber");
+            assert_eq!(frames[0], b"kv@pod@model");
+            let seq = kv_feed::number(&frames[1]);
+            assert!(self.next_seq == 0 || seq == self.next_seq, "{seq} after {}", self.next_seq);
+            self.next_seq = seq + 1;
+            if seq >= last {
+                return;
+            }
+        }
+    }
+
+    /// Memory during an attack (`held` is what it keeps open), when batches are published under it, and afterwards.
+    fn survives<T>(&mut self, name: &str, held: T) {
+        let during = self.resident_kib();
+        (0..3).for_each(|_| self.publish());
+        let published = self.resident_kib();
+        drop(held);
+        std::thread::sleep(Duration::from_millis(500));
+        self.publish();
+        let after = self.resident_kib();
+        let calm = self.calm_kib;
+        println!(
+            "{name}: {calm} KiB before, {during} during, {published} with batches, {after} after"
+        );
+        let most = during.max(published).max(after);
+        assert!(most < calm + GROWTH_KIB_MAX, "{name}: {most} KiB, {calm} before");
+    }
+}
+
+/// A connection whose handshake is done.
+fn peer(at: SocketAddr, ready: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(at).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+    stream.write_all(&GREETING).unwrap();
+    stream.write_all(ready).unwrap();
+    let (mut greeting, mut head) = ([0; 64], [0; 2]);
+    stream.read_exact(&mut greeting).unwrap();
+    stream.read_exact(&mut head).unwrap();
+    stream.read_exact(&mut vec![0; usize::from(head[1])]).unwrap();
+    stream
+}
+
+/// Sends pieces for as long as an attack lasts or they are taken; how many bytes were.
+fn flood(stream: &mut TcpStream, mut piece: impl FnMut(u64) -> Vec<u8>) -> usize {
+    let (start, mut bytes) = (Instant::now(), 0);
+    for number in 0.. {
+        let part = piece(number);
+        match stream.write(&part) {
+            // A partly sent piece spoils what follows, which an attacker does not mind.
+            Ok(count) => bytes += count,
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(_) => break,
+        }
+        if start.elapsed() > ATTACK {
+            break;
+        }
+    }
+    bytes
+}
+
+/// Sends the same with several connections at a time, which stay open.
+fn crowd(
+    at: SocketAddr,
+    ready: &'static [u8],
+    piece: fn(u64) -> Vec<u8>,
+) -> (Vec<TcpStream>, usize) {
+    let threads: Vec<_> = (0..6)
+        .map(|_| {
+            std::thread::spawn(move || {
+                let mut stream = peer(at, ready);
+                let bytes = flood(&mut stream, piece);
+                (stream, bytes)
+            })
+        })
+        .collect();
+    let ended = threads.into_iter().map(|thread| thread.join().unwrap());
+    let (streams, bytes): (Vec<_>, Vec<_>) = ended.unzip();
+    (streams, bytes.into_iter().sum())
+}
+
+#[test]
+fn hostile_peers_of_kv_events_cost_no_memory() {
+    let mut attacked = Attacked::start();
+    let (publish, replay) = (attacked.publish, attacked.replay);
+
+    // Subscriptions of 5 MB.
+    let mut topic = vec![2];
+    topic.extend_from_slice(&5_000_001_u64.to_be_bytes());
+    topic.push(1);
+    topic.resize(5_000_010, b'x');
+    let mut held = Vec::new();
+    for _ in 0..30 {
+        let mut stream = peer(publish, READY_SUB);
+        let _ = stream.write_all(&topic); // It is closed in the middle.
+        held.push(stream);
+    }
+    attacked.survives("long topics", held);
+    assert!(attacked.source("rejected_peers") >= 30);
+
+    // Long prefixes that differ, as many as are taken.
+    let (held, bytes) = crowd(publish, READY_SUB, |number| {
+        let mut frame = vec![0, 200, 1];
+        frame.extend_from_slice(&number.to_be_bytes());
+        frame.resize(202, b'x');
+        frame
+    });
+    attacked.survives(&format!("many topics ({bytes} bytes)"), held);
+    assert!(attacked.source("ignored_subscriptions") > 1_000);
+
+    // A message that never ends, to either socket.
+    for (name, at, ready) in [("PUB", publish, READY_SUB), ("ROUTER", replay, READY_DEALER)] {
+        let (held, bytes) = crowd(at, ready, |_| [1, 1, b'x'].repeat(1_000));
+        attacked.survives(&format!("endless message to {name} ({bytes} bytes)"), held);
+    }
+
+    // Connections that say nothing, and that say a part of a greeting.
+    for at in [publish, replay] {
+        let mut held: Vec<_> = (0..600).map(|_| TcpStream::connect(at).unwrap()).collect();
+        for stream in &mut held {
+            let _ = stream.write(&GREETING[..20]); // Closed, if there are too many.
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        attacked.survives("600 silent connections", held);
+    }
+
+    // Everything from the first batch on, again and again, and nothing of it is read.
+    let (held, _) = crowd(replay, READY_DEALER, |_| {
+        let mut request = vec![1, 0, 0, 8];
+        request.extend_from_slice(&0_u64.to_be_bytes());
+        request
+    });
+    attacked.survives("replays that nobody reads", held);
+
+    // Subscribers that read nothing.
+    let mut held: Vec<_> = (0..100).map(|_| peer(publish, READY_SUB)).collect();
+    held.iter_mut().for_each(|stream| stream.write_all(b"\x00\x01\x01").unwrap());
+    (0..20).for_each(|_| attacked.publish());
+    attacked.survives("100 subscribers that read nothing", held);
+
+    // Whoever behaves is served, also with a replay.
+    let endpoint = format!("tcp://{replay}");
+    assert!(!kv_feed::replay(&endpoint, 0, 20_000).is_empty());
+}
