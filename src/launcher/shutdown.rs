@@ -97,9 +97,9 @@ impl Front<'_> {
     /// Writes the lines of requests that have ended, until `deadline` or a little longer.
     fn write_trace(&self, deadline: Instant) {
         let left = deadline.saturating_duration_since(Instant::now());
-        let tracer = self.app.options.tracer.as_ref();
-        if tracer.is_some_and(|tracer| !tracer.flush(left.clamp(TRACE_WAIT_MIN, TRACE_WAIT))) {
-            tracing::warn!("lines of --trace-requests are missing");
+        let Some(tracer) = &self.app.options.tracer else { return };
+        if !tracer.flush(left.clamp(TRACE_WAIT_MIN, TRACE_WAIT)) {
+            tracing::warn!(lost = tracer.lost(), "lines of --trace-requests are missing");
         }
     }
 

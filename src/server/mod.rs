@@ -38,3 +38,4 @@ pub mod text_pool;
 mod timed_io;
 pub mod tokenisation;
 pub mod trace;
+mod trace_file;

@@ -1,15 +1,15 @@
 //! `--trace-requests FILE`: one JSON line for each request that ended, written by a thread of its own.
 //!
-//! A disk that cannot keep up costs lines, which are counted in the log, and never a request.
+//! A disk that cannot keep up or is full costs whole lines, which are counted in the log, and never a request.
 
+use super::trace_file::TraceFile;
 use protocol::Token;
 use scheduler::TokenEvent;
 use serde_json::{Value, json};
-use std::fs::{File, OpenOptions};
-use std::io::{self, BufWriter, Write};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -20,8 +20,13 @@ const PLACE_POLL: Duration = Duration::from_millis(10);
 /// Between two words in the log about lines that were lost.
 const WORD_INTERVAL: Duration = Duration::from_secs(10);
 
+/// Bytes of lines that are written at once, about.
+const BATCH_BYTES: usize = 64 << 10;
+
 enum Message {
     Line(Value),
+    /// Nothing: the thread looks what else it is asked for.
+    Wake,
     /// Answered once everything before it is written: whether no line was ever lost.
     Flush(SyncSender<bool>),
 }
@@ -30,9 +35,18 @@ enum Message {
 #[derive(Debug, Clone)]
 pub struct Tracer {
     lines: SyncSender<Message>,
-    dropped: Arc<AtomicU64>,
+    shared: Arc<TraceState>,
     /// Whether lines hold token ids.
     pub with_ids: bool,
+}
+
+/// What the thread shares with those that send lines.
+#[derive(Debug, Default)]
+struct TraceState {
+    /// Lines that are in no file: the disk was too slow, or did not take them.
+    lost: AtomicU64,
+    /// The file is to be opened again.
+    reopen: AtomicBool,
 }
 
 impl Tracer {
@@ -40,14 +54,33 @@ impl Tracer {
     ///
     /// Errors: the file cannot be opened, or no thread is left.
     pub fn open(path: &Path, with_ids: bool) -> io::Result<Self> {
-        let file = OpenOptions::new().append(true).create(true).open(path)?;
+        let file = TraceFile::open(path)?;
         let (lines, waiting) = sync_channel(LINES_WAITING_MAX);
-        let dropped = Arc::new(AtomicU64::new(0));
-        let lost = Arc::clone(&dropped);
+        let shared = Arc::new(TraceState::default());
+        let writer = TraceWriter {
+            file,
+            batch: Vec::new(),
+            shared: Arc::clone(&shared),
+            reported: 0,
+            reported_at: None,
+            error: None,
+        };
         std::thread::Builder::new()
             .name("request-trace".to_owned())
-            .spawn(move || write_lines(BufWriter::new(file), &waiting, &lost))?;
-        Ok(Self { lines, dropped, with_ids })
+            .spawn(move || writer.run(&waiting))?;
+        Ok(Self { lines, shared, with_ids })
+    }
+
+    /// Has the file opened by its name again, because the former one was moved away. The lines that wait come first.
+    pub fn reopen(&self) {
+        self.shared.reopen.store(true, Ordering::Relaxed);
+        // Where there is no room the thread has enough to wake up for.
+        let _ = self.lines.try_send(Message::Wake);
+    }
+
+    /// Lines that are in no file.
+    pub fn lost(&self) -> u64 {
+        self.shared.lost.load(Ordering::Relaxed)
     }
 
     /// Waits until what was sent is written, but not beyond `limit`; whether every line so far is.
@@ -70,38 +103,93 @@ impl Tracer {
 
     fn write(&self, line: Value) {
         if self.lines.try_send(Message::Line(line)).is_err() {
-            self.dropped.fetch_add(1, Ordering::Relaxed);
+            self.shared.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
-fn write_lines(mut file: BufWriter<File>, waiting: &Receiver<Message>, lost: &AtomicU64) {
-    let (mut word_at, mut told) = (Instant::now(), 0);
-    while let Ok(mut message) = waiting.recv() {
-        loop {
-            match message {
-                Message::Line(line) => {
-                    if writeln!(file, "{line}").is_err() {
-                        lost.fetch_add(1, Ordering::Relaxed);
-                    }
-                }
-                Message::Flush(done) => {
-                    let is_written = file.flush().is_ok() && lost.load(Ordering::Relaxed) == 0;
-                    // Whoever asked may have stopped waiting.
-                    let _ = done.try_send(is_written);
+/// The thread's end.
+struct TraceWriter {
+    file: TraceFile,
+    /// Whole lines that are not written yet.
+    batch: Vec<u8>,
+    shared: Arc<TraceState>,
+    /// Lost lines that the log has been told of, and when.
+    reported: u64,
+    reported_at: Option<Instant>,
+    /// What the system said last.
+    error: Option<io::Error>,
+}
+
+impl TraceWriter {
+    fn run(mut self, waiting: &Receiver<Message>) {
+        while let Ok(mut message) = waiting.recv() {
+            loop {
+                self.take(message);
+                match waiting.try_recv() {
+                    Ok(next) => message = next,
+                    Err(_) => break,
                 }
             }
-            match waiting.try_recv() {
-                Ok(next) => message = next,
-                Err(_) => break,
+            self.write();
+            if self.shared.reopen.swap(false, Ordering::Relaxed) {
+                self.reopen();
+            }
+            let is_due = self.reported_at.is_none_or(|at| at.elapsed() >= WORD_INTERVAL);
+            if is_due {
+                self.report();
             }
         }
-        let flushed = file.flush();
-        let count = lost.load(Ordering::Relaxed) - told;
-        if (count > 0 || flushed.is_err()) && word_at.elapsed() >= WORD_INTERVAL {
-            word_at = Instant::now();
-            told += count;
-            tracing::warn!(count, error = ?flushed.err(), "lines of --trace-requests were lost");
+        self.report();
+    }
+
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Line(line) => {
+                self.batch.extend_from_slice(line.to_string().as_bytes());
+                self.batch.push(b'\n');
+                if self.batch.len() >= BATCH_BYTES {
+                    self.write();
+                }
+            }
+            Message::Flush(done) => {
+                self.write();
+                // It is the last word of a server that ends.
+                self.report();
+                // Whoever asked may have stopped waiting.
+                let _ = done.try_send(self.shared.lost.load(Ordering::Relaxed) == 0);
+            }
+            Message::Wake => {}
+        }
+    }
+
+    fn write(&mut self) {
+        let written = self.file.write_lines(&self.batch);
+        self.batch.clear();
+        if let Err(unwritten) = written {
+            self.shared.lost.fetch_add(unwritten.lines, Ordering::Relaxed);
+            self.error = Some(unwritten.cause);
+        }
+    }
+
+    fn reopen(&mut self) {
+        match self.file.reopen() {
+            Ok(()) => tracing::info!("the file of --trace-requests was opened again"),
+            Err(error) => tracing::warn!(
+                %error,
+                "the file of --trace-requests cannot be opened again: lines go on into the former one"
+            ),
+        }
+    }
+
+    /// Tells the log of lines that were lost since it was told last.
+    fn report(&mut self) {
+        let lost = self.shared.lost.load(Ordering::Relaxed);
+        let lines = lost - self.reported;
+        if lines > 0 {
+            (self.reported, self.reported_at) = (lost, Some(Instant::now()));
+            let error = self.error.take();
+            tracing::warn!(lines, in_all = lost, ?error, "lines of --trace-requests were lost");
         }
     }
 }

@@ -1,0 +1,160 @@
+//! The file of `--trace-requests`: it holds whole lines only, whatever the disk does.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+/// Lines that could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("{lines} lines were not written: {cause}")]
+pub(super) struct UnwrittenLines {
+    /// How many.
+    pub(super) lines: u64,
+    /// What the system said.
+    pub(super) cause: io::Error,
+}
+
+/// A file to which lines are appended.
+#[derive(Debug)]
+pub(super) struct TraceFile {
+    path: PathBuf,
+    file: File,
+    /// Whether the file ends with a part of a line, which could not be cut off.
+    is_torn: bool,
+}
+
+impl TraceFile {
+    /// Opens the file, whose lines are kept.
+    ///
+    /// Errors: the system refuses it.
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        let file = Self::append_to(path)?;
+        Ok(Self { path: path.to_owned(), file, is_torn: false })
+    }
+
+    fn append_to(path: &Path) -> io::Result<File> {
+        OpenOptions::new().append(true).create(true).open(path)
+    }
+
+    /// Opens the file by its name again.
+    ///
+    /// Errors: the system refuses it; the former file is kept.
+    pub(super) fn reopen(&mut self) -> io::Result<()> {
+        *self = Self::open(&self.path)?;
+        Ok(())
+    }
+
+    /// Appends `lines`, each of which ends with a newline.
+    ///
+    /// Errors: the first lines are written whole, and these are not.
+    pub(super) fn write_lines(&mut self, lines: &[u8]) -> Result<(), UnwrittenLines> {
+        if lines.is_empty() {
+            return Ok(());
+        }
+        if self.is_torn {
+            // The torn line gets an end of its own.
+            self.append(b"\n").map_err(|stop| stop.before(lines))?;
+            self.is_torn = false;
+        }
+        let Err(stop) = self.append(lines) else { return Ok(()) };
+        let whole = lines[..stop.written].iter().rposition(|&byte| byte == b'\n');
+        let whole = whole.map_or(0, |last| last + 1);
+        let part = stop.written - whole;
+        if part > 0 {
+            self.is_torn = self.cut_off(part).is_err();
+        }
+        Err(stop.before(&lines[whole..]))
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Result<(), StoppedWrite> {
+        let mut written = 0;
+        while written < bytes.len() {
+            let cause = match self.file.write(&bytes[written..]) {
+                Ok(0) => ErrorKind::WriteZero.into(),
+                Ok(count) => {
+                    written += count;
+                    continue;
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => error,
+            };
+            return Err(StoppedWrite { written, cause });
+        }
+        Ok(())
+    }
+
+    /// Takes the last bytes back.
+    fn cut_off(&self, bytes: usize) -> io::Result<()> {
+        let metadata = self.file.metadata()?;
+        if !metadata.is_file() {
+            return Err(ErrorKind::Unsupported.into());
+        }
+        self.file.set_len(metadata.len().saturating_sub(bytes as u64))
+    }
+}
+
+/// A write that came to a part of its bytes.
+struct StoppedWrite {
+    written: usize,
+    cause: io::Error,
+}
+
+impl StoppedWrite {
+    /// All of `lines` are lost.
+    fn before(self, lines: &[u8]) -> UnwrittenLines {
+        let lines = lines.iter().filter(|&&byte| byte == b'\n').count() as u64;
+        UnwrittenLines { lines, cause: self.cause }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::io::Read;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn a_full_disk_loses_whole_lines_and_counts_them() {
+        let mut full = TraceFile::open(Path::new("/dev/full")).unwrap();
+        let unwritten = full.write_lines(b"a\nb\nc\n").unwrap_err();
+        assert_eq!(unwritten.lines, 3);
+        assert_eq!(unwritten.cause.kind(), ErrorKind::StorageFull);
+        assert!(full.write_lines(b"").is_ok());
+    }
+
+    #[test]
+    fn a_torn_line_is_cut_off_a_file_and_ended_in_a_pipe() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace");
+        fs::write(&path, "whole\nto").unwrap();
+        let file = TraceFile::open(&path).unwrap();
+        file.cut_off(2).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "whole\n");
+
+        let (mut reader, writer) = io::pipe().unwrap();
+        let named = format!("/proc/self/fd/{}", writer.as_raw_fd());
+        let mut pipe = TraceFile::open(Path::new(&named)).unwrap();
+        assert!(pipe.cut_off(1).is_err());
+        pipe.is_torn = true;
+        pipe.write_lines(b"next\n").unwrap();
+        drop((pipe, writer));
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "\nnext\n");
+    }
+
+    #[test]
+    fn a_moved_file_is_opened_again_by_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, moved) = (folder.path().join("trace"), folder.path().join("trace.1"));
+        let mut file = TraceFile::open(&path).unwrap();
+        file.write_lines(b"1\n").unwrap();
+        fs::rename(&path, &moved).unwrap();
+        file.write_lines(b"2\n").unwrap();
+        file.reopen().unwrap();
+        file.write_lines(b"3\n").unwrap();
+        assert_eq!(fs::read_to_string(&moved).unwrap(), "1\n2\n");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "3\n");
+    }
+}
