@@ -4,7 +4,9 @@
 //! has something to say: it may be the one that decides steps.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::fs::{self, OpenOptions};
 use std::io::{self, StderrLock, Write};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -81,6 +83,32 @@ impl Write for LogWriter {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// What stderr is a link to, for every process.
+const STDERR_LINK: &str = "/proc/self/fd/2";
+
+/// The file that stderr is, where it was redirected into one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogFile {
+    path: PathBuf,
+}
+
+impl LogFile {
+    /// The file; `None` where stderr is a terminal, a pipe or a socket, which have nothing to rotate.
+    pub fn of_stderr() -> Option<Self> {
+        let is_file = fs::metadata(STDERR_LINK).is_ok_and(|stderr| stderr.is_file());
+        let path = fs::read_link(STDERR_LINK).ok().filter(|_| is_file)?;
+        Some(Self { path })
+    }
+
+    /// Opens the file by its name again and makes it stderr: the former one may have been moved away.
+    ///
+    /// Errors: it cannot be opened; stderr is what it was.
+    pub fn reopen(&self) -> io::Result<()> {
+        let file = OpenOptions::new().append(true).create(true).open(&self.path)?;
+        Ok(rustix::stdio::dup2_stderr(file)?)
     }
 }
 

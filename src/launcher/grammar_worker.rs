@@ -1,6 +1,7 @@
 //! `hadron grammar-worker`: a process that tries grammars for the server that started it.
 
 use super::child_process::{OWN_BINARY, link_to_server};
+use super::signals::HarmlessSignals;
 use crate::config::LogFormat;
 use crate::grammar::{TrialProgram, serve_trials};
 use anyhow::{Context, Result};
@@ -21,7 +22,12 @@ pub fn run() -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // Signals that a terminal or a supervisor sends to the whole family are the server's to answer.
     let inside = runtime.enter();
-    let _ignored = [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?];
+    let _ignored = [
+        signal(SignalKind::interrupt())?,
+        signal(SignalKind::terminate())?,
+        signal(SignalKind::quit())?,
+    ];
+    let _harmless = HarmlessSignals::catch()?;
     drop(inside);
     serve_trials(link).context("cannot try grammars")?;
     Ok(ExitCode::SUCCESS)

@@ -25,6 +25,7 @@ use crate::server::health::Health;
 use crate::server::listen::Connections;
 use crate::server::openai::exchange::unix_time;
 use crate::server::openai::params::Bounds;
+use crate::server::trace::Tracer;
 use anyhow::{Context, Result, anyhow, bail};
 use protocol::{Epoch, Phase};
 use scheduler::{Engine, EngineConfig, EngineError, KvConfig, StepDeadline};
@@ -63,6 +64,12 @@ fn serve(args: &ServeArgs, environment: &Environment, runtime: &Runtime) -> Resu
     let began = Instant::now();
     let health = Arc::new(Health::default());
     let app = Arc::new(App::new(settings::options(args)?, Arc::clone(&health)));
+    {
+        let _inside = runtime.enter();
+        let tracer = app.options.tracer.clone();
+        signals::survive(move || tracer.iter().for_each(Tracer::reopen))
+            .context("cannot watch for signals")?;
+    }
     let connections = Connections::new(settings::connections_max());
     let address = listen::public(args, runtime, &app, &connections)?;
     listen::admin(args, runtime, &app, &connections)?;

@@ -8,6 +8,7 @@ use crate::config::ExecutorArgs;
 use crate::launcher::child_process::link_to_server;
 use crate::launcher::model_files::manifest;
 use crate::launcher::shutdown::FATAL;
+use crate::launcher::signals::HarmlessSignals;
 use anyhow::{Context, Result, bail};
 use executor::ExecutorConfig;
 use models::Config;
@@ -52,7 +53,12 @@ pub fn run(args: &ExecutorArgs) -> Result<ExitCode> {
     let (endings, ended) = unbounded_channel();
     runtime.block_on(async {
         // Signals that a terminal or a supervisor sends to the whole family are the server's to answer.
-        let signals = [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?];
+        let signals = [
+            signal(SignalKind::interrupt())?,
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::quit())?,
+        ];
+        let _harmless = HarmlessSignals::catch()?;
         let told = Arc::new(AtomicBool::new(false));
         start(stream, Epoch(args.epoch), endings, Arc::clone(&told))?;
         Ok(wait(ended, signals, &told).await)
@@ -124,7 +130,7 @@ fn wait_for_the_end(link: &Socket) {
 /// Waits for the end of the executor, or gives it a moment once the server is gone.
 async fn wait(
     mut ended: UnboundedReceiver<Ending>,
-    [mut interrupt, mut terminate]: [tokio::signal::unix::Signal; 2],
+    [mut interrupt, mut terminate, mut quit]: [tokio::signal::unix::Signal; 3],
     told: &AtomicBool,
 ) -> ExitCode {
     let mut deadline = None;
@@ -143,6 +149,7 @@ async fn wait(
             },
             () = overdue => return ExitCode::from(FATAL),
             _ = interrupt.recv() => {}
+            _ = quit.recv() => {}
             _ = terminate.recv() => {
                 if told.load(Ordering::Relaxed) {
                     return ExitCode::from(FATAL);

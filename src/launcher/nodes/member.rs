@@ -51,6 +51,10 @@ pub fn run(
     runtime: &Runtime,
 ) -> Result<ExitCode> {
     let secret = args.nodes.secret(environment)?;
+    {
+        let _inside = runtime.enter();
+        signals::survive(|| {}).context("cannot watch for signals")?;
+    }
     let mut args = args.clone();
     if args.engine.device == DeviceKind::Auto {
         args.engine.device = device::found();

@@ -33,6 +33,7 @@ mod replies;
 mod responses;
 mod series;
 mod shared_experts;
+mod signals;
 mod structured;
 mod thinking;
 mod tools;
