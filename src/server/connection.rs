@@ -15,7 +15,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -95,27 +95,98 @@ pub async fn serve(
     }
 }
 
+/// What the end of a client's bytes means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum EndOfInput {
+    /// The client has never asked for anything, or not in full.
+    NothingAsked,
+    /// The client has asked for nothing else since the last reply, whose last bytes may not be sent yet.
+    NothingMore,
+    /// The client has left in the middle of a request, unless the rest is about to be looked at.
+    PerhapsCutOff,
+    /// The client has asked for what it wanted. It may wait for the answer, or have left.
+    RequestIsWhole,
+}
+
 /// What a connection is doing, and since when.
 pub struct Progress {
     app: Arc<App>,
     start: Instant,
     phase: AtomicU8,
     since_ms: AtomicU64,
+    /// Requests whose heads have been read.
+    requests: AtomicU64,
+    /// Whether the newest one is of HTTP/1.1: its client may get interim responses.
+    takes_interim: AtomicBool,
+    /// Whether it is answered with a stream of events.
+    is_event_stream: AtomicBool,
 }
 
 const IDLE: u8 = 0;
 const HEADER: u8 = 1;
+/// The head has been read.
 const BUSY: u8 = 2;
+/// The body has been read as well.
+const ANSWERING: u8 = 3;
 
 impl Progress {
     fn new(app: Arc<App>) -> Self {
-        let (phase, since_ms) = (AtomicU8::new(IDLE), AtomicU64::new(0));
-        Self { app, start: Instant::now(), phase, since_ms }
+        Self {
+            app,
+            start: Instant::now(),
+            phase: AtomicU8::new(IDLE),
+            since_ms: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
+            takes_interim: AtomicBool::new(false),
+            is_event_stream: AtomicBool::new(false),
+        }
     }
 
-    /// A request is being answered.
-    pub fn busy(&self) {
+    /// A request's head has been read.
+    pub fn busy(&self, takes_interim: bool) {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        self.takes_interim.store(takes_interim, Ordering::Relaxed);
+        self.is_event_stream.store(false, Ordering::Relaxed);
         self.phase.store(BUSY, Ordering::Relaxed);
+    }
+
+    /// All of the request has been read.
+    pub fn answering(&self) {
+        // A body may be read after the reply.
+        let _ = self.phase.compare_exchange(BUSY, ANSWERING, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// The reply is a stream of events.
+    pub fn streams_events(&self) {
+        self.is_event_stream.store(true, Ordering::Relaxed);
+    }
+
+    /// Number of the newest request.
+    pub(super) fn request(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    /// What the end of the client's bytes means now.
+    pub(super) fn meaning_of_end(&self) -> EndOfInput {
+        match self.phase.load(Ordering::Relaxed) {
+            BUSY => EndOfInput::PerhapsCutOff,
+            ANSWERING => EndOfInput::RequestIsWhole,
+            IDLE if self.request() > 0 => EndOfInput::NothingMore,
+            _ => EndOfInput::NothingAsked,
+        }
+    }
+
+    /// Bytes that a client which waits for its answer skips; `has_begun`: some of the answer is sent. `None` = there
+    /// are none.
+    pub(super) fn probe(&self, has_begun: bool) -> Option<&'static [u8]> {
+        let interim = self.takes_interim.load(Ordering::Relaxed);
+        let events = self.is_event_stream.load(Ordering::Relaxed);
+        match (has_begun, interim, events) {
+            (false, true, _) => Some(b"HTTP/1.1 100 Continue\r\n\r\n"),
+            // A chunk with a comment.
+            (true, true, true) => Some(b"3\r\n:\n\n\r\n"),
+            _ => None,
+        }
     }
 
     /// The reply is gone.

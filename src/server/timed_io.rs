@@ -1,9 +1,14 @@
-//! The socket under hyper: it fails when the client takes nothing for too long, and tells hyper's own refusals
-//! as all others are told.
+//! The socket under hyper: it fails when the client takes nothing for too long, tells hyper's own refusals as all
+//! others are told, and keeps answering a client that has said all it has to say.
+//!
+//! A client that closes its sending half (`shutdown(SHUT_WR)`) and one that has left look alike: both send FIN. The
+//! kernel of the second one answers bytes with RST. So after FIN a few bytes that clients skip are sent at once, and the
+//! connection is looked at until the answer is complete.
 
 use super::bare_reply::{self, BareReply, begins_messages};
-use super::connection::Progress;
+use super::connection::{EndOfInput, Progress};
 use bytes::{Buf, Bytes};
+use socket2::SockRef;
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -16,6 +21,59 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 /// Bytes taken from a client behind a head that was refused.
 const DRAINED_MAX: usize = 4 << 20;
+
+/// Looks at a connection after FIN: soon, then less and less often.
+const LOOK_FIRST: Duration = Duration::from_millis(1);
+const LOOK_LAST: Duration = Duration::from_millis(50);
+/// Time for the end of a request to be looked at before FIN counts as its end.
+const REST_TIME: Duration = Duration::from_millis(50);
+
+/// A client that has sent FIN.
+struct HalfClosed {
+    since: Instant,
+    /// Until the next look.
+    pause: Duration,
+    timer: Pin<Box<Sleep>>,
+    /// The request during which the client was probed.
+    probed: Option<u64>,
+    /// Looks since the last reply at which nothing was left to write; `None` during a reply.
+    idle_looks: Option<u32>,
+}
+
+/// From FIN to the first probe: what is answered sooner needs none.
+const PROBE_AFTER: Duration = Duration::from_millis(2);
+/// hyper has had a turn to write between two looks.
+const IDLE_LOOKS: u32 = 2;
+
+impl HalfClosed {
+    /// `limit`: how long the kernel sends bytes again to a client that does not confirm them.
+    fn new(stream: &TcpStream, limit: Duration) -> Self {
+        // Where no RST comes back because the way is cut, the kernel ends the connection.
+        let _ = SockRef::from(stream).set_tcp_user_timeout(Some(limit));
+        let since = Instant::now();
+        let timer = Box::pin(sleep_until(since + LOOK_FIRST));
+        Self { since, pause: LOOK_FIRST, timer, probed: None, idle_looks: None }
+    }
+
+    /// Begins again with short pauses.
+    fn look_soon(&mut self, cx: &mut Context<'_>) {
+        self.pause = LOOK_FIRST;
+        self.timer.as_mut().reset(Instant::now() + self.pause);
+        // A deadline of the future, which `cx` is woken at.
+        let _ = self.timer.as_mut().poll(cx);
+    }
+
+    /// Looks that were due until now; `cx` is woken for the next one.
+    fn looks(&mut self, cx: &mut Context<'_>) -> u32 {
+        let mut looks = 0;
+        while self.timer.as_mut().poll(cx).is_ready() {
+            looks = 1;
+            self.pause = (2 * self.pause).min(LOOK_LAST);
+            self.timer.as_mut().reset(Instant::now() + self.pause);
+        }
+        looks
+    }
+}
 
 /// A client's socket.
 pub(super) struct TimedIo {
@@ -30,13 +88,91 @@ pub(super) struct TimedIo {
     refusal: Bytes,
     /// Bytes that may still be taken and thrown away, once a head was refused.
     drained_max: usize,
+    /// Set once the client has sent FIN.
+    half_closed: Option<HalfClosed>,
+    /// The newest request of which something has been answered.
+    answered: u64,
+    /// Whether everything that hyper wanted to write is written: nothing of its own is cut in two.
+    is_between_writes: bool,
 }
 
 impl TimedIo {
     /// `limit`: longest time without a byte taken by the client.
     pub(super) fn new(stream: TcpStream, progress: Arc<Progress>, limit: Duration) -> Self {
-        let (stall, of_messages, refusal, drained_max) = (None, false, Bytes::new(), 0);
-        Self { stream, progress, limit, stall, of_messages, refusal, drained_max }
+        Self {
+            stream,
+            progress,
+            limit,
+            stall: None,
+            of_messages: false,
+            refusal: Bytes::new(),
+            drained_max: 0,
+            half_closed: None,
+            answered: 0,
+            is_between_writes: true,
+        }
+    }
+
+    /// The client has sent FIN: whether it waits for an answer, has left, or has nothing to wait for.
+    ///
+    /// Ready: hyper sees the end of the input, or an error.
+    fn end_of_input(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let (meaning, now) = (self.progress.meaning_of_end(), Instant::now());
+        if meaning == EndOfInput::NothingAsked {
+            return Poll::Ready(Ok(()));
+        }
+        let (stream, limit) = (&self.stream, self.limit);
+        let half_closed = self.half_closed.get_or_insert_with(|| HalfClosed::new(stream, limit));
+        let looks = half_closed.looks(cx);
+        match meaning {
+            EndOfInput::NothingAsked => {}
+            EndOfInput::NothingMore => {
+                let before = half_closed.idle_looks;
+                if before.is_none() {
+                    half_closed.look_soon(cx);
+                }
+                let looks = before.unwrap_or(0) + if self.is_between_writes { looks } else { 0 };
+                half_closed.idle_looks = Some(looks);
+                if looks < IDLE_LOOKS {
+                    return Poll::Pending;
+                }
+                return Poll::Ready(Ok(()));
+            }
+            EndOfInput::PerhapsCutOff => {
+                if now >= half_closed.since + REST_TIME {
+                    return Poll::Ready(Ok(()));
+                }
+            }
+            EndOfInput::RequestIsWhole => {
+                half_closed.idle_looks = None;
+                self.probe()?;
+            }
+        }
+        match self.stream.take_error()? {
+            Some(error) => Poll::Ready(Err(error)),
+            None => Poll::Pending,
+        }
+    }
+
+    /// Sends what only a client that has left answers with RST, once for each request.
+    ///
+    /// Errors: only a part of it could be sent, which spoils the answer.
+    fn probe(&mut self) -> io::Result<()> {
+        let request = self.progress.request();
+        let Some(half_closed) = &mut self.half_closed else { return Ok(()) };
+        let is_early = half_closed.since.elapsed() < PROBE_AFTER;
+        if is_early || half_closed.probed == Some(request) || !self.is_between_writes {
+            return Ok(());
+        }
+        half_closed.probed = Some(request);
+        let Some(probe) = self.progress.probe(self.answered == request) else { return Ok(()) };
+        match self.stream.try_write(probe) {
+            Ok(written) if written < probe.len() => Err(io::ErrorKind::WriteZero.into()),
+            // Without room for it there is much that the client has not read: the next write finds out.
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Passes a write's outcome on, or fails it if it has been stuck too long.
@@ -59,6 +195,9 @@ impl TimedIo {
 
     fn write(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.answered = self.progress.request();
+        self.is_between_writes =
+            matches!(outcome, Poll::Ready(Ok(written)) if written == bytes.len());
         self.watch(cx, outcome)
     }
 
@@ -96,13 +235,19 @@ impl AsyncRead for TimedIo {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let outcome = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        if self.half_closed.is_some() {
+            return self.end_of_input(cx);
+        }
+        let (before, room) = (buffer.filled().len(), buffer.remaining());
+        ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
         let head = &buffer.filled()[before..];
-        if !head.is_empty() && self.progress.received() {
+        if head.is_empty() && room > 0 {
+            return self.end_of_input(cx);
+        }
+        if self.progress.received() {
             self.of_messages = begins_messages(head);
         }
-        outcome
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -131,7 +276,10 @@ impl AsyncWrite for TimedIo {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        let all: usize = slices.iter().map(|slice| slice.len()).sum();
         let outcome = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
+        self.answered = self.progress.request();
+        self.is_between_writes = matches!(outcome, Poll::Ready(Ok(written)) if written == all);
         self.watch(cx, outcome)
     }
 

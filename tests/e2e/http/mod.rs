@@ -10,6 +10,7 @@ mod faults;
 mod forced_calls;
 mod grammar_process;
 mod half;
+mod half_closed;
 mod hostile_subscribers;
 mod kv_events;
 mod latents;
