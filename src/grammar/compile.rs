@@ -2,12 +2,14 @@
 
 use super::constraint::{Constraint, Form, Spaces};
 use super::copies::{Copies, Own};
+use super::explanation::explain;
 use super::guard;
 use super::limits::{
     CHOICES_APART, COMPILE_TIME, COMPILED_BYTES_MAX, MASK_SLOW_IN_TRIAL, NESTING_MAX,
     TEXT_BYTES_MAX, TRIAL_BYTES, parser_limits,
 };
 use super::lock;
+use super::number_keywords;
 use super::session::{Seed, Session};
 use super::timings::processor_time;
 use super::vocabulary::{TokenTrie, Vocabulary};
@@ -22,8 +24,6 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Characters of an explanation that a client gets to see.
-const EXPLANATION_CHARS: usize = 240;
 /// Bytes that a compiled grammar takes for each byte of its text, roughly, beside its lexer.
 const BYTES_PER_TEXT_BYTE: usize = 64;
 /// Texts that a new grammar is tried with, and tokens of each.
@@ -57,6 +57,12 @@ pub enum GrammarError {
     /// The pattern of its white space is.
     #[error("{0}")]
     InvalidSpaces(String),
+    /// The compiler library failed in a way that says nothing about the grammar to a client.
+    #[error("the grammar cannot be compiled")]
+    Failed {
+        /// The library's text, for the log only.
+        detail: String,
+    },
     /// It is too complex.
     #[error("the grammar took longer than {} ms to compile", COMPILE_TIME.as_millis())]
     TooSlow,
@@ -80,9 +86,9 @@ pub enum GrammarError {
         how: String,
     },
     /// Grammars cannot be tried: the fault of no grammar.
-    #[error("the process that tries grammars cannot be started: {cause}")]
+    #[error("the process that tries grammars cannot be started")]
     NoTrials {
-        /// Why.
+        /// Why, for the log only.
         cause: String,
     },
     /// Too many grammars wait.
@@ -140,7 +146,10 @@ impl Compiler {
         let trie = TokenTrie::new(vocabulary).ok_or("the model has no token that ends a text")?;
         let env: TokEnv = Arc::new(trie);
         let factory = ParserFactory::new_simple(&env);
-        let mut factory = factory.map_err(|error| error.to_string())?;
+        let mut factory = factory.map_err(|error| {
+            tracing::error!(%error, "grammars cannot be followed");
+            "grammars cannot be followed with this tokenizer"
+        })?;
         factory.quiet();
         *factory.limits_mut() = parser_limits();
         Ok(Self { factory, ends, copies: Copies::default() })
@@ -164,6 +173,7 @@ impl Compiler {
             let alone = Constraint::new(Form::Regex(regex.clone()), constraint.param.clone());
             match guarded(&alone, || self.matcher(&alone)) {
                 Ok(_) => error,
+                Err(failed @ GrammarError::Failed { .. }) => failed,
                 Err(alone) => GrammarError::InvalidSpaces(alone.to_string()),
             }
         })
@@ -185,7 +195,7 @@ impl Compiler {
     fn matcher(&self, constraint: &Constraint) -> Result<(Matcher, usize), GrammarError> {
         let text_bytes = check(constraint)?;
         let parser =
-            self.factory.create_parser(grammar(constraint)?).map_err(|error| refused(&error))?;
+            self.factory.create_parser(grammar(constraint)?).map_err(|error| explain(&error))?;
         let bytes = parser.parser.lexer_stats().num_bytes + BYTES_PER_TEXT_BYTE * text_bytes;
         if bytes > COMPILED_BYTES_MAX {
             return Err(GrammarError::TooLarge { bytes });
@@ -199,7 +209,7 @@ impl Compiler {
         for walk in 0..WALKS {
             let session = Session::new(matcher.deep_clone(), Arc::clone(&self.ends), false);
             slowest_mask =
-                slowest_mask.max(follow(session, walk).map_err(|error| refused(&error))?);
+                slowest_mask.max(follow(session, walk).map_err(|error| explain(&error))?);
         }
         Ok(Findings { slowest_mask })
     }
@@ -210,14 +220,12 @@ fn guarded<T>(
     constraint: &Constraint,
     work: impl FnOnce() -> Result<T, GrammarError>,
 ) -> Result<T, GrammarError> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         tracing::error!(param = constraint.param, "the grammar compiler panicked");
-        Err(GrammarError::Invalid("the grammar cannot be compiled".to_owned()))
+        let said = panic.downcast_ref::<String>().map(String::as_str);
+        let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or_default();
+        Err(GrammarError::Failed { detail: format!("the compiler panicked: {said}") })
     })
-}
-
-fn refused(error: &anyhow::Error) -> GrammarError {
-    GrammarError::Invalid(explanation(error))
 }
 
 /// Follows some text for a few tokens. Fails where a step costs more than it may: most grammars that do so
@@ -273,6 +281,7 @@ pub(super) fn check(constraint: &Constraint) -> Result<usize, GrammarError> {
             };
             let of_spaces = of_spaces.map_err(|e| GrammarError::InvalidSpaces(e.to_string()))?;
             guard::check(schema)?;
+            number_keywords::prepare(&mut schema.clone())?;
             bounded(schema.to_string().len() + of_spaces, depth_of(schema))
         }
         Form::Regex(text) => bounded(text.len(), nesting(text)),
@@ -349,7 +358,7 @@ fn choice(texts: &[String]) -> String {
 /// the grammar where a keyword is unknown.
 fn with_spaces(schema: &Value, spaces: &Spaces) -> Result<Value, GrammarError> {
     const OPTIONS: &str = "x-guidance";
-    let mut schema = match schema {
+    let schema = match schema {
         Value::Object(map) => map.clone(),
         Value::Bool(true) => serde_json::Map::new(),
         _ => return Err(GrammarError::Invalid("a schema is an object".to_owned())),
@@ -357,52 +366,22 @@ fn with_spaces(schema: &Value, spaces: &Spaces) -> Result<Value, GrammarError> {
     if schema.contains_key(OPTIONS) {
         return Err(GrammarError::Invalid(format!("Unimplemented keys: [\"{OPTIONS}\"]")));
     }
-    match spaces {
-        Spaces::Any => {}
-        Spaces::None => drop(schema.insert(OPTIONS.into(), json!({"whitespace_flexible": false}))),
-        Spaces::Pattern(regex) => {
-            schema.insert(OPTIONS.into(), json!({"whitespace_pattern": regex}));
-        }
+    let mut schema = Value::Object(schema);
+    number_keywords::prepare(&mut schema)?;
+    let options = match spaces {
+        Spaces::Any => None,
+        Spaces::None => Some(json!({"whitespace_flexible": false})),
+        Spaces::Pattern(regex) => Some(json!({"whitespace_pattern": regex})),
+    };
+    if let Some(options) = options {
+        schema[OPTIONS] = options;
     }
-    Ok(Value::Object(schema))
-}
-
-/// What the compiler says, in our words where it has only a name for it, on one line, and without what would break
-/// a header or a log.
-fn explanation(error: &anyhow::Error) -> String {
-    const WORDS: [(&str, &str); 4] = [
-        ("NoExtensionBias", "the grammar accepts no text"),
-        ("LexerTooComplex", "the grammar is too complex: its words take too much to tell apart"),
-        ("ParserTooComplex", "the grammar is too complex: too many ways to read a text"),
-        ("InternalError", "the grammar cannot be followed"),
-    ];
-    const NO_STATE: &str = "<non-verbose/>"; // Stands where the compiler's state would be printed.
-    let text = error.to_string();
-    let text = text.trim().trim_end_matches(NO_STATE).trim();
-    if let Some((_, words)) = WORDS.iter().find(|(name, _)| text == *name) {
-        return (*words).to_owned();
-    }
-    let is_pointer = |line: &&str| line.chars().all(|c| c == '^');
-    let lines = text.lines().map(str::trim).filter(|line| !is_pointer(line));
-    let line = lines.collect::<Vec<_>>().join(" ");
-    let line = if line.is_empty() { "the grammar is invalid" } else { &line };
-    line.chars().filter(|c| !c.is_control()).take(EXPLANATION_CHARS).collect()
+    Ok(schema)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn explanations_are_whole_and_in_words() {
-        let said = |text: &str| explanation(&anyhow::Error::msg(text.to_owned()));
-        assert_eq!(
-            said("regex parse error:\n    (\n    ^\nerror: unclosed group\n"),
-            "regex parse error: ( error: unclosed group"
-        );
-        assert_eq!(said("NoExtensionBias\n<non-verbose/>"), "the grammar accepts no text");
-        assert_eq!(said("\n"), "the grammar is invalid");
-    }
 
     #[test]
     fn depth_is_that_of_brackets() {

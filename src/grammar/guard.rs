@@ -4,6 +4,7 @@
 //! match anything, nor the states of a multiple. Each bound is far above what schemas in use have.
 
 use super::compile::GrammarError;
+use super::number_keywords;
 use serde_json::Value;
 
 /// Strings limited by a pattern or a format, in a schema that intersects schemas: all of them may meet.
@@ -46,6 +47,7 @@ pub(super) fn check_lark(grammar: &str) -> Result<(), GrammarError> {
         let mut values = serde_json::Deserializer::from_str(text).into_iter();
         if let Some(Ok(schema)) = values.next() {
             check(&schema)?;
+            number_keywords::check_fixed(&schema)?;
         }
     }
     Ok(())

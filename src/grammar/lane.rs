@@ -1,8 +1,8 @@
 //! One of the threads on which grammars are compiled, with the process that it tries them in.
 
-use super::compile::{Compiled, Compiler, Findings, GrammarError, check};
+use super::compile::{Compiled, Compiler, Findings, GrammarError};
 use super::constraint::Constraint;
-use super::limits::{COMPILE_STACK_BYTES, TEXT_BYTES_MAX};
+use super::limits::COMPILE_STACK_BYTES;
 use super::pool::{Desk, Job, Tools};
 use super::trial::{TrialProcess, TrialProgram};
 use super::yield_to_others;
@@ -40,24 +40,15 @@ impl Lane {
             return reply(Ok(known));
         }
         let since = Instant::now();
-        let made = self.compile(&constraint, &key);
+        let made = self.compile(&constraint);
         self.desk.note(key, &made, since.elapsed());
         reply(made);
         self.renew();
     }
 
-    fn compile(
-        &mut self,
-        constraint: &Arc<Constraint>,
-        key: &str,
-    ) -> Result<Compiled, GrammarError> {
+    fn compile(&mut self, constraint: &Arc<Constraint>) -> Result<Compiled, GrammarError> {
         let desk = Arc::clone(&self.desk);
         let tools = desk.tools()?;
-        // The trial checks all of it where nobody waits for the processor, and is spared only what is too long: no key is
-        // shorter than its text.
-        if key.len() > TEXT_BYTES_MAX {
-            check(constraint)?;
-        }
         let findings = self.try_out(tools, constraint)?;
         compile_aside(&tools.compiler, constraint, findings)
     }

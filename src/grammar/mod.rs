@@ -24,6 +24,7 @@ mod cache;
 mod compile;
 mod constraint;
 mod copies;
+mod explanation;
 mod guard;
 mod guide;
 mod lane;
@@ -31,6 +32,9 @@ mod limits;
 mod mask_seat;
 mod mask_step;
 mod mask_workers;
+mod number_keywords;
+#[cfg(test)]
+mod number_tests;
 mod pool;
 mod session;
 #[cfg(test)]

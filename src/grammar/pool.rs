@@ -2,10 +2,10 @@
 //! has passed a trial in a process that is killed where it takes too long.
 
 use super::cache::Cache;
-use super::compile::{Compiled, Compiler, GrammarError};
+use super::compile::{Compiled, Compiler, GrammarError, check};
 use super::constraint::Constraint;
 use super::lane::Lane;
-use super::limits::{CACHE_BYTES, LANES, QUEUE_TIME, WAITING_MAX};
+use super::limits::{CACHE_BYTES, LANES, QUEUE_TIME, TEXT_BYTES_MAX, WAITING_MAX};
 use super::lock;
 use super::timings::GrammarTimings;
 use super::trial::{TrialProgram, vocabulary_frame};
@@ -84,6 +84,12 @@ impl Grammars {
         let key = constraint.key();
         if let Some(known) = self.desk.known(&key) {
             return reply(Ok(known));
+        }
+        // What is too long does not wait for its turn: parsed, it takes many times its text. No key is shorter than that.
+        if key.len() > TEXT_BYTES_MAX
+            && let Err(error) = check(&constraint)
+        {
+            return reply(Err(error));
         }
         let reply = Box::new(reply);
         self.desk.add(Job { constraint, key, reply, arrived: Instant::now() });

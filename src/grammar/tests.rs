@@ -16,10 +16,10 @@ use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-const END: Token = 256;
+pub(super) const END: Token = 256;
 
 /// The bytes, and one id that ends a text.
-fn vocabulary() -> Vocabulary {
+pub(super) fn vocabulary() -> Vocabulary {
     let mut tokens: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
     tokens.push(b"<|end|>".to_vec());
     let encode = Arc::new(|text: &str| Some(text.bytes().map(Token::from).collect()));
@@ -31,12 +31,15 @@ fn compile(form: Form) -> Result<Compiled, GrammarError> {
 }
 
 /// Tries and compiles.
-fn compile_with(compiler: &Compiler, constraint: &Constraint) -> Result<Compiled, GrammarError> {
+pub(super) fn compile_with(
+    compiler: &Compiler,
+    constraint: &Constraint,
+) -> Result<Compiled, GrammarError> {
     let findings = compiler.try_out(constraint)?;
     compiler.compile(constraint, findings)
 }
 
-fn json_form(schema: Value) -> Form {
+pub(super) fn json_form(schema: Value) -> Form {
     Form::Json { schema, spaces: Spaces::None }
 }
 

@@ -48,7 +48,8 @@ impl Json {
         let seed = Seed(&context);
         let value = seed.deserialize(&mut parser).and_then(|value| parser.end().map(|()| value));
         value.map_err(|error| {
-            ApiError::invalid(context.path.take(), format!("the body is not valid JSON: {error}"))
+            let message = format!("the body is not valid JSON: {}", shown(&error));
+            ApiError::invalid(context.path.take(), message)
         })
     }
 
@@ -81,6 +82,31 @@ impl Json {
             }
         }
     }
+}
+
+/// What a client may know of an error of the parser: its text if that is a known one, else the position alone.
+fn shown(error: &serde_json::Error) -> String {
+    const TEXT_BYTES_MAX: usize = 128;
+    const BEGINNINGS: [&str; 12] = [
+        "EOF while parsing",
+        "control character",
+        "duplicate key",
+        "expected ",
+        "invalid ",
+        "key must be ",
+        "lone ",
+        "more than ",
+        "number out of range",
+        "recursion limit",
+        "trailing ",
+        "unexpected end of hex escape",
+    ];
+    let text = error.to_string();
+    if text.len() <= TEXT_BYTES_MAX && BEGINNINGS.iter().any(|it| text.starts_with(it)) {
+        return text;
+    }
+    tracing::debug!(%error, "a parser's text that is not shown");
+    format!("line {} column {}", error.line(), error.column())
 }
 
 /// What all levels of one parse share.
@@ -253,6 +279,30 @@ mod tests {
             (0..40).flat_map(|i| ["\"k".into(), i.to_string(), "\":0,".into()]).collect();
         let twice = format!("{{{many}\"k3\":1}}");
         assert_eq!(refusal(&twice).0.as_deref(), Some("k3"));
+    }
+
+    #[test]
+    fn parser_errors_show_a_known_text_and_a_position() {
+        let bodies = [
+            "{",
+            "[1,",
+            "{\"a\" 1}",
+            "nul",
+            "1e999",
+            "\"\\ud800\"",
+            "\"\u{1}\"",
+            "{1:2}",
+            "[1]]",
+            "-",
+        ];
+        for body in bodies {
+            let told = refusal(body).1;
+            assert!(told.starts_with("the body is not valid JSON: "), "{told}");
+            assert!(told.contains(" at line 1 column "), "{body}: {told}");
+        }
+        use serde::de::Error as _;
+        let internal = serde_json::Error::custom("panicked at src/lib.rs");
+        assert_eq!(shown(&internal), "line 0 column 0");
     }
 
     #[test]

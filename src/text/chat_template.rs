@@ -28,6 +28,9 @@ const FUEL: u64 = 500_000;
 /// fails like any other.
 const ENGINE: &str = "template engine";
 
+/// Characters of a template's own refusal that a client gets to see: it may repeat what the client sent.
+const RAISED_CHARS: usize = 1_000;
+
 /// Template files beyond this are refused.
 pub const TEMPLATE_BYTES_MAX: usize = 1 << 20;
 
@@ -334,7 +337,7 @@ fn explain(error: &Error) -> TextError {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(cause) = source {
         if let Some(Raised(text)) = cause.downcast_ref() {
-            return TextError::Raised(text.clone());
+            return TextError::Raised(text.chars().take(RAISED_CHARS).collect());
         }
         if cause.downcast_ref::<Error>().is_some_and(|e| e.kind() == ErrorKind::OutOfFuel) {
             return TextError::Fuel(FUEL);

@@ -1,0 +1,422 @@
+//! Number keywords of JSON schemas, made to fit the integers that the compiler library computes with.
+//!
+//! The library reads `multipleOf` into 32 bits and bounds of integers into 64 bits, and its arithmetic overflows where
+//! they do not fit. `prepare` computes exactly what a keyword says. A keyword that the library would read wrongly is
+//! written so that it reads it correctly; one that it cannot follow is an error that names the keyword. The prepared
+//! schema accepts no number that the schema itself rejects.
+
+use super::compile::GrammarError;
+use serde_json::{Map, Number, Value};
+
+/// Decimal places of a `multipleOf`: the digit 9 in the place before them must fit 32 bits.
+const PLACES_MAX: u32 = 8;
+/// Largest bound: the greatest double below 10^18, the powers of ten that the library can count up to.
+const BOUND_MAX: i64 = 999_999_999_999_999_872;
+/// Doubles from here on are integers, and not all integers are doubles.
+const INTEGERS_APART: f64 = (1_u64 << 53) as f64;
+/// Decimal places of a bound: each is a level of the regular expression that it becomes.
+const BOUND_PLACES_MAX: usize = 40;
+/// Neighbouring doubles that are tried for one that the library reads as the decimal it is.
+const NEIGHBOURS_MAX: u64 = 16;
+/// Keywords whose values are data, not schemas.
+const DATA_KEYWORDS: [&str; 3] = ["default", "examples", "example"];
+/// Keywords that count something; the library ignores values of them that are not written as integers.
+const COUNT_KEYWORDS: [&str; 6] =
+    ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"];
+/// Largest count: in 32 bits the library takes the next one for no limit.
+const COUNT_MAX: u64 = u32::MAX as u64 - 1;
+/// Keywords whose members are schemas under names of the user's.
+const NAMING_KEYWORDS: [&str; 5] =
+    ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
+
+/// Writes the number keywords of a schema so that the compiler library follows them exactly.
+///
+/// Errors: a keyword has a value that cannot be followed, or none that JSON Schema allows.
+pub(super) fn prepare(schema: &mut Value) -> Result<(), GrammarError> {
+    visit_schema(schema)
+}
+
+/// Checks a schema that cannot be rewritten, because it is part of a larger text.
+///
+/// Errors: those of `prepare`; a keyword would have to be rewritten.
+pub(super) fn check_fixed(schema: &Value) -> Result<(), GrammarError> {
+    let mut prepared = schema.clone();
+    prepare(&mut prepared)?;
+    if prepared == *schema {
+        return Ok(());
+    }
+    Err(GrammarError::Invalid(
+        "a multipleOf, minimum or maximum of a schema inside a grammar cannot be followed exactly"
+            .to_owned(),
+    ))
+}
+
+fn visit_schema(schema: &mut Value) -> Result<(), GrammarError> {
+    match schema {
+        Value::Array(list) => list.iter_mut().try_for_each(visit_schema),
+        Value::Object(members) => {
+            check_combined(members)?;
+            members.iter_mut().try_for_each(|(keyword, value)| visit_keyword(keyword, value))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn visit_keyword(keyword: &str, value: &mut Value) -> Result<(), GrammarError> {
+    if DATA_KEYWORDS.contains(&keyword) {
+        return Ok(());
+    }
+    if let (true, Value::Object(named)) = (NAMING_KEYWORDS.contains(&keyword), &mut *value) {
+        return named.values_mut().try_for_each(visit_schema);
+    }
+    let Value::Number(number) = &*value else {
+        return match keyword {
+            "const" | "enum" => check_constants(keyword, value),
+            _ => visit_schema(value),
+        };
+    };
+    let fitting = match keyword {
+        "multipleOf" => Some(fitting_multiple(number)?),
+        "minimum" | "exclusiveMinimum" => Some(fitting_bound(keyword, number, BoundSide::Low)?),
+        "maximum" | "exclusiveMaximum" => Some(fitting_bound(keyword, number, BoundSide::High)?),
+        "const" => return check_constants(keyword, value),
+        _ if COUNT_KEYWORDS.contains(&keyword) => Some(fitting_count(keyword, number)?),
+        _ => None,
+    };
+    if let Some(fitting) = fitting {
+        *value = Value::Number(fitting);
+    }
+    Ok(())
+}
+
+fn refuse<T>(message: String) -> Result<T, GrammarError> {
+    Err(GrammarError::Invalid(message))
+}
+
+/// A positive decimal number: `coefficient` times ten to the power of `-places`, without zeros at the end of its places.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct DecimalNumber {
+    coefficient: u128,
+    places: u32,
+}
+
+impl DecimalNumber {
+    /// The decimal that a JSON number spells; `None` if it is not positive or has too many digits to be told.
+    fn of(number: &Number) -> Option<Self> {
+        let text = number.to_string();
+        let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((&text, "0"));
+        let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+        let coefficient: u128 = format!("{whole}{fraction}").parse().ok()?;
+        let places = fraction.len() as i64 - exponent.parse::<i64>().ok()?;
+        if coefficient == 0 {
+            return None;
+        }
+        let shift = u32::try_from(-places.min(0)).ok()?;
+        let coefficient = coefficient.checked_mul(10_u128.checked_pow(shift)?)?;
+        let places = u32::try_from(places.max(0)).ok()?;
+        Some(Self { coefficient, places }.reduced())
+    }
+
+    fn reduced(mut self) -> Self {
+        while self.places > 0 && self.coefficient.is_multiple_of(10) {
+            self.coefficient /= 10;
+            self.places -= 1;
+        }
+        self
+    }
+
+    /// Whether every remainder of a division by this number fits the library's 32 bits.
+    fn fits_library(self) -> bool {
+        let most = 10_u128
+            .checked_pow(self.places)
+            .and_then(|place| self.coefficient.checked_mul(10)?.checked_add(place.checked_mul(9)?));
+        most.is_some_and(|most| most <= u128::from(u32::MAX))
+    }
+
+    /// What the library makes of a double: it multiplies by ten until no fraction is left.
+    fn read_by_library(double: f64) -> Option<Self> {
+        let (mut value, mut places) = (double, 0);
+        while value.fract() != 0.0 {
+            value *= 10.0;
+            places += 1;
+        }
+        let fits = value <= f64::from(u32::MAX);
+        fits.then(|| Self { coefficient: value as u128, places }.reduced())
+    }
+
+    /// Both as integers at the same number of places.
+    fn aligned(self, other: Self) -> Option<(u128, u128)> {
+        let scaled = |it: Self, places: u32| {
+            it.coefficient.checked_mul(10_u128.checked_pow(places.saturating_sub(it.places))?)
+        };
+        Some((scaled(self, other.places)?, scaled(other, self.places)?))
+    }
+
+    /// The least number that both divide, if the library computes it without overflow.
+    fn common_multiple(self, other: Self) -> Option<Self> {
+        let (a, b) = self.aligned(other)?;
+        let product = a.checked_mul(b).filter(|product| *product <= u128::from(u32::MAX))?;
+        let places = self.places.max(other.places);
+        let multiple = Self { coefficient: product / greatest_divisor(a, b), places }.reduced();
+        multiple.fits_library().then_some(multiple)
+    }
+}
+
+fn greatest_divisor(a: u128, b: u128) -> u128 {
+    if b == 0 { a } else { greatest_divisor(b, a % b) }
+}
+
+/// The double for a `multipleOf` that the library reads as the decimal that the schema spells.
+fn fitting_multiple(number: &Number) -> Result<Number, GrammarError> {
+    const KEYWORD: &str = "multipleOf";
+    let double = number.as_f64().unwrap_or_default();
+    if double <= 0.0 {
+        return refuse(format!("{KEYWORD} must be greater than 0, got {number}"));
+    }
+    let Some(decimal) = DecimalNumber::of(number) else {
+        return refuse(format!("{KEYWORD} {number} has too many digits"));
+    };
+    if decimal.places > PLACES_MAX {
+        return refuse(format!(
+            "{KEYWORD} {number} has {} decimal places, the limit is {PLACES_MAX}",
+            decimal.places
+        ));
+    }
+    if !decimal.fits_library() {
+        return refuse(format!("{KEYWORD} {number} has too many digits"));
+    }
+    let reads = |double: &f64| DecimalNumber::read_by_library(*double) == Some(decimal);
+    if reads(&double) {
+        return Ok(number.clone());
+    }
+    let bits = double.to_bits();
+    let near = (1..=NEIGHBOURS_MAX).flat_map(|step| [bits - step, bits + step]);
+    let fitting = near.map(f64::from_bits).find(reads).and_then(Number::from_f64);
+    fitting.map_or_else(|| refuse(format!("{KEYWORD} {number} has too many digits")), Ok)
+}
+
+/// Refuses schemas that apply to the same number and whose `multipleOf` have no common multiple that fits.
+fn check_combined(members: &Map<String, Value>) -> Result<(), GrammarError> {
+    combine(members, None).map(drop)
+}
+
+/// The common multiple of `so_far`, of a schema and of everything in its `allOf`, each alternative checked with it.
+fn combine(
+    members: &Map<String, Value>,
+    so_far: Option<DecimalNumber>,
+) -> Result<Option<DecimalNumber>, GrammarError> {
+    let own = members.get("multipleOf").and_then(Value::as_number).and_then(DecimalNumber::of);
+    let mut all = match (so_far, own) {
+        (Some(a), Some(b)) => match a.common_multiple(b) {
+            Some(multiple) => Some(multiple),
+            None => {
+                return refuse(
+                    "multipleOf of schemas that apply together have too large a common multiple"
+                        .to_owned(),
+                );
+            }
+        },
+        (a, b) => a.or(b),
+    };
+    let parts = |keyword: &str| {
+        let list = members.get(keyword).and_then(Value::as_array).into_iter().flatten();
+        list.filter_map(Value::as_object)
+    };
+    for part in parts("allOf") {
+        all = combine(part, all)?;
+    }
+    if all.is_some() {
+        for option in parts("anyOf").chain(parts("oneOf")) {
+            combine(option, all)?;
+        }
+    }
+    Ok(all)
+}
+
+/// A count as an integer, which it may also be written as with a fraction of zero. No output reaches a greater one than
+/// the library counts to, so an upper limit may as well be that.
+fn fitting_count(keyword: &str, number: &Number) -> Result<Number, GrammarError> {
+    let double = number.as_f64().unwrap_or(-1.0);
+    if double < 0.0 || double.fract() != 0.0 {
+        return refuse(format!("{keyword} must be a non-negative integer, got {number}"));
+    }
+    let count = number.as_u64().unwrap_or(double as u64); // Casts saturate.
+    if count <= COUNT_MAX {
+        return Ok(Number::from(count));
+    }
+    if keyword.starts_with("max") {
+        return Ok(Number::from(COUNT_MAX));
+    }
+    refuse(format!("{keyword} {number} is beyond the limit of {COUNT_MAX}"))
+}
+
+/// Which end of a range a bound is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum BoundSide {
+    Low,
+    High,
+}
+
+/// The same bound where it can be followed, else the nearest one that lies inside the range.
+fn fitting_bound(keyword: &str, number: &Number, side: BoundSide) -> Result<Number, GrammarError> {
+    let double = number.as_f64().unwrap_or_default();
+    let most = BOUND_MAX as f64;
+    let fitting = match side {
+        BoundSide::Low if double < -most => Some(-most),
+        BoundSide::High if double > most => Some(most),
+        _ if double.abs() > most => {
+            return refuse(format!("{keyword} {number} is beyond ±{BOUND_MAX}, the limit"));
+        }
+        _ => inner_double(keyword, number, double, side),
+    };
+    let places = format!("{double}").split_once('.').map_or(0, |(_, places)| places.len());
+    if places > BOUND_PLACES_MAX {
+        return refuse(format!(
+            "{keyword} {number} has {places} decimal places, the limit is {BOUND_PLACES_MAX}"
+        ));
+    }
+    Ok(fitting.and_then(Number::from_f64).unwrap_or_else(|| number.clone()))
+}
+
+/// The double on the inner side of an integer that is none, or of an excluded one that has no double next to it:
+/// the library would add or subtract 1 in vain. `None` if the bound is followed as it is.
+fn inner_double(keyword: &str, number: &Number, double: f64, side: BoundSide) -> Option<f64> {
+    let inwards = |double: f64| match side {
+        BoundSide::Low => double.next_up(),
+        BoundSide::High => double.next_down(),
+    };
+    let is_outside = integer(number).is_some_and(|exact| match side {
+        BoundSide::Low => (double as i128) < exact,
+        BoundSide::High => (double as i128) > exact,
+    });
+    let is_coarse = keyword.starts_with("exclusive") && double.abs() >= INTEGERS_APART;
+    let fitting = if is_outside { inwards(double) } else { double };
+    let fitting = if is_coarse { inwards(fitting) } else { fitting };
+    (is_outside || is_coarse).then_some(fitting)
+}
+
+fn integer(number: &Number) -> Option<i128> {
+    number.as_i64().map(i128::from).or_else(|| number.as_u64().map(i128::from))
+}
+
+/// Refuses constants that the library would write as another number.
+fn check_constants(keyword: &str, value: &Value) -> Result<(), GrammarError> {
+    match value {
+        Value::Array(list) => list.iter().try_for_each(|item| check_constants(keyword, item)),
+        Value::Object(members) => {
+            members.values().try_for_each(|item| check_constants(keyword, item))
+        }
+        Value::Number(number) => {
+            let double = number.as_f64().unwrap_or(f64::INFINITY);
+            let is_exact = integer(number).is_none_or(|exact| double as i128 == exact);
+            if is_exact && double.abs() <= BOUND_MAX as f64 {
+                return Ok(());
+            }
+            refuse(format!("{keyword} {number} has too many digits"))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn prepared(schema: Value) -> Result<Value, String> {
+        let mut schema = schema;
+        prepare(&mut schema).map(|()| schema).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn multiples_are_followed_or_rejected_by_name() {
+        for fits in [json!(1e-8), json!(0.07), json!(0.25), json!(7), json!(5_000_000), json!(1.1)]
+        {
+            let schema = prepared(json!({"multipleOf": fits})).unwrap();
+            let double = schema["multipleOf"].as_f64().unwrap();
+            let decimal = DecimalNumber::of(fits.as_number().unwrap());
+            assert_eq!(DecimalNumber::read_by_library(double), decimal, "{fits}");
+        }
+        for (value, why) in [
+            (json!(1e-9), "has 9 decimal places, the limit is 8"),
+            (json!(1e-308), "has 308 decimal places"),
+            (json!(5e-324), "has 324 decimal places"),
+            (json!(1e308), "has too many digits"),
+            (json!(u64::MAX), "has too many digits"),
+            (json!(4_000_000_000_u64), "has too many digits"),
+            (json!(0), "must be greater than 0, got 0"),
+            (json!(-0.5), "must be greater than 0, got -0.5"),
+        ] {
+            let said = prepared(json!({"items": [{"multipleOf": value}]})).unwrap_err();
+            assert!(said.starts_with("multipleOf ") && said.contains(why), "{value}: {said}");
+        }
+    }
+
+    #[test]
+    fn bounds_are_moved_inwards_or_rejected_by_name() {
+        let most = BOUND_MAX as f64;
+        let of = |keyword: &str, value: Value| {
+            prepared(json!({ keyword: value })).map(|schema| schema[keyword].clone())
+        };
+        assert_eq!(of("maximum", json!(i64::MAX)), Ok(json!(most)));
+        assert_eq!(of("minimum", json!(i64::MIN)), Ok(json!(-most)));
+        assert_eq!(of("exclusiveMaximum", json!(1e308)), Ok(json!(most)));
+        assert_eq!(of("minimum", json!(1)), Ok(json!(1)));
+        let odd = (1_i64 << 53) + 1;
+        assert_eq!(of("minimum", json!(odd)), Ok(json!((odd + 1) as f64)));
+        assert_eq!(of("maximum", json!(odd)), Ok(json!(odd)), "read as the double below");
+        let even = (odd - 1) as f64;
+        assert_eq!(of("exclusiveMinimum", json!(odd - 1)), Ok(json!(even.next_up())));
+        assert_eq!(of("exclusiveMaximum", json!(odd - 1)), Ok(json!(even.next_down())));
+        for (keyword, value) in [
+            ("minimum", json!(1e300)),
+            ("exclusiveMinimum", json!(u64::MAX)),
+            ("maximum", json!(-1e18)),
+            ("minimum", json!(1e-300)),
+            ("const", json!(odd)),
+            ("const", json!(1e308)),
+            ("enum", json!([1, {"a": u64::MAX}])),
+        ] {
+            let said = of(keyword, value.clone()).unwrap_err();
+            assert!(said.starts_with(keyword), "{keyword} {value}: {said}");
+        }
+    }
+
+    #[test]
+    fn counts_are_integers_or_rejected_by_name() {
+        assert_eq!(prepared(json!({"minItems": 2.0})), Ok(json!({"minItems": 2})));
+        assert_eq!(prepared(json!({"maxLength": 1e300})), Ok(json!({"maxLength": COUNT_MAX})));
+        assert!(prepared(json!({"minItems": u64::MAX})).unwrap_err().starts_with("minItems "));
+        for value in [json!(-1), json!(0.5), json!(-1e300)] {
+            let said = prepared(json!({"maxLength": value})).unwrap_err();
+            assert!(said.starts_with("maxLength must be a non-negative integer"), "{said}");
+        }
+    }
+
+    #[test]
+    fn data_and_property_names_are_no_keywords() {
+        let schema = json!({"default": {"multipleOf": 1e-9}, "properties": {
+            "multipleOf": {"type": "string"}, "default": {"type": "integer"}}});
+        assert_eq!(prepared(schema.clone()), Ok(schema));
+        let named = json!({"properties": {"default": {"multipleOf": 1e-9}}});
+        assert!(prepared(named).is_err());
+    }
+
+    #[test]
+    fn multiples_that_apply_together_must_fit_together() {
+        let both = |a: u32, b: u32| json!({"allOf": [{"multipleOf": a}, {"multipleOf": b}]});
+        assert!(prepared(both(6, 4)).is_ok());
+        assert!(prepared(both(100_000, 100_000)).is_err());
+        let apart = json!({"anyOf": [{"multipleOf": 100_000}, {"multipleOf": 100_000}]});
+        assert!(prepared(apart).is_ok());
+        let nested = json!({"multipleOf": 100_000, "anyOf": [{"multipleOf": 100_000}]});
+        assert!(prepared(nested).unwrap_err().starts_with("multipleOf "));
+    }
+
+    #[test]
+    fn a_schema_inside_a_grammar_is_not_rewritten() {
+        assert!(check_fixed(&json!({"multipleOf": 0.25, "minimum": 3})).is_ok());
+        assert!(check_fixed(&json!({"multipleOf": 0.07})).is_err());
+        assert!(check_fixed(&json!({"maximum": i64::MAX})).is_err());
+    }
+}

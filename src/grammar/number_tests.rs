@@ -1,0 +1,174 @@
+//! Drawn number keywords: each schema is rejected by name or followed exactly, and the compiler never panics.
+
+use super::compile::{Compiler, GrammarError};
+use super::tests::{END, compile_with, json_form, vocabulary};
+use super::{Constraint, Session};
+use protocol::Token;
+use serde_json::{Map, Number, Value, json};
+
+const SCHEMAS: u64 = 1_500;
+const TEXTS: u64 = 3;
+const TEXT_BYTES_MAX: u64 = 60;
+const KEYWORDS: [&str; 8] = [
+    "multipleOf",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "const",
+    "minItems",
+    "maxLength",
+];
+
+/// Numbers of one seed (splitmix64).
+struct SeededDraws(u64);
+
+impl SeededDraws {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (x ^ (x >> 31)) % bound
+    }
+
+    fn number(&mut self) -> Value {
+        const ODD: [f64; 14] = [
+            1e-9,
+            1e-308,
+            5e-324,
+            1e308,
+            f64::MAX,
+            0.0,
+            -0.0,
+            -1e-9,
+            -1e308,
+            0.07,
+            0.1,
+            1e17,
+            1e18,
+            9.3e18,
+        ];
+        const HUGE: [i64; 6] =
+            [i64::MAX, i64::MIN, (1 << 53) + 1, -(1 << 53) - 1, 1_000_000_000_000_000_000, 0];
+        match self.below(6) {
+            0 => json!(ODD[self.below(ODD.len() as u64) as usize]),
+            1 => json!(HUGE[self.below(HUGE.len() as u64) as usize]),
+            2 => json!(self.below(u64::MAX)),
+            3 => json!(self.below(20) as i64 - 10),
+            4 => {
+                let exponent = self.below(40) as i32 - 20;
+                json!(self.below(1_000) as f64 * 10_f64.powi(exponent))
+            }
+            _ => json!((self.below(2_000) as f64 - 1_000.0) / 100.0),
+        }
+    }
+
+    fn schema(&mut self, depth: u32) -> Value {
+        let mut schema = Map::new();
+        if self.below(3) > 0 {
+            let kind = ["integer", "number"][self.below(2) as usize];
+            schema.insert("type".to_owned(), json!(kind));
+        }
+        for _ in 0..=self.below(3) {
+            let keyword = KEYWORDS[self.below(KEYWORDS.len() as u64) as usize];
+            schema.insert(keyword.to_owned(), self.number());
+        }
+        if depth > 0 && self.below(4) == 0 {
+            let parts = json!([self.schema(depth - 1), self.schema(depth - 1)]);
+            schema.insert(["allOf", "anyOf"][self.below(2) as usize].to_owned(), parts);
+        }
+        Value::Object(schema)
+    }
+}
+
+/// A text of the grammar, if it ends soon.
+fn text_of(session: &mut Session, draws: &mut SeededDraws) -> Option<String> {
+    let mut text = String::new();
+    for _ in 0..TEXT_BYTES_MAX {
+        let mask = session.mask()?;
+        let ids: Vec<Token> =
+            (0..=END).filter(|id| mask[*id as usize / 32] >> (id % 32) & 1 == 1).collect();
+        if ids.contains(&END) && (ids.len() == 1 || draws.below(3) == 0) {
+            return Some(text);
+        }
+        let choices: Vec<&Token> = ids.iter().filter(|id| **id != END).collect();
+        let id = *choices[draws.below(choices.len() as u64) as usize];
+        text.push(char::from(id as u8));
+        session.advance(&[id]);
+    }
+    None
+}
+
+/// Coefficient and decimal places of a number without an exponent.
+fn decimal(text: &str) -> Option<(i128, u32)> {
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    Some((format!("{whole}{fraction}").parse().ok()?, fraction.len() as u32))
+}
+
+/// Whether a number is a multiple of another, computed without rounding; `None` where that has too many digits.
+fn is_multiple(text: &str, of: &Number) -> Option<bool> {
+    let of = format!("{:.25}", of.as_f64()?);
+    let of = if of.len() > 30 { return None } else { of };
+    let ((a, a_places), (b, b_places)) = (decimal(text)?, decimal(&of)?);
+    let places = a_places.max(b_places);
+    let scaled = |value: i128, from: u32| value.checked_mul(10_i128.checked_pow(places - from)?);
+    Some(scaled(a, a_places)?.checked_rem(scaled(b, b_places)?)? == 0)
+}
+
+/// Whether a value satisfies what a schema says of numbers, `multipleOf` of doubles aside.
+fn is_accepted(schema: &Value, text: &str) -> bool {
+    let mut judged = schema.clone();
+    if let Some(of) = judged["multipleOf"].as_number()
+        && is_multiple(text, of) != Some(false)
+    {
+        judged.as_object_mut().unwrap().remove("multipleOf");
+    }
+    for keyword in ["allOf", "anyOf"] {
+        if let Some(parts) = judged.as_object_mut().unwrap().remove(keyword) {
+            let parts = parts.as_array().unwrap().clone();
+            let mut accepted = parts.iter().map(|part| is_accepted(part, text));
+            if !(if keyword == "allOf" { accepted.all(|it| it) } else { accepted.any(|it| it) }) {
+                return false;
+            }
+        }
+    }
+    // Exponents of three digits stand only where nothing bounds a number.
+    serde_json::from_str(text).map_or(true, |value| jsonschema::is_valid(&judged, &value))
+}
+
+#[test]
+fn drawn_number_keywords_are_exact_or_rejected_by_name() {
+    let compiler = Compiler::new(vocabulary()).unwrap();
+    let mut draws = SeededDraws(7);
+    let (mut followed, mut rejected) = (0, 0);
+    for _ in 0..SCHEMAS {
+        let schema = draws.schema(1);
+        let constraint = Constraint::new(json_form(schema.clone()), "test");
+        match compile_with(&compiler, &constraint) {
+            Ok(compiled) => {
+                followed += 1;
+                for _ in 0..TEXTS {
+                    let mut session = compiled.seed(false).session();
+                    if let Some(text) = text_of(&mut session, &mut draws) {
+                        assert!(is_accepted(&schema, &text), "{schema} does not accept {text}");
+                    }
+                }
+            }
+            Err(error) => {
+                rejected += 1;
+                let said = error.to_string();
+                let named = KEYWORDS.iter().any(|keyword| said.contains(keyword))
+                    || said.starts_with("Unsatisfiable schema")
+                    || said.starts_with("the grammar ")
+                    || matches!(error, GrammarError::TooLarge { .. });
+                assert!(
+                    named && !matches!(error, GrammarError::Failed { .. }),
+                    "{schema}: {error:?}"
+                );
+            }
+        }
+    }
+    println!("{followed} followed, {rejected} rejected");
+    assert!(followed > SCHEMAS / 10 && rejected > SCHEMAS / 10);
+}
