@@ -57,9 +57,12 @@ pub struct EngineArgs {
     /// Prompt tokens waiting for prefill before new requests are refused [default: no limit]
     #[arg(long, value_parser = tokens, value_name = "TOKENS")]
     pub max_num_queued_tokens: Option<u32>,
-    /// Bytes of requests that are read or queued before new ones are refused
+    /// Bytes of requests that are read or queued, and of what they hold, before new ones are refused
     #[arg(long, default_value = "1GiB", value_name = "BYTES")]
     pub max_queued_bytes: ByteSize,
+    /// Memory for tokenising texts that cannot be tokenised in parts, all of them together
+    #[arg(long, default_value = "1536MiB", value_name = "BYTES")]
+    pub max_text_memory: ByteSize,
     /// HTTP status of a refusal for load
     #[arg(long, default_value = "429", value_name = "STATUS")]
     pub admission_status: Admission,

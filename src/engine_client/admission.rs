@@ -16,7 +16,7 @@ pub struct AdmissionLimits {
     pub requests: u64,
     /// Prompt tokens that have not been prefilled (`--max-num-queued-tokens`).
     pub prefill_tokens: u64,
-    /// Bytes of bodies held or being read (`--max-queued-bytes`).
+    /// Bytes of bodies held or being read, and of what requests make of them and hold (`--max-queued-bytes`).
     pub bytes: u64,
 }
 
@@ -69,7 +69,7 @@ impl Admission {
             admission: Arc::clone(self),
             requests: 1,
             prefill_tokens: 0,
-            _body: body,
+            held: body,
             entered: Instant::now(),
         })
     }
@@ -147,7 +147,7 @@ pub struct Ticket {
     admission: Arc<Admission>,
     requests: u64,
     prefill_tokens: u64,
-    _body: HeldBytes,
+    held: HeldBytes,
     entered: Instant,
 }
 
@@ -175,6 +175,13 @@ impl Ticket {
         self.prefill_tokens += prefill_tokens;
         lock(&admission.rate).begin(Instant::now());
         Ok(())
+    }
+
+    /// Counts what the request makes of its body and holds as long as it lives: ids, parsed values, answers.
+    ///
+    /// Errors: there is no room for it.
+    pub fn hold_bytes(&mut self, bytes: u64) -> Result<(), Overload> {
+        self.held.grow(bytes)
     }
 
     /// Some prompt tokens have been `prefilled`, or never will be.
@@ -224,7 +231,9 @@ mod tests {
         a.release_request();
         b.grow(1, 11).unwrap();
         assert_eq!(enter(31).unwrap_err().reason, "max_queued_bytes");
-        let half_read = body(30).unwrap();
+        assert_eq!(b.hold_bytes(31).unwrap_err().reason, "max_queued_bytes");
+        b.hold_bytes(5).unwrap();
+        let half_read = body(25).unwrap();
         assert_eq!(body(1).unwrap_err().reason, "max_queued_bytes");
         drop((a, b, half_read));
         let counts = (admission.requests(), admission.prefill_tokens());

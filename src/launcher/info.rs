@@ -41,6 +41,7 @@ pub fn of(
             "graph_rows": up.ready.graph_rows,
             "max_num_queued_reqs": args.engine.requests_in_flight_max(bounds.replicas),
             "max_queued_bytes": args.engine.max_queued_bytes.0,
+            "max_text_memory": args.engine.max_text_memory.0,
             "max_num_queued_tokens": args.engine.max_num_queued_tokens,
             "max_logprobs": bounds.logprobs_max,
             "body_bytes_max": serving.body_bytes_max,

@@ -63,7 +63,7 @@ impl ModelFiles {
             let wanted = if synth { Wanted::Description } else { Wanted::Model };
             (name.clone(), fetch(name, wanted)?, None)
         } else {
-            let unpacked = demo::Unpacked::new().context("cannot unpack the demo model")?;
+            let unpacked = demo::Unpacked::new()?;
             (demo::NAME.to_owned(), unpacked.dir().to_owned(), Some(unpacked))
         };
         let text_dir = match &model.tokenizer {
@@ -98,6 +98,7 @@ impl ModelFiles {
     /// Reads the tokenizer and compiles the chat template.
     pub fn load_text(&self, args: &ServeArgs) -> Result<Text> {
         let tokenizer = Tokenizer::load(&self.text_dir)?;
+        let tokenizer = tokenizer.with_memory(args.engine.max_text_memory.0);
         let output_bytes_max = 4 * settings::body_bytes_max(self.max_model_len);
         let chosen = args.reply.chat_template.as_deref();
         let template = ChatTemplate::load(&self.text_dir, chosen, &tokenizer, output_bytes_max)?;

@@ -7,11 +7,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Slugs of refusals for load or state, as error bodies carry them.
-const REFUSALS: [&str; 7] = [
+const REFUSALS: [&str; 8] = [
     "grammars_overloaded",
     "max_num_queued_reqs",
     "max_num_queued_tokens",
     "max_queued_bytes",
+    "text_memory",
     "starting",
     "draining",
     "engine_unavailable",

@@ -39,3 +39,4 @@ mod timed_io;
 pub mod tokenisation;
 pub mod trace;
 mod trace_file;
+mod value_size;

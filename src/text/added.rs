@@ -10,8 +10,8 @@ use protocol::Token;
 use tokenizers::tokenizer::normalizer::Range;
 use tokenizers::tokenizer::pre_tokenizer::OffsetType;
 use tokenizers::{
-    AddedToken, Model as _, NormalizedString, Normalizer as _, PreTokenizedString,
-    PreTokenizer as _, Result, Token as Piece,
+    AddedToken, Model as _, NormalizedString, Normalizer as _, OffsetReferential,
+    PreTokenizedString, PreTokenizer as _, Result, Token as Piece,
 };
 
 /// The added tokens of one tokenizer, ready to be found.
@@ -49,13 +49,13 @@ impl Added {
         &self.special
     }
 
-    /// Ids of `text`; `marks` are ascending byte positions that no special token may cover.
-    pub(super) fn encode(
+    /// The pre-tokens of `text`; `marks` are ascending byte positions that no special token may cover.
+    pub(super) fn pieces(
         &self,
         tokenizer: &tokenizers::Tokenizer,
         text: &str,
         marks: &[usize],
-    ) -> Result<Vec<Token>> {
+    ) -> Result<PreTokenizedString> {
         let mut pieces = PreTokenizedString::from(text);
         pieces.split(|_, piece| self.raw.cut(&piece, marks))?;
         pieces.split(|_, mut piece| {
@@ -67,10 +67,36 @@ impl Added {
         if let Some(pre_tokenizer) = tokenizer.get_pre_tokenizer() {
             pre_tokenizer.pre_tokenize(&mut pieces)?;
         }
-        pieces.tokenize(|piece| tokenizer.get_model().tokenize(piece.get()))?;
-        let encoding = pieces.into_encoding(None, 0, OffsetType::None)?;
-        Ok(encoding.get_ids().to_vec())
+        Ok(pieces)
     }
+}
+
+/// Bytes of the original text at which pre-tokens begin, ascending.
+pub(super) fn borders(pieces: &PreTokenizedString) -> Vec<usize> {
+    let splits = pieces.get_splits(OffsetReferential::Original, OffsetType::Byte);
+    splits.into_iter().map(|(_, (from, _), _)| from).collect()
+}
+
+/// Appends the ids of the pre-tokens that begin before byte `end` of the original text. What the model says of a piece
+/// is dropped with it: of all pieces it would be the larger part of what tokenising takes.
+pub(super) fn append_ids(
+    tokenizer: &tokenizers::Tokenizer,
+    pieces: &PreTokenizedString,
+    end: usize,
+    ids: &mut Vec<Token>,
+) -> Result<()> {
+    for (piece, (from, _), known) in
+        pieces.get_splits(OffsetReferential::Original, OffsetType::Byte)
+    {
+        if from >= end {
+            break;
+        }
+        match known {
+            Some(known) => ids.extend(known.iter().map(|token| token.id)),
+            None => ids.extend(tokenizer.get_model().tokenize(piece)?.iter().map(|token| token.id)),
+        }
+    }
+    Ok(())
 }
 
 /// Finds one class of added tokens, longest first from the left.

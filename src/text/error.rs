@@ -48,6 +48,31 @@ pub enum TextError {
     /// The final message is absent from the rendered text, so that it cannot be continued.
     #[error("the chat template drops the final message, so it cannot be continued")]
     NothingToContinue,
+    /// The text cannot be cut, and tokenising it as a whole would take more memory than all texts may.
+    #[error(
+        "{text_bytes} bytes of text without a change between letters, digits, spaces and punctuation take \
+         {bytes} bytes of memory to tokenise, the limit is {limit}"
+    )]
+    TooMuchMemory {
+        /// Bytes of the text.
+        text_bytes: usize,
+        /// Bytes that it would take.
+        bytes: u64,
+        /// Bytes that all texts may take.
+        limit: u64,
+    },
+    /// Other texts take the memory for texts.
+    #[error(
+        "tokenising takes {bytes} bytes of memory, {used} of {limit} are in use: try again later"
+    )]
+    NoMemoryNow {
+        /// Bytes that the text would take.
+        bytes: u64,
+        /// Bytes that others take.
+        used: u64,
+        /// Bytes that all texts may take.
+        limit: u64,
+    },
     /// The tokenizer failed.
     #[error("the text cannot be tokenised")]
     Tokenizer(String),

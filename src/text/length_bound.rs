@@ -184,7 +184,7 @@ fn counts_of_stable(text: &str) -> [usize; 256] {
 /// Whether NFC leaves a character alone that is followed by another of this kind: starters that no
 /// character in front composes with and that are their own composition. Not all of them: the blocks
 /// that texts are mostly made of (Unicode 16, `NFC_Quick_Check` and `Canonical_Combining_Class`).
-fn is_stable(c: char) -> bool {
+pub(super) fn is_stable(c: char) -> bool {
     matches!(c,
         '\0'..='\u{2ff}' | '\u{400}'..='\u{482}' | '\u{2010}'..='\u{2027}'
         | '\u{3001}'..='\u{3029}' | '\u{3041}'..='\u{3096}' | '\u{30a1}'..='\u{30fa}'

@@ -12,13 +12,15 @@ use std::path::Path;
 use protocol::Token;
 use serde_json::Value;
 
-use super::added::Added;
+use super::added::{Added, append_ids, borders};
 use super::chat_template::Rendered;
 use super::contained::contained;
 use super::detokenizer::{DetokenizeOptions, Machine};
 use super::error::{LoadError, TextError};
 use super::length_bound::LengthBound;
+use super::memory::{MemoryShare, TEXT_MEMORY_DEFAULT, TextMemory};
 use super::vocabulary::{Kind, Vocabulary};
+use super::windows::{WINDOW_BYTES, WindowRules};
 
 /// Ids beyond this are refused at load: the tables are flat.
 const VOCABULARY_MAX: usize = 1 << 22;
@@ -26,8 +28,24 @@ const VOCABULARY_MAX: usize = 1 << 22;
 /// It panics where a post-processor names what it does not define (tokenizers 0.22), among others.
 const LIBRARY: &str = "tokenizer library";
 
+/// Bytes that the library builds for each byte of a text that it takes for one word, at most: measured by
+/// `tests/e2e/http/multiplied.rs`.
+const BYTES_PER_WORD_BYTE: u64 = 160;
+/// The same of a text whose every byte may be a word.
+const BYTES_PER_TEXT_BYTE: u64 = 320;
+
+/// A window that has no place to be cut grows by this factor.
+const WINDOW_GROWTH: usize = 4;
+
 /// At most so many ids end a text.
 const EOS_MAX: usize = 64;
+
+/// What the post-processor puts around a text.
+#[derive(Debug)]
+struct Surroundings {
+    before: Vec<Token>,
+    behind: Vec<Token>,
+}
 
 /// Text to ids and back, for one model.
 #[derive(Debug)]
@@ -37,6 +55,14 @@ pub struct Tokenizer {
     pub(super) vocabulary: Vocabulary,
     /// Absent where the bytes of a text say nothing certain about its tokens.
     length_bound: Option<LengthBound>,
+    /// Absent where long texts are tokenised as a whole.
+    windows: Option<WindowRules>,
+    /// Absent where the library alone knows what is put around a text.
+    surroundings: Option<Surroundings>,
+    /// Bytes that tokenising takes for each byte of a text that cannot be cut.
+    bytes_per_byte: u64,
+    /// What tokenising long texts may take.
+    memory: TextMemory,
     /// Special tokens by role (`bos_token`, ...), as templates name them.
     special: Vec<(String, String)>,
     bos: Option<Token>,
@@ -63,6 +89,15 @@ impl Tokenizer {
         let vocabulary = Vocabulary::new(&tokens, &json["decoder"]).map_err(invalid)?;
         let listed: Vec<_> = inner.get_added_tokens_decoder().into_iter().collect();
         let length_bound = LengthBound::new(&json, &tokens, &listed, &vocabulary);
+        let windows = WindowRules::new(&json, &listed);
+        let surroundings = Surroundings::new(&inner);
+        let one_word = windows.is_some() || json["pre_tokenizer"].is_null();
+        let bytes_per_byte = if one_word && surroundings.is_some() {
+            BYTES_PER_WORD_BYTE
+        } else {
+            BYTES_PER_TEXT_BYTE
+        };
+        let memory = TextMemory::new(TEXT_MEMORY_DEFAULT);
         let added = Added::new(&inner).map_err(invalid)?;
         let config = read_json(&dir.join("tokenizer_config.json"))?.unwrap_or(Value::Null);
         let special = special_tokens(&config);
@@ -72,16 +107,43 @@ impl Tokenizer {
         let llama = config["tokenizer_class"].as_str().is_some_and(|c| c.starts_with("Llama"));
         let add_bos = if llama { config["add_bos_token"].as_bool() } else { None };
         let eos_ids = eos_ids(dir, role("eos_token").and_then(id))?;
-        Ok(Self { inner, added, vocabulary, length_bound, special, bos, add_bos, eos_ids, config })
+        Ok(Self {
+            inner,
+            added,
+            vocabulary,
+            length_bound,
+            windows,
+            surroundings,
+            bytes_per_byte,
+            memory,
+            special,
+            bos,
+            add_bos,
+            eos_ids,
+            config,
+        })
+    }
+
+    /// The same, and tokenising texts that cannot be cut takes at most so many bytes at a time, all of them together.
+    #[must_use]
+    pub fn with_memory(self, bytes: u64) -> Self {
+        Self { memory: TextMemory::new(bytes), ..self }
     }
 
     /// The ids of `text`, special tokens in it recognised; with `add_special_tokens` also what
     /// the model puts around a text (usually a first token).
+    ///
+    /// Errors: the library fails; the text takes more memory than there is, or than there is now.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<Token>, TextError> {
-        let encode = || self.inner.encode_fast(text, add_special_tokens);
-        let encoding = contained(LIBRARY, encode).map_err(TextError::Tokenizer)?;
-        let encoding = encoding.map_err(|e| failed(&e))?;
-        let mut ids = encoding.get_ids().to_vec();
+        let mut ids = match &self.surroundings {
+            Some(around) if text.len() > WINDOW_BYTES => {
+                let mut ids = if add_special_tokens { around.before.clone() } else { Vec::new() };
+                self.encode_pieces(text, &[], &mut ids)?;
+                ids.extend(around.behind.iter().filter(|_| add_special_tokens));
+                ids
+            }
+            _ => self.encode_by_library(text, add_special_tokens)?,
+        };
         if add_special_tokens {
             self.place_bos(&mut ids);
         }
@@ -93,12 +155,88 @@ impl Tokenizer {
     ///
     /// Equal to `encode(text, false)` when the messages spell no special token.
     pub fn encode_rendered(&self, rendered: &Rendered) -> Result<Vec<Token>, TextError> {
-        if rendered.marks.is_empty() {
-            return self.encode(&rendered.text, false);
+        let Rendered { text, marks } = rendered;
+        if marks.is_empty() {
+            return self.encode(text, false);
         }
-        let encode = || self.added.encode(&self.inner, &rendered.text, &rendered.marks);
-        let ids = contained(LIBRARY, encode).map_err(TextError::Tokenizer)?;
-        ids.map_err(|e| failed(&e))
+        let mut ids = Vec::new();
+        self.encode_pieces(text, marks, &mut ids)?;
+        Ok(ids)
+    }
+
+    fn encode_by_library(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+    ) -> Result<Vec<Token>, TextError> {
+        let _share = self.share_for(text.len())?;
+        let encode = || self.inner.encode_fast(text, add_special_tokens);
+        let encoding = contained(LIBRARY, encode).map_err(TextError::Tokenizer)?;
+        Ok(encoding.map_err(|e| failed(&e))?.get_ids().to_vec())
+    }
+
+    /// Appends the ids of a text, without what is put around it.
+    fn encode_pieces(
+        &self,
+        text: &str,
+        marks: &[usize],
+        ids: &mut Vec<Token>,
+    ) -> Result<(), TextError> {
+        if let Some(rules) = &self.windows {
+            return self.encode_windows(rules, text, marks, ids);
+        }
+        let _share = self.share_for(text.len())?;
+        let encode = || {
+            let pieces = self.added.pieces(&self.inner, text, marks)?;
+            append_ids(&self.inner, &pieces, text.len(), ids)
+        };
+        contained(LIBRARY, encode).map_err(TextError::Tokenizer)?.map_err(|e| failed(&e))
+    }
+
+    /// Appends the ids of a text of which only a window is tokenised at a time. A window without a place to be cut
+    /// grows, and takes its share of the memory for long texts.
+    fn encode_windows(
+        &self,
+        rules: &WindowRules,
+        text: &str,
+        marks: &[usize],
+        ids: &mut Vec<Token>,
+    ) -> Result<(), TextError> {
+        let (mut start, mut size) = (0, WINDOW_BYTES);
+        while start < text.len() {
+            let end = text.floor_char_boundary(start.saturating_add(size));
+            let window = &text[start..end];
+            let of_window = marks[marks.partition_point(|mark| *mark < start)..].iter();
+            let of_window: Vec<usize> =
+                of_window.take_while(|mark| **mark < end).map(|mark| mark - start).collect();
+            let _share = self.share_for(window.len())?;
+            let encode = || {
+                let pieces = self.added.pieces(&self.inner, window, &of_window)?;
+                let cut = if end == text.len() {
+                    Some(window.len())
+                } else {
+                    rules.cut(window, &borders(&pieces))
+                };
+                if let Some(cut) = cut {
+                    append_ids(&self.inner, &pieces, cut, ids)?;
+                }
+                Ok(cut)
+            };
+            let cut = contained(LIBRARY, encode).map_err(TextError::Tokenizer)?;
+            match cut.map_err(|e| failed(&e))? {
+                Some(cut) => (start, size) = (start + cut, WINDOW_BYTES),
+                None => size = size.saturating_mul(WINDOW_GROWTH),
+            }
+        }
+        Ok(())
+    }
+
+    /// Memory for tokenising so many bytes at a time; windows of the usual size need none, for they are few.
+    fn share_for(&self, bytes: usize) -> Result<Option<MemoryShare<'_>>, TextError> {
+        if bytes <= WINDOW_BYTES {
+            return Ok(None);
+        }
+        self.memory.take(bytes as u64 * self.bytes_per_byte, bytes).map(Some)
     }
 
     /// A number of tokens that `text` has at least, found without tokenising it; 0 where nothing is
@@ -193,6 +331,18 @@ impl Tokenizer {
             }
             _ => {}
         }
+    }
+}
+
+impl Surroundings {
+    /// `None` if it is not clear what the post-processor puts around a text.
+    fn new(inner: &tokenizers::Tokenizer) -> Option<Self> {
+        const PROBE: &str = "a";
+        let ids = |special: bool| Some(inner.encode_fast(PROBE, special).ok()?.get_ids().to_vec());
+        let (plain, around) = (ids(false)?, ids(true)?);
+        let at = around.windows(plain.len().max(1)).position(|part| *part == plain)?;
+        let (before, behind) = (around[..at].to_vec(), around[at + plain.len()..].to_vec());
+        Some(Self { before, behind })
     }
 }
 

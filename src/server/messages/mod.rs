@@ -31,7 +31,7 @@ pub async fn count_tokens(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    tokenisation::answer(app, request, |serving, fields| {
+    tokenisation::answer(app, request, |_, serving, fields, _ticket| {
         let model = fields.string("model", 512)?;
         serving.check_model(model.as_deref())?;
         let conversation = types::Conversation::take(fields)?;
@@ -39,7 +39,8 @@ pub async fn count_tokens(
         let mut input = conversation.input;
         input.tools = conversation.tools.shown;
         let prompt = render(serving, input, false, "messages")?;
-        Ok(json!({"input_tokens": prompt.ids.len()}))
+        let count = json!({"input_tokens": prompt.ids.len()});
+        Ok(Body::from(count.to_string()))
     })
     .await
 }

@@ -154,7 +154,9 @@ pub async fn prepare<E: Endpoint>(
         let app = Arc::clone(app);
         move || {
             let started = Instant::now();
-            let prepared = Json::parse(&body).and_then(Fields::of_body);
+            let json = Json::parse(&body);
+            drop(body); // What follows needs the memory more.
+            let prepared = json.and_then(Fields::of_body);
             let mut prepared =
                 prepared.and_then(|fields| E::prepare(&app, &serving, fields, &headers, ticket));
             serving.metrics.http.read_body(started.elapsed(), prepared.is_ok());
@@ -171,7 +173,7 @@ pub async fn prepare<E: Endpoint>(
             prepared
         }
     };
-    app.text.run(bytes, work).await
+    app.text.run(bytes, work).await.map_err(|error| app.advise(error))
 }
 
 /// Waits for the first token, or for all of them, and writes the reply.
@@ -203,7 +205,12 @@ pub async fn answer<E: Endpoint>(
 
 /// A JSON text as a reply.
 pub fn json_response(text: String) -> Response<Body> {
-    let mut response = Response::new(Body::from(text));
+    json_body(Body::from(text))
+}
+
+/// A body that is a JSON text as a reply.
+pub fn json_body(body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
     let json = HeaderValue::from_static("application/json");
     response.headers_mut().insert(header::CONTENT_TYPE, json);
     response

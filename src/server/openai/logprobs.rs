@@ -3,6 +3,7 @@
 use crate::text::Tokenizer;
 use protocol::{Token, TokenLogprobs};
 use serde_json::{Map, Value, json};
+use std::fmt::Write as _;
 
 /// Lowest value shown: JSON has no infinity.
 const FLOOR: f32 = -9999.0;
@@ -79,23 +80,34 @@ pub fn text<'a>(
     json!({"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": starts})
 }
 
-/// The `prompt_logprobs` list: null for the first token, then `{"<id>": {..}}`.
-pub fn prompt(tokenizer: &Tokenizer, spelling: Spelling, entries: &[TokenLogprobs]) -> Value {
-    let entry = |entry: &TokenLogprobs| {
-        let mut map = Map::new();
-        let mut put = |id: Token, logprob: f32, rank: u32| {
-            let value = json!({
-                "logprob": logprob.max(FLOOR),
-                "rank": rank,
-                "decoded_token": spelling.of(tokenizer, id),
-            });
-            map.entry(id.to_string()).or_insert(value);
-        };
-        put(entry.token, entry.logprob, entry.rank);
-        for (i, &(id, logprob)) in entry.top.iter().enumerate() {
-            put(id, logprob, i as u32 + 1);
+/// Appends the member `prompt_logprobs` to the text of an object: null for the first token, then `{"<id>": {..}}`. Written
+/// as text at once, because as a value it would take ten times as much.
+pub fn append_prompt(
+    tokenizer: &Tokenizer,
+    spelling: Spelling,
+    entries: &[TokenLogprobs],
+    object: &mut String,
+) {
+    let separator = if object.len() > 2 { "," } else { "" };
+    object.pop(); // The closing brace.
+    let _infallible = write!(object, "{separator}\"prompt_logprobs\":[null");
+    for entry in entries {
+        let others = (1..).zip(&entry.top).filter(|(_, (id, _))| *id != entry.token);
+        let listed = others.map(|(rank, &(id, logprob))| (id, logprob, rank));
+        object.push(',');
+        let mut opening = '{';
+        for (id, logprob, rank) in
+            std::iter::once((entry.token, entry.logprob, entry.rank)).chain(listed)
+        {
+            object.push(opening);
+            opening = ',';
+            let (logprob, text) = (json!(logprob.max(FLOOR)), json!(spelling.of(tokenizer, id)));
+            let _infallible = write!(
+                object,
+                "\"{id}\":{{\"logprob\":{logprob},\"rank\":{rank},\"decoded_token\":{text}}}"
+            );
         }
-        Value::Object(map)
-    };
-    std::iter::once(Value::Null).chain(entries.iter().map(entry)).collect()
+        object.push('}');
+    }
+    object.push_str("]}");
 }

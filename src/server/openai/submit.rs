@@ -5,18 +5,30 @@ use super::generation::{Generation, PromptFacts};
 use super::params::{Params, Truncate};
 use super::thinking::Limit;
 use crate::engine_client::{EventStream, Ticket};
-use crate::grammar::{Budget, Constraint, GrammarError, Guide};
+use crate::grammar::{Budget, Constraint, Form, GrammarError, Guide};
 use crate::server::app::{App, Serving};
 use crate::server::error::ApiError;
 use crate::server::ids::sampling_key;
+use crate::server::value_size::heap_bytes;
 use crate::text::{DetokenizeOptions, Detokenizer, OutputParser, StopSet, TextError};
 use axum::http::StatusCode;
 use protocol::{Replica, RequestId, Token};
 use scheduler::{ExtraKeys, Refusal, Submit};
 use std::sync::Arc;
+use tracing::Span;
 
 /// Prompts times choices one HTTP request may have.
 const CHOICES_MAX: usize = 256;
+
+/// Bytes of a prompt's token while its request lives: the id here and in the engine, its share of block hashes.
+const PROMPT_TOKEN_BYTES: u64 = 16;
+/// Bytes of one log-probability of a prompt's token, as it is kept and as text: with room to grow. Measured by
+/// `tests/e2e/http/multiplied.rs`, and so is the next one.
+const PROMPT_LOGPROB_BYTES: u64 = 512;
+/// The same of an echoed prompt, whose log-probabilities are values before they are text.
+const ECHOED_LOGPROB_BYTES: u64 = 1_024;
+/// When to come back if other texts hold the memory for texts.
+const MEMORY_RETRY_S: u32 = 5;
 
 /// What one endpoint adds to the shared fields.
 #[derive(Debug, Clone, Copy)]
@@ -54,20 +66,22 @@ pub fn generate(
     }
     check_queue(prompts.len() * n, &ticket)?;
     let template = template(serving, params, extra)?;
+    let most = |prompt: &Vec<Token>| max_tokens(serving, params, prompt.len(), extra);
+    let most: Vec<u32> = prompts.iter().map(most).collect::<Result<_, _>>()?;
+    let prompt_tokens = prompts.iter().map(|prompt| prompt.len() as u64).sum::<u64>() * n as u64;
+    // Before any of it is there: a short body may ask for many copies of a long prompt.
+    let requests = (prompts.len() * n) as u64;
+    ticket.grow(requests, prompt_tokens).map_err(|overload| app.overloaded(&overload))?;
+    let held = held_bytes(serving, params, &template, requests, prompt_tokens);
+    hold(app, &mut ticket, held, extra.prompt_field)?;
     let mut submits = Vec::with_capacity(prompts.len() * n);
-    let mut prompt_tokens = 0;
-    for prompt in prompts {
-        let max_tokens = max_tokens(serving, params, prompt.len(), extra)?;
+    for (prompt, max_tokens) in prompts.iter().zip(most) {
         let seed = params.seed.map_or_else(|| app.random.next_u64(), |seed| seed as u64);
         for choice in 0..n as u64 {
-            prompt_tokens += prompt.len() as u64;
             let key = sampling_key(seed, choice);
             submits.push(Submit { tokens: prompt.clone(), max_tokens, key, ..template.clone() });
         }
     }
-    ticket
-        .grow(submits.len() as u64, prompt_tokens)
-        .map_err(|overload| app.overloaded(&overload))?;
     let stops = StopSet::new(&params.stop, params.include_stop);
     let rules =
         TextRules { min_tokens: params.sampling.min_tokens, include_stop: params.include_stop };
@@ -115,6 +129,47 @@ fn check_queue(choices: usize, ticket: &Ticket) -> Result<(), ApiError> {
     Err(ApiError::invalid("n", message))
 }
 
+/// Bytes that a request holds besides its body: ids and hashes of its prompts and lists of its choices, log-probabilities
+/// of prompts and the answer that tells them, and its parsed schema.
+fn held_bytes(
+    serving: &Serving,
+    params: &Params,
+    template: &Submit,
+    requests: u64,
+    prompt_tokens: u64,
+) -> u64 {
+    let listed = template.sampling.prompt_logprobs;
+    let listed = listed.map_or(0, |count| u64::from(count.min(serving.bounds.vocab_size)) + 1);
+    let of_logprob = match (params.echo, params.prompt_logprobs) {
+        (false, _) => PROMPT_LOGPROB_BYTES,
+        (true, None) => ECHOED_LOGPROB_BYTES,
+        (true, Some(_)) => PROMPT_LOGPROB_BYTES + ECHOED_LOGPROB_BYTES,
+    };
+    let allowed = template.sampling.allowed.as_ref().map_or(0, |ids| ids.len() as u64);
+    let of_request = size_of::<Submit>() as u64 + allowed * PROMPT_TOKEN_BYTES;
+    let schema = match params.constraint.as_deref().map(|constraint| &constraint.form) {
+        Some(Form::Json { schema, .. }) => heap_bytes(schema),
+        _ => 0,
+    };
+    let of_token = PROMPT_TOKEN_BYTES + listed.saturating_mul(of_logprob);
+    let of_prompts = prompt_tokens.saturating_mul(of_token);
+    of_prompts.saturating_add(requests.saturating_mul(of_request)).saturating_add(schema)
+}
+
+/// Counts what a request is going to hold.
+///
+/// Errors: 400 if it is more than all requests may hold, 429 or 503 if others hold too much now.
+pub fn hold(app: &App, ticket: &mut Ticket, bytes: u64, field: &str) -> Result<(), ApiError> {
+    ticket.hold_bytes(bytes).map_err(|overload| {
+        if bytes <= overload.cap {
+            return app.overloaded(&overload);
+        }
+        let cap = overload.cap;
+        let message = format!("the request takes {bytes} bytes of memory, the limit is {cap}");
+        ApiError::bad_request("never_fits", field, message)
+    })
+}
+
 /// What shows an output's ids, and of special ones these.
 pub fn detokenizer(serving: &Serving, params: &Params, kept: Option<&Arc<[Token]>>) -> Detokenizer {
     let options = DetokenizeOptions { skip_special_tokens: params.skip_special, continues: true };
@@ -136,26 +191,39 @@ fn submit_constrained(
     let name = params.request_id.as_deref().unwrap_or_default();
     let (stream, held) = serving.client.hold(submits, params.n, name, ticket);
     let (param, ignores_end) = (constraint.param.clone(), params.ignore_eos);
+    let span = Span::current();
     serving.grammars.compile(constraint, move |compiled| match compiled {
         Ok(compiled) => {
             held.release(&Guide { grammar: Some(compiled.seed(ignores_end)), budget });
         }
-        Err(error @ GrammarError::NoTrials { .. }) => {
-            held.refuse(&Refusal::NotNow { message: error.to_string() });
+        Err(error) => {
+            span.in_scope(|| match &error {
+                // A bug of the library: its text is for the log alone.
+                GrammarError::Failed { detail } => {
+                    tracing::warn!(param, detail, "the grammar compiler failed");
+                }
+                _ => tracing::debug!(param, %error, "the grammar was refused"),
+            });
+            held.refuse(&refusal_of(error, param));
         }
-        Err(
-            error @ (GrammarError::Busy { .. }
-            | GrammarError::Starved { .. }
-            | GrammarError::WaitedTooLong { .. }),
-        ) => held.refuse(&Refusal::Crowded { message: error.to_string() }),
-        Err(error @ GrammarError::InvalidSpaces(_)) => {
-            let object = param.rsplit_once('.').map_or("", |(object, _)| object);
-            let param = format!("{object}.whitespace_pattern");
-            held.refuse(&Refusal::Unusable { param, message: error.to_string() });
-        }
-        Err(error) => held.refuse(&Refusal::Unusable { param, message: error.to_string() }),
     });
     stream
+}
+
+/// What a request is told whose grammar there is none of.
+fn refusal_of(error: GrammarError, param: String) -> Refusal {
+    let message = error.to_string();
+    match error {
+        GrammarError::NoTrials { .. } => Refusal::NotNow { message },
+        GrammarError::Busy { .. }
+        | GrammarError::Starved { .. }
+        | GrammarError::WaitedTooLong { .. } => Refusal::Crowded { message },
+        GrammarError::InvalidSpaces(_) => {
+            let object = param.rsplit_once('.').map_or("", |(object, _)| object);
+            Refusal::Unusable { param: format!("{object}.whitespace_pattern"), message }
+        }
+        _ => Refusal::Unusable { param, message },
+    }
 }
 
 /// The submit that all choices share.
@@ -276,10 +344,19 @@ pub fn truncate(ids: &mut Vec<Token>, truncate: Option<Truncate>) {
     }
 }
 
-/// A failure of the text layer as a 400; its details go to the log.
+/// A failure of the text layer as a 400, or as 429 where others hold its memory; its details go to the log.
 pub fn text_error(error: &TextError, param: &str) -> ApiError {
     tracing::debug!(?error, "text refused");
-    ApiError::invalid(param, error.to_string())
+    match error {
+        TextError::NoMemoryNow { .. } => ApiError {
+            retry_after_s: Some(MEMORY_RETRY_S),
+            ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, "text_memory", error.to_string())
+        },
+        TextError::TooMuchMemory { .. } => {
+            ApiError::bad_request("never_fits", param, error.to_string())
+        }
+        _ => ApiError::invalid(param, error.to_string()),
+    }
 }
 
 impl App {
@@ -289,9 +366,10 @@ impl App {
             "engine_unavailable" => {
                 ApiError { retry_after_s: Some(self.health.restart_s()), ..error }
             }
-            "max_num_queued_reqs" | "max_num_queued_tokens" | "grammars_overloaded" => {
-                ApiError { status: self.options.overload_status, ..error }
-            }
+            "max_num_queued_reqs"
+            | "max_num_queued_tokens"
+            | "grammars_overloaded"
+            | "text_memory" => ApiError { status: self.options.overload_status, ..error },
             _ => error,
         }
     }

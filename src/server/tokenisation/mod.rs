@@ -1,5 +1,6 @@
 //! POST `/tokenize` and `/detokenize`, GET `/tokenizer_info`.
 
+mod answer;
 mod types;
 
 use super::app::{App, Serving};
@@ -8,24 +9,31 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::json::Json;
 use super::openai::chat::start::render;
-use super::openai::exchange::{FromHeaders, ignored, json_response, label};
+use super::openai::exchange::{FromHeaders, ignored, json_body, json_response, label};
 use super::openai::params::Bounds;
 use super::openai::submit::text_error;
 use super::routes::unknown_route;
+use crate::engine_client::Ticket;
 use crate::text::ChatTemplate;
+use answer::{TextWriter, TokensWriter, body_of};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
+use protocol::Token;
 use serde_json::{Value, json};
+use std::mem::size_of;
 use std::sync::Arc;
 use types::{Detokenize, Subject, Tokenize};
+
+/// Bytes of the ids that an answer holds.
+const ID_BYTES: u64 = size_of::<Token>() as u64;
 
 /// Text or messages to ids.
 pub async fn tokenize(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    answer(app, request, |serving, fields| {
+    answer(app, request, |app, serving, fields, mut ticket| {
         let request = Tokenize::take(fields)?;
         serving.check_model(request.model.as_deref())?;
         let special = request.add_special_tokens;
@@ -38,14 +46,10 @@ pub async fn tokenize(
                 render(serving, *input, special.unwrap_or(false), "messages")?.ids
             }
         };
-        let spelling = |id: &u32| serving.tokenizer.token_spelling(*id).unwrap_or_default();
-        let strs = request.token_strs.then(|| ids.iter().map(spelling).collect::<Vec<_>>());
-        Ok(json!({
-            "count": ids.len(),
-            "max_model_len": serving.bounds.max_model_len,
-            "tokens": ids,
-            "token_strs": strs,
-        }))
+        ticket.hold_bytes(ID_BYTES * ids.len() as u64).map_err(|o| app.overloaded(&o))?;
+        let spelling = request.token_strs.then(|| Arc::clone(&serving.tokenizer));
+        let writer = TokensWriter::new(ids, serving.bounds.max_model_len, spelling);
+        Ok(body_of(writer, ticket))
     })
     .await
 }
@@ -55,10 +59,12 @@ pub async fn detokenize(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    answer(app, request, |serving, fields| {
+    answer(app, request, |app, serving, fields, mut ticket| {
         let request = Detokenize::take(fields, serving.bounds.vocab_size)?;
         serving.check_model(request.model.as_deref())?;
-        Ok(json!({"prompt": serving.tokenizer.decode(&request.tokens, false)}))
+        let bytes = ID_BYTES * request.tokens.len() as u64;
+        ticket.hold_bytes(bytes).map_err(|o| app.overloaded(&o))?;
+        Ok(body_of(TextWriter::new(request.tokens, Arc::clone(&serving.tokenizer)), ticket))
     })
     .await
 }
@@ -77,11 +83,14 @@ pub async fn info(State(app): State<Arc<App>>) -> Result<Response<Body>, ApiErro
     Ok(json_response(Value::Object(info).to_string()))
 }
 
-/// The frame around all that only counts or spells tokens: limits, admission, the text pool, the reply.
+/// The frame around all that only counts or spells tokens: limits, admission, the text pool, the reply. What the request
+/// holds of the counters is the work's, to keep for as long as its answer takes memory.
 pub async fn answer(
     app: Arc<App>,
     request: Request,
-    work: impl FnOnce(&Arc<Serving>, &mut Fields) -> Result<Value, ApiError> + Send + 'static,
+    work: impl FnOnce(&App, &Arc<Serving>, &mut Fields, Ticket) -> Result<Body, ApiError>
+    + Send
+    + 'static,
 ) -> Result<Response<Body>, ApiError> {
     let serving = Arc::clone(app.serving()?);
     let (parts, body) = request.into_parts();
@@ -89,13 +98,14 @@ pub async fn answer(
     let bytes = body.len();
     let (pool, headers) = (Arc::clone(&app), FromHeaders::read(&parts.headers, &app.options.keys));
     let work = move || {
-        let _ticket = ticket; // Counted until the work is done, also if the client leaves.
-        let mut fields = Fields::of_body(Json::parse(&body)?)?;
-        let value = work(&serving, &mut fields)?;
-        Ok((value, ignored(&app, &fields)?))
+        let json = Json::parse(&body)?;
+        drop(body); // What follows needs the memory more.
+        let mut fields = Fields::of_body(json)?;
+        let body = work(&app, &serving, &mut fields, ticket)?;
+        Ok((body, ignored(&app, &fields)?))
     };
-    let (value, ignored) = pool.text.run(bytes, work).await?;
-    let mut response = json_response(value.to_string());
+    let (body, ignored) = pool.text.run(bytes, work).await.map_err(|error| pool.advise(error))?;
+    let mut response = json_body(body);
     label(&mut response, headers.request_id.as_deref(), &ignored);
     Ok(response)
 }

@@ -3,6 +3,7 @@
 mod chat;
 mod outputs;
 mod tokens;
+mod windows;
 
 use std::path::Path;
 

@@ -70,14 +70,15 @@ impl Endpoint for Reply {
             "choices": choices,
             "usage": serde_json::from_slice::<Value>(&usage).unwrap_or_default(),
         });
-        if self.prompt_logprobs {
-            let entries = generation.prompt_logprobs(0);
-            reply["prompt_logprobs"] = logprobs::prompt(&self.tokenizer, self.spelling, entries);
-        }
         if let Some(ids) = &self.prompt_ids {
             reply["prompt_token_ids"] = json!(ids);
         }
-        Ok(reply.to_string())
+        let mut text = reply.to_string();
+        if self.prompt_logprobs {
+            let entries = generation.prompt_logprobs(0);
+            logprobs::append_prompt(&self.tokenizer, self.spelling, entries, &mut text);
+        }
+        Ok(text)
     }
 }
 

@@ -12,8 +12,9 @@ use crate::server::openai::exchange::FromHeaders;
 use crate::server::openai::generation::Generation;
 use crate::server::openai::params::Params;
 use crate::server::openai::submit::{
-    Extra, check_length, detokenizer, generate, text_error, truncate,
+    Extra, check_length, detokenizer, generate, hold, text_error, truncate,
 };
+use crate::server::value_size::heap_bytes;
 use crate::text::{
     Beginning, CallIds, CallSyntax, ChatInput, ChatTemplate, OutputParser, Reasoning, Rendered,
 };
@@ -57,7 +58,7 @@ pub fn start(
     serving: &Arc<Serving>,
     request: ChatRequest,
     headers: &FromHeaders,
-    ticket: Ticket,
+    mut ticket: Ticket,
 ) -> Result<Started, ApiError> {
     let ChatRequest { mut params, mut input, tools, .. } = request;
     let ChatRequest { logprobs, thinking, add_special_tokens, prompt_field, .. } = request;
@@ -66,6 +67,8 @@ pub fn start(
     let request_id = headers.name(&mut params, &app.random);
     let calls = serving.parsers.calls.filter(|_| tools.reads_calls());
 
+    let held = tools.defined.iter().map(|tool| heap_bytes(&tool.parameters)).sum();
+    hold(app, &mut ticket, held, "tools")?;
     let last = last_of_assistant(&input.messages);
     let echo = if params.echo { last.to_owned() } else { String::new() };
     let continued = input.continue_final_message.then(|| last.to_owned());

@@ -61,8 +61,6 @@ impl Endpoint for Reply {
 
     async fn collect(self, generation: Generation) -> Result<String, ApiError> {
         let (wholes, generation) = collect(generation).await?;
-        let choice = |(index, whole): (usize, &Whole)| self.choice(index, whole, &generation);
-        let choices: Vec<Value> = wholes.iter().enumerate().map(choice).collect();
         let mut usage = BytesMut::new();
         generation.usage().write(&mut usage);
         let ReplyHead { id, created, model, fingerprint } = &self.head;
@@ -72,15 +70,30 @@ impl Endpoint for Reply {
             "created": created,
             "model": model,
             "system_fingerprint": fingerprint,
-            "choices": choices,
             "usage": serde_json::from_slice::<Value>(&usage).unwrap_or_default(),
         });
-        Ok(reply.to_string())
+        let mut text = reply.to_string();
+        text.pop(); // Choices follow one by one: of all log-probabilities only the text is kept.
+        text.push_str(",\"choices\":[");
+        for (index, whole) in wholes.into_iter().enumerate() {
+            if index > 0 {
+                text.push(',');
+            }
+            self.append_choice(index, &whole, &generation, &mut text);
+        }
+        text.push_str("]}");
+        Ok(text)
     }
 }
 
 impl Reply {
-    fn choice(&self, index: usize, whole: &Whole, generation: &Generation) -> Value {
+    fn append_choice(
+        &self,
+        index: usize,
+        whole: &Whole,
+        generation: &Generation,
+        out: &mut String,
+    ) {
         let echo = self.echoes.get(index / self.n);
         let mut text = String::new();
         if let (Some(echo), true) = (echo, self.echo) {
@@ -102,15 +115,14 @@ impl Reply {
             choice["logprobs"] =
                 logprobs::text(&self.tokenizer, self.spelling, &mut offsets, entries);
         }
-        if self.prompt_logprobs {
-            choice["prompt_logprobs"] =
-                logprobs::prompt(&self.tokenizer, self.spelling, prompt_logprobs);
-        }
         if let (Some(echo), true) = (echo, self.return_token_ids) {
             choice["token_ids"] = json!(whole.tokens);
             choice["prompt_token_ids"] = json!(echo.ids);
         }
-        choice
+        out.push_str(&choice.to_string());
+        if self.prompt_logprobs {
+            logprobs::append_prompt(&self.tokenizer, self.spelling, prompt_logprobs, out);
+        }
     }
 }
 

@@ -1,0 +1,192 @@
+//! Answers of the tokenisation routes, written piece by piece as the client reads them.
+//!
+//! What is kept until then are ids, four bytes a token: an answer in full would take ten times as much.
+
+use crate::engine_client::Ticket;
+use crate::server::sse::escape;
+use crate::text::{DetokenizeOptions, Detokenizer, Tokenizer};
+use axum::body::Body;
+use bytes::{BufMut, Bytes, BytesMut};
+use http_body::{Frame, SizeHint};
+use protocol::Token;
+use std::convert::Infallible;
+use std::io::Write as _;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+/// Bytes of a piece, about.
+const PIECE_BYTES: usize = 32 << 10;
+
+/// Writes an answer in pieces.
+pub(super) trait PieceWriter: Send + Unpin + 'static {
+    /// Appends about so many bytes more; false once nothing is left.
+    fn write(&mut self, bytes: usize, out: &mut BytesMut) -> bool;
+}
+
+/// The body of an answer. It holds what the request holds of the counters until it is sent or given up.
+struct PieceBody<W> {
+    writer: W,
+    has_more: bool,
+    ready: Bytes,
+    _ticket: Ticket,
+}
+
+/// An answer as a body: of known length if it is short.
+pub(super) fn body_of(mut writer: impl PieceWriter, ticket: Ticket) -> Body {
+    let mut out = BytesMut::new();
+    let has_more = writer.write(PIECE_BYTES, &mut out);
+    Body::new(PieceBody { writer, has_more, ready: out.freeze(), _ticket: ticket })
+}
+
+impl<W: PieceWriter> http_body::Body for PieceBody<W> {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let this = self.get_mut();
+        if this.ready.is_empty() && this.has_more {
+            let mut out = BytesMut::with_capacity(PIECE_BYTES);
+            this.has_more = this.writer.write(PIECE_BYTES, &mut out);
+            this.ready = out.freeze();
+        }
+        let piece = std::mem::take(&mut this.ready);
+        Poll::Ready((!piece.is_empty()).then(|| Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ready.is_empty() && !self.has_more
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let mut hint = SizeHint::new();
+        if !self.has_more {
+            hint.set_exact(self.ready.len() as u64);
+        }
+        hint
+    }
+}
+
+/// Which list of an answer is being written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TokenList {
+    Head,
+    Ids(usize),
+    Spellings(usize),
+    Done,
+}
+
+/// `{"count", "max_model_len", "tokens", "token_strs"}`.
+pub(super) struct TokensWriter {
+    pub(super) ids: Vec<Token>,
+    pub(super) max_model_len: u32,
+    /// Shows tokens as the vocabulary spells them, if asked for.
+    pub(super) spelling: Option<Arc<Tokenizer>>,
+    list: TokenList,
+}
+
+impl TokensWriter {
+    pub(super) fn new(
+        ids: Vec<Token>,
+        max_model_len: u32,
+        spelling: Option<Arc<Tokenizer>>,
+    ) -> Self {
+        Self { ids, max_model_len, spelling, list: TokenList::Head }
+    }
+
+    fn step(&mut self, out: &mut BytesMut) {
+        let separate = |index: usize, out: &mut BytesMut| {
+            if index > 0 {
+                out.put_u8(b',');
+            }
+        };
+        self.list = match self.list {
+            TokenList::Head => {
+                let (count, longest) = (self.ids.len(), self.max_model_len);
+                let head = format!("{{\"count\":{count},\"max_model_len\":{longest},\"tokens\":[");
+                out.put_slice(head.as_bytes());
+                TokenList::Ids(0)
+            }
+            TokenList::Ids(index) => match self.ids.get(index) {
+                Some(id) => {
+                    separate(index, out);
+                    // Writing to memory cannot fail.
+                    let _ = write!(out.writer(), "{id}");
+                    TokenList::Ids(index + 1)
+                }
+                None if self.spelling.is_some() => {
+                    out.put_slice(b"],\"token_strs\":[");
+                    TokenList::Spellings(0)
+                }
+                None => {
+                    out.put_slice(b"],\"token_strs\":null}");
+                    TokenList::Done
+                }
+            },
+            TokenList::Spellings(index) => match (self.ids.get(index), &self.spelling) {
+                (Some(id), Some(tokenizer)) => {
+                    separate(index, out);
+                    out.put_u8(b'"');
+                    escape(&tokenizer.token_spelling(*id).unwrap_or_default(), out);
+                    out.put_u8(b'"');
+                    TokenList::Spellings(index + 1)
+                }
+                _ => {
+                    out.put_slice(b"]}");
+                    TokenList::Done
+                }
+            },
+            TokenList::Done => TokenList::Done,
+        };
+    }
+}
+
+impl PieceWriter for TokensWriter {
+    fn write(&mut self, bytes: usize, out: &mut BytesMut) -> bool {
+        let end = out.len() + bytes;
+        while out.len() < end && self.list != TokenList::Done {
+            self.step(out);
+        }
+        self.list != TokenList::Done
+    }
+}
+
+/// `{"prompt"}`: the text of ids.
+pub(super) struct TextWriter {
+    ids: std::vec::IntoIter<Token>,
+    detokenizer: Detokenizer,
+    has_begun: bool,
+    text: String,
+}
+
+impl TextWriter {
+    pub(super) fn new(ids: Vec<Token>, tokenizer: Arc<Tokenizer>) -> Self {
+        let options = DetokenizeOptions { skip_special_tokens: false, continues: false };
+        let detokenizer = Detokenizer::new(tokenizer, options);
+        Self { ids: ids.into_iter(), detokenizer, has_begun: false, text: String::new() }
+    }
+}
+
+impl PieceWriter for TextWriter {
+    fn write(&mut self, bytes: usize, out: &mut BytesMut) -> bool {
+        if !std::mem::replace(&mut self.has_begun, true) {
+            out.put_slice(b"{\"prompt\":\"");
+        }
+        let end = out.len() + bytes;
+        while out.len() < end {
+            self.text.clear();
+            let Some(id) = self.ids.next() else {
+                self.detokenizer.finish(&mut self.text);
+                escape(&self.text, out);
+                out.put_slice(b"\"}");
+                return false;
+            };
+            self.detokenizer.push(id, &mut self.text);
+            escape(&self.text, out);
+        }
+        true
+    }
+}

@@ -1,0 +1,145 @@
+//! Long texts are tokenised window by window and give the tokens of the whole.
+
+use super::{byte_level, load, sentence_piece};
+use crate::text::chat_template::Rendered;
+use crate::text::windows::WINDOW_BYTES;
+use crate::text::{TextError, Tokenizer};
+use protocol::Token;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// What the library makes of a text as a whole.
+fn expected(files: &(Value, Value), text: &str) -> Vec<Token> {
+    let bytes = serde_json::to_vec(&files.0).unwrap();
+    let mut library = tokenizers::Tokenizer::from_bytes(bytes).unwrap();
+    library.with_truncation(None).unwrap();
+    library.encode_fast(text, true).unwrap().get_ids().to_vec()
+}
+
+/// The same tokenizer with other steps before its model.
+fn with_pre_tokenizer(steps: Value) -> (Value, Value) {
+    let (mut tokenizer, config) = byte_level();
+    tokenizer["pre_tokenizer"] = steps;
+    (tokenizer, config)
+}
+
+fn split(pattern: &str) -> Value {
+    json!({"type": "Split", "behavior": "Isolated", "invert": false, "pattern": {"Regex": pattern}})
+}
+
+fn bytes_of_level(use_regex: bool) -> Value {
+    json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": use_regex})
+}
+
+/// Tokenizers of the families that are served, as far as steps before the model go.
+fn families() -> Vec<(Value, Value)> {
+    let of = |patterns: &[&str]| {
+        let mut steps: Vec<Value> = patterns.iter().map(|pattern| split(pattern)).collect();
+        steps.push(bytes_of_level(false));
+        with_pre_tokenizer(json!({"type": "Sequence", "pretokenizers": steps}))
+    };
+    let llama = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+    let deepseek = "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+    let tekken = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n/]+|\s+(?!\S)|\s+";
+    vec![
+        byte_level(),
+        with_pre_tokenizer(bytes_of_level(true)),
+        of(&[llama]),
+        of(&[r"\p{N}{1,3}", "[一-龥\u{3040}-ゟ゠-ヿ]+", deepseek]),
+        of(&[tekken]),
+    ]
+}
+
+/// A text of so many drawn pieces, long runs and special tokens among them.
+fn drawn(seed: u64, pieces: usize) -> String {
+    const PIECES: [&str; 16] = [
+        "hello world ",
+        "HELLO",
+        "  \n\n ",
+        "12345678",
+        "don't ",
+        "!?...//",
+        "<|im_start|>",
+        "<think>",
+        "中文字符，",
+        "e\u{301}",
+        "\t\t",
+        "Ünï",
+        "// x\r\n",
+        "🙂🙂",
+        " ",
+        "п¿",
+    ];
+    let mut state = seed;
+    let mut below = |bound: usize| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % bound
+    };
+    let mut text = String::new();
+    for _ in 0..pieces {
+        let piece = PIECES[below(PIECES.len())];
+        let times = if below(400) == 0 { 1 + below(9_000) } else { 1 };
+        text.push_str(&piece.repeat(times));
+    }
+    text
+}
+
+#[test]
+fn windows_give_the_tokens_of_the_whole_text() {
+    for (number, files) in (0..).zip(families()) {
+        let (_dir, ours) = load(&files);
+        let words = "What is 12 plus 30? ".repeat(20_000);
+        let ours = ours.with_memory(0);
+        assert!(ours.encode(&words, true).is_ok(), "family {number} is tokenised in windows");
+        let ours = ours.with_memory(1 << 30);
+        for seed in 0..3 {
+            let text = drawn(100 * number + seed, 12_000);
+            assert!(text.len() > 2 * WINDOW_BYTES);
+            let encoded = ours.encode(&text, true).unwrap();
+            assert!(encoded == expected(&files, &text), "family {number}, seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn tokenizers_without_known_cuts_give_the_same_tokens() {
+    for files in [sentence_piece(false), sentence_piece(true)] {
+        let (_dir, ours) = load(&files);
+        let text = drawn(7, 4_000);
+        assert!(text.len() > WINDOW_BYTES);
+        assert!(ours.encode(&text, true).unwrap() == expected(&files, &text));
+        let refused = ours.with_memory(0).encode(&text, true).unwrap_err();
+        assert!(matches!(refused, TextError::TooMuchMemory { .. }), "{refused:?}");
+    }
+}
+
+#[test]
+fn marks_are_respected_in_every_window() {
+    let (_dir, ours) = load(&byte_level());
+    let end = ours.token_id("<|im_end|>").unwrap();
+    let part = format!("{}<|im_end|> ", "hello world, 12 ".repeat(600));
+    let text = part.repeat(30);
+    let marks: Vec<usize> = text.match_indices("<|im_end|>").map(|(at, _)| at).step_by(2).collect();
+    let rendered = Rendered { text: text.clone(), marks };
+    let ids = ours.encode_rendered(&rendered).unwrap();
+    assert_eq!(ids.iter().filter(|id| **id == end).count(), 15);
+    assert_eq!(ours.decode(&ids, false), text);
+}
+
+#[test]
+fn a_text_that_cannot_be_cut_needs_memory() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/demo");
+    let limited = |bytes| Tokenizer::load(&demo).unwrap().with_memory(bytes);
+    let words = "What is 12 plus 30? ".repeat(20_000);
+    assert!(limited(0).encode(&words, true).is_ok(), "a window needs no share");
+    let run = "x".repeat(4 * WINDOW_BYTES);
+    let refused = limited(10 << 20).encode(&run, true).unwrap_err();
+    assert!(
+        matches!(refused, TextError::TooMuchMemory { text_bytes, limit, .. }
+            if text_bytes > WINDOW_BYTES && limit == 10 << 20),
+        "{refused:?}"
+    );
+    assert!(limited(100 << 20).encode(&run, true).is_ok());
+    assert!(limited(0).encode(&"1".repeat(4 * WINDOW_BYTES), true).is_ok(), "digits are words");
+}
