@@ -23,6 +23,35 @@ const FILES: &[(&str, &[u8])] = &[
     file!("tokenizer_config.json"),
 ];
 
+/// The demo model could not be written to the folder for temporary files.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot unpack the demo model into {} ({bytes} bytes): {source}; {}",
+    path.display(),
+    way_out(source.kind())
+)]
+pub struct UnpackError {
+    /// The folder or file that could not be written.
+    pub path: PathBuf,
+    /// Bytes of all files of the demo model.
+    pub bytes: usize,
+    /// The reason the system gave.
+    pub source: io::Error,
+}
+
+/// What an operator can do about a folder that cannot be written.
+fn way_out(kind: io::ErrorKind) -> &'static str {
+    match kind {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "free space there, or set TMPDIR to a folder on a disk with room"
+        }
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+            "create the folder, or set TMPDIR to one that exists"
+        }
+        _ => "set TMPDIR to a folder that this user may write, or name a model to serve",
+    }
+}
+
 /// The demo model unpacked into a private folder that goes away with this value.
 #[derive(Debug)]
 pub struct Unpacked {
@@ -31,13 +60,27 @@ pub struct Unpacked {
 
 impl Unpacked {
     /// Writes the files into a fresh folder of the system's temporary one.
-    pub fn new() -> io::Result<Self> {
+    ///
+    /// Errors: the folder cannot be made or is full; nothing of it is left then.
+    pub fn new() -> Result<Self, UnpackError> {
+        Self::below(&std::env::temp_dir())
+    }
+
+    /// Writes the files into a fresh folder of `parent`.
+    fn below(parent: &Path) -> Result<Self, UnpackError> {
+        let failed = |path: &Path, source| UnpackError {
+            path: path.to_owned(),
+            bytes: FILES.iter().map(|(_, bytes)| bytes.len()).sum(),
+            source,
+        };
         let random = RandomState::new().hash_one(std::process::id());
-        let dir = std::env::temp_dir().join(format!("hadron-demo-{random:016x}"));
-        DirBuilder::new().mode(0o700).create(&dir)?;
+        let dir = parent.join(format!("hadron-demo-{random:016x}"));
+        let made = DirBuilder::new().mode(0o700).create(&dir);
+        made.map_err(|source| failed(&dir, source))?;
         let unpacked = Self { dir };
         for (name, bytes) in FILES {
-            fs::write(unpacked.dir.join(name), bytes)?;
+            let path = unpacked.dir.join(name);
+            fs::write(&path, bytes).map_err(|source| failed(&path, source))?;
         }
         Ok(unpacked)
     }
@@ -52,5 +95,33 @@ impl Drop for Unpacked {
     fn drop(&mut self) {
         // Files that are mapped stay readable; what cannot be removed the system will clear.
         let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unpack_error_names_folder_reason_and_way_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let missing = folder.path().join("missing");
+        let error = Unpacked::below(&missing).unwrap_err();
+        let said = error.to_string();
+        assert!(said.contains(&*missing.to_string_lossy()), "{said}");
+        assert!(said.contains("No such file or directory"), "{said}");
+        assert!(said.ends_with("create the folder, or set TMPDIR to one that exists"), "{said}");
+
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert_eq!(Unpacked::below(&file).unwrap_err().source.kind(), io::ErrorKind::NotADirectory);
+    }
+
+    #[test]
+    fn full_and_read_only_disks_get_their_own_advice() {
+        let full = io::Error::from_raw_os_error(28); // ENOSPC
+        assert!(way_out(full.kind()).starts_with("free space there"));
+        let read_only = io::Error::from_raw_os_error(30); // EROFS
+        assert!(way_out(read_only.kind()).contains("may write"));
     }
 }
