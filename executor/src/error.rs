@@ -45,6 +45,21 @@ pub enum ExecutorError {
         /// Longest request that fits.
         longest: u64,
     },
+    /// The share of the host's free memory that the KV cache takes by itself does not hold a single request.
+    #[error(
+        "{free} bytes of memory are free, of which the KV cache takes {taken}; a request of max_model_len \
+         {max_model_len} needs {needed}: set --kv-cache-memory-bytes, or lower --max-model-len"
+    )]
+    KvShareTooSmall {
+        /// Bytes free on the host.
+        free: u64,
+        /// Bytes of the cache that were chosen.
+        taken: u64,
+        /// Longest request, as configured.
+        max_model_len: u32,
+        /// Bytes of the cache that it needs.
+        needed: u64,
+    },
     /// Weights and activations leave no memory for a KV cache.
     #[error(
         "no memory is left for the KV cache: {free} of {total} bytes are free and \

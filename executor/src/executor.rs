@@ -11,7 +11,7 @@ use crate::pending::Pending;
 use crate::step::{State, StateSize};
 use crate::trace::{Session, Tracer};
 use crate::{
-    ExecutorConfig, ExecutorError, GPU_LOGPROBS_MAX, check_draft_world, check_speculation,
+    ExecutorConfig, ExecutorError, GPU_LOGPROBS_MAX, KvSize, check_draft_world, check_speculation,
     check_world, device, kv_pool, ranks, rehearsal, sampler, source, warm_up,
 };
 use models::sharding::{Indivisible, Ranks};
@@ -236,8 +236,15 @@ impl Executor {
         let memory = self.engine.ops.mem_info();
         let (kv, block_bytes) = (self.config.settings.kv, self.spec.bytes_per_block());
         if !self.engine.ops.device().captures_graphs() {
-            let ranks = self.config.settings.host_ranks.into();
-            return Ok(kv_pool::blocks(kv, memory.free_bytes, block_bytes, ranks));
+            let settings = &self.config.settings;
+            let blocks =
+                kv_pool::blocks(kv, memory.free_bytes, block_bytes, settings.host_ranks.into());
+            if matches!(kv, KvSize::Auto) {
+                let longest = settings.kv_tokens_min;
+                let needed = longest.div_ceil(settings.block_tokens);
+                kv_pool::check_share(blocks, block_bytes, needed, memory.free_bytes, longest)?;
+            }
+            return Ok(blocks);
         }
         let kinds = self.engine.whole_rows().len() << u32::from(self.tracer.is_some());
         let gpu = kv_pool::GpuMemory {

@@ -81,6 +81,22 @@ pub(crate) fn check(
     Ok(())
 }
 
+/// Refuses a pool whose size was left to a host with too little free memory to hold one request.
+pub(crate) fn check_share(
+    blocks: u32,
+    block_bytes: u64,
+    needed_blocks: u32,
+    free: u64,
+    max_model_len: u32,
+) -> Result<(), ExecutorError> {
+    if blocks >= needed_blocks {
+        return Ok(());
+    }
+    let bytes = |blocks: u32| u64::from(blocks).saturating_mul(block_bytes);
+    let (taken, needed) = (bytes(blocks), bytes(needed_blocks));
+    Err(ExecutorError::KvShareTooSmall { free, taken, max_model_len, needed })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,6 +127,17 @@ mod tests {
         let full = GpuMemory { utilization: 0.2, ..gpu };
         let error = full.blocks(KvSize::Auto, GIB).unwrap_err().to_string();
         assert!(error.contains("0.23"), "20 used, 2 aside, 1 block: {error}");
+    }
+
+    #[test]
+    fn a_share_of_little_memory_is_rejected_with_the_numbers() {
+        let chosen = blocks(KvSize::Auto, 40 << 20, 1 << 20, 1);
+        assert!(check_share(chosen, 1 << 20, 10, 40 << 20, 160).is_ok());
+        let text = check_share(chosen, 1 << 20, 11, 40 << 20, 170).unwrap_err().to_string();
+        for part in ["41943040 bytes", "takes 10485760", "max_model_len 170", "needs 11534336"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(text.contains("--kv-cache-memory-bytes"), "{text}");
     }
 
     #[test]
