@@ -4,9 +4,11 @@
 //! same in every configuration. Each server reports at its end what happened in it: a configuration
 //! that is meant to preempt or to hit must have done so.
 
+use crate::watchdog::{CHILD_WITHIN, Watchdog, run_within};
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 const HADRON: &str = env!("CARGO_BIN_EXE_hadron");
 const QUESTIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/demo/questions.jsonl");
@@ -43,12 +45,17 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) fn start(flags: &str) -> Self {
+        // Named, because the server's own size depends on the memory that the machine has left.
+        let sized = flags.contains("--num-gpu-blocks-override");
+        let size: &[&str] = if sized { &[] } else { &["--kv-cache-memory-bytes", "512MiB"] };
         let mut process = Command::new(HADRON)
             .args(["serve", "--port", "0"])
+            .args(size)
             .args(flags.split_whitespace())
             .stderr(Stdio::piped())
             .spawn()
             .expect("the binary starts");
+        let watchdog = Watchdog::start(process.id(), CHILD_WITHIN);
         let mut stderr = BufReader::new(process.stderr.take().unwrap());
         let mut seen = String::new();
         let url = loop {
@@ -63,17 +70,16 @@ impl Server {
                 break url.to_owned();
             }
         };
+        watchdog.stop();
         Self { process, stderr, url }
     }
 
     /// Right answers to `count` questions, `concurrency` at a time.
     pub(super) fn score(&self, concurrency: u32, count: u32) -> u32 {
-        let output = Command::new(HADRON)
-            .args(["eval", "tasks", "--base-url", &self.url, "--data"])
-            .arg(questions(count))
-            .args(["--concurrency", &concurrency.to_string()])
-            .output()
-            .unwrap();
+        let mut tasks = Command::new(HADRON);
+        tasks.args(["eval", "tasks", "--base-url", &self.url, "--data"]).arg(questions(count));
+        tasks.args(["--concurrency", &concurrency.to_string()]);
+        let output = run_within(&mut tasks, Duration::from_mins(20));
         let table = String::from_utf8(output.stdout).unwrap();
         let total = table.lines().find(|l| l.starts_with("total")).unwrap_or_else(|| {
             panic!("no score in:\n{table}\n{}", String::from_utf8_lossy(&output.stderr))

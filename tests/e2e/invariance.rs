@@ -119,7 +119,7 @@ pub(crate) fn compile(forms: impl IntoIterator<Item = Form>) -> Vec<Compiled> {
     let compile = |form| {
         let (told, compiled) = channel();
         grammars.compile(Constraint::new(form, "test"), move |result| told.send(result).unwrap());
-        compiled.recv().unwrap().unwrap()
+        compiled.recv_timeout(std::time::Duration::from_mins(2)).unwrap().unwrap()
     };
     forms.into_iter().map(compile).collect()
 }

@@ -19,6 +19,8 @@ mod http_host;
 mod kv_feed;
 #[path = "../support/small_tokenizer.rs"]
 mod small_tokenizer;
+#[path = "../support/watchdog.rs"]
+mod watchdog;
 
 mod accuracy;
 mod accuracy_deepseek;

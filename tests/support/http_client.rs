@@ -7,6 +7,9 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
+/// Time that a peer may take to be reached, to send something, or to take something.
+const DEADLINE: Duration = Duration::from_secs(30);
+
 /// A whole reply.
 #[derive(Debug, Clone)]
 pub(crate) struct Reply {
@@ -45,9 +48,10 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn connect(address: SocketAddr) -> Self {
-        let stream = TcpStream::connect(address).unwrap();
+        let stream = TcpStream::connect_timeout(&address, DEADLINE).unwrap();
         stream.set_nodelay(true).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        stream.set_write_timeout(Some(DEADLINE)).unwrap();
         Self { reader: BufReader::new(stream) }
     }
 

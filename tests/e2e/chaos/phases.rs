@@ -4,6 +4,7 @@
 use super::{APART, body, text_of};
 use crate::http::executor_process::{children_as, executor, finish, send, stream_of, within};
 use crate::http::process::{Process, command};
+use crate::watchdog::{CHILD_WITHIN, Watchdog};
 use std::io::Read;
 use std::time::Duration;
 
@@ -87,7 +88,9 @@ fn says_at_the_start(signal: &str) -> String {
     within(SOON, "an executor", || found().is_some());
     send(found().unwrap(), signal);
     let mut said = String::new();
+    let watchdog = Watchdog::start(child.id(), CHILD_WITHIN);
     child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(!watchdog.stop(), "it ends by itself: {said}");
     assert_eq!(child.wait().unwrap().code(), Some(1), "{said}");
     said
 }

@@ -5,6 +5,7 @@
 
 use crate::http::executor_process::{answer, executor, finish, is_ready, stream, within};
 use crate::http::process::{Process, command};
+use crate::watchdog::run_to_end;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -129,7 +130,7 @@ fn a_device_that_breaks_in_a_step_is_a_stall() {
 fn a_device_that_is_full_at_the_start_ends_it_with_the_numbers() {
     let faults = Faults::new();
     faults.ask_for("full");
-    let output = faults.command(&["--num-gpu-blocks-override", "1024"]).output().unwrap();
+    let output = run_to_end(&mut faults.command(&["--num-gpu-blocks-override", "1024"]));
     let said = String::from_utf8_lossy(&output.stderr);
     println!("{said}");
     assert!(faults.was_had("full"));

@@ -3,6 +3,7 @@
 use super::process::{Process, command};
 use crate::http_client::{Client, Reply, get, post};
 use crate::http_host::{Server, Setup};
+use crate::watchdog::run_to_end;
 use hadron::server::absent::ABSENT;
 use hadron::server::app::Options;
 use hadron::server::cross_origin::CrossOrigin;
@@ -184,7 +185,7 @@ fn keys_come_from_a_file() {
     let file = folder.path().join("keys");
     let path = file.to_str().unwrap();
     let refused = |because: &str| {
-        let output = command(&["--port", "0", "--api-key-file", path]).output().unwrap();
+        let output = run_to_end(&mut command(&["--port", "0", "--api-key-file", path]));
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert!(said.contains(because) && said.contains("--api-key-file"), "{said}");

@@ -8,6 +8,7 @@ use super::latents::{model, model_with};
 use super::process::command;
 use super::ranks::{metric, start, synth};
 use crate::http_client::{get, post};
+use crate::watchdog::run_to_end;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::thread;
@@ -316,7 +317,7 @@ fn what_has_no_draft_layer_or_cannot_run_it_is_refused_by_name() {
         (many, &[one.as_str()], "num_speculative_tokens 5"),
     ] {
         let flags = [&["--port", "0", "--speculative-config", config], flags].concat();
-        let output = command(&flags).output().unwrap();
+        let output = run_to_end(&mut command(&flags));
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success(), "{flags:?}: {said}");
         assert!(said.contains("--speculative-config") && said.contains(named), "{flags:?}: {said}");
@@ -385,7 +386,7 @@ fn a_layer_that_does_not_fit_is_refused_by_field() {
         let [model, layer] =
             both.each_ref().map(|dir| dir.path().join("model").to_str().unwrap().to_owned());
         let flags = [model.as_str(), "--port", "0", "--speculative-config", &config(&layer)];
-        let output = command(&flags).output().unwrap();
+        let output = run_to_end(&mut command(&flags));
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains(named), "{named}: {said}");
         assert!(said.contains("--speculative-config"), "{said}");
@@ -405,7 +406,7 @@ fn a_layer_that_does_not_fit_is_refused_by_field() {
     refused(json!({}), &other, "drafts by method eagle3");
     let both = watched(&json!({}));
     let layer = both[1].path().join("model").to_str().unwrap().to_owned();
-    let output = command(&[&layer, "--port", "0"]).output().unwrap();
+    let output = run_to_end(&mut command(&[&layer, "--port", "0"]));
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("LlamaForCausalLMEagle3 drafts for another model"), "{said}");
 }

@@ -4,6 +4,7 @@ use super::executor_process::{answer, children_as, executor, is_ready, is_zombie
 use super::process::{Process, command};
 use crate::http_client::{Client, get, post};
 use crate::http_host::{Server, Setup};
+use crate::watchdog::run_to_end;
 use axum::routing::get as on_get;
 use hadron::server::connection::Deadlines;
 use hadron::server::listen::{Connections, bind};
@@ -293,7 +294,7 @@ fn weights_and_kv_come_from_nobody() {
         (400, &json!("kv_transfer_params"))
     );
     let flag = ["--kv-transfer-config", "{\"kv_connector\":\"x\"}"];
-    let output = command(&flag).output().unwrap();
+    let output = run_to_end(&mut command(&flag));
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("--kv-transfer-config"), "{said}");
 }
@@ -325,7 +326,7 @@ fn without_a_chat_template_completions_work_and_a_broken_one_ends_the_start() {
     assert_eq!((reply.status, &reply.json()["error"]["reason"]), (400, &json!("no_chat_template")));
 
     let folder = demo_with(Some("{% for m in messages %}{{ m.content }}"));
-    let output = command(&[folder.path().to_str().unwrap(), "--port", "0"]).output().unwrap();
+    let output = run_to_end(&mut command(&[folder.path().to_str().unwrap(), "--port", "0"]));
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("tokenizer_config.json") && said.contains("template"), "{said}");

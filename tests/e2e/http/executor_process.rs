@@ -2,6 +2,7 @@
 
 use super::process::{Process, command};
 use crate::http_client::{Client, get, post};
+use crate::watchdog::run_to_end;
 use serde_json::{Value, json};
 use std::fs;
 use std::net::SocketAddr;
@@ -274,13 +275,13 @@ fn an_executor_that_cannot_start_is_named_and_exits_1() {
         ),
     ];
     for (args, cause) in cases {
-        let output = command(&[&["--port", "0"], *args].concat()).output().unwrap();
+        let output = run_to_end(&mut command(&[&["--port", "0"], *args].concat()));
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
         assert!(said.contains(cause) && said.contains("(while: "), "{args:?}: {said}");
     }
     let mut by_hand = std::process::Command::new(env!("CARGO_BIN_EXE_hadron"));
-    let output = by_hand.args(["executor", "--rank", "0", "--epoch", "1"]).output().unwrap();
+    let output = run_to_end(by_hand.args(["executor", "--rank", "0", "--epoch", "1"]));
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(1) && said.contains("hadron serve"), "{said}");
 }

@@ -167,7 +167,7 @@ fn a_failed_device_ends_every_request_and_says_so() {
     let body: Value = reply.json();
     assert_eq!((reply.status, &body["error"]["reason"]), (503, &json!("engine_unavailable")));
     assert!(
-        matches!(server.notices.recv(), Ok(Notice::EngineFailed(text)) if text.contains("gone"))
+        matches!(server.notices.recv_timeout(Duration::from_mins(1)), Ok(Notice::EngineFailed(text)) if text.contains("gone"))
     );
     assert_eq!(get(server.address, "/readyz").status, 503);
     assert_eq!(get(server.address, "/livez").status, 200);

@@ -2,6 +2,7 @@
 
 use super::process::{Process, command};
 use crate::http_client::{get, post};
+use crate::watchdog::run_to_end;
 use serde_json::{Value, json};
 use std::fs;
 use std::net::SocketAddr;
@@ -23,7 +24,7 @@ fn model() -> tempfile::TempDir {
     fs::write(&path, config.to_string()).unwrap();
     let mut hadron = Command::new(env!("CARGO_BIN_EXE_hadron"));
     let made = hadron.arg("synth").args([&path, &folder.path().join("model")]);
-    let made = made.args(["--dtype", "float16"]).output().unwrap();
+    let made = run_to_end(made.args(["--dtype", "float16"]));
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     folder
 }
@@ -89,7 +90,7 @@ fn float16_is_refused_beside_a_cache_in_another_type() {
         (&["--device", "cpu", "--kv-cache-dtype", "bf16"], "--kv-cache-dtype bf16: "),
     ];
     for (flags, reason) in cases {
-        let output = command(&[&[dir.to_str().unwrap()], flags].concat()).output().unwrap();
+        let output = run_to_end(&mut command(&[&[dir.to_str().unwrap()], flags].concat()));
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success() && said.contains(reason), "{flags:?}: {said}");
     }

@@ -5,6 +5,7 @@ use super::process::Process;
 use crate::http_client::{Client, get, post};
 use crate::http_host::{Server, Setup};
 use crate::kv_feed::{self, config, number};
+use crate::watchdog::run_to_end;
 use hadron::config::KvEventsConfig;
 use hadron::kv_events::{Arrival, Event, Follower, Hash, Resident, decode};
 use serde_json::{Value, json};
@@ -240,7 +241,8 @@ fn without_events_there_are_no_sources() {
 }
 
 fn hadron(args: &[&str]) -> process::Output {
-    process::Command::new(env!("CARGO_BIN_EXE_hadron")).arg("events").args(args).output().unwrap()
+    let mut hadron = process::Command::new(env!("CARGO_BIN_EXE_hadron"));
+    run_to_end(hadron.arg("events").args(args))
 }
 
 #[test]
@@ -332,7 +334,7 @@ fn what_cannot_be_published_is_named_at_the_start() {
         (json!({"hwm": -1}), "hwm -1"),
     ] {
         let args = ["--port", "0", "--kv-events-config", &keys.to_string()];
-        let output = super::process::command(&args).output().unwrap();
+        let output = run_to_end(&mut super::process::command(&args));
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains(cause), "{keys}: {said}");
         assert!(said.contains("--kv-events-config"), "{keys}: {said}");

@@ -3,6 +3,7 @@
 use super::process::command;
 use super::ranks::{start, synth};
 use crate::http_client::post;
+use crate::watchdog::run_to_end;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
@@ -64,7 +65,7 @@ fn what_latents_cannot_be_kept_in_is_refused() {
     let model = model();
     let folder = model.path().join("model");
     let flags = [folder.to_str().unwrap(), "--kv-cache-dtype", "fp8"];
-    let output = command(&flags).output().unwrap();
+    let output = run_to_end(&mut command(&flags));
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("--kv-cache-dtype fp8: latent attention"), "{said}");

@@ -6,12 +6,13 @@ use super::executor_process::{
 use super::process::{Process, command};
 use crate::http_client::{Client, get, post};
 use crate::http_host::{Server, Setup};
+use crate::watchdog::run_to_end;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::json;
 use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const APART: &[&str] = &["--executor", "process", "--threads", "1", "--dtype", "float32"];
@@ -58,7 +59,7 @@ fn a_wall_clock_that_jumps_changes_dates_and_nothing_else() {
 }
 
 /// Limits the address space of a process to what it has now and so much more.
-fn limit_memory(pid: u32, more_bytes: u64) {
+pub(super) fn limit_memory(pid: u32, more_bytes: u64) {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
     let size_kib: u64 = size.trim().trim_end_matches(" kB").parse().unwrap();
@@ -70,10 +71,11 @@ fn limit_memory(pid: u32, more_bytes: u64) {
 #[test]
 fn too_little_memory_for_the_cache_ends_the_start_with_the_numbers() {
     let binary = env!("CARGO_BIN_EXE_hadron");
-    // The demo's cache takes 4 GiB.
-    let script = format!("ulimit -v 3000000; exec {binary} serve --port 0 --threads 1");
+    // Named, because the server's own size depends on the memory that the machine has left.
+    let size = "--kv-cache-memory-bytes 4GiB";
+    let script = format!("ulimit -v 3000000; exec {binary} serve --port 0 --threads 1 {size}");
     for how in ["", " --executor process"] {
-        let output = Command::new("sh").args(["-c", &(script.clone() + how)]).output().unwrap();
+        let output = run_to_end(Command::new("sh").args(["-c", &(script.clone() + how)]));
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert!(said.contains("out of memory: 42") && said.contains("KV cache"), "{said}");
@@ -139,7 +141,7 @@ fn a_server_without_memory_refuses_or_ends_with_a_word() {
 fn a_broken_invariant_of_the_scheduler_ends_the_process() {
     let mut again = Command::new(std::env::current_exe().unwrap());
     again.args(["--exact", "--ignored", "--nocapture", "http::machine::who_breaks_an_invariant"]);
-    let output = again.stdin(Stdio::null()).output().unwrap();
+    let output = run_to_end(&mut again);
     let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     assert_eq!(output.status.signal(), ABORTED, "{said}");
     assert!(said.contains("request ids are unique"), "{said}");

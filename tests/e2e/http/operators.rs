@@ -3,6 +3,7 @@
 use super::process::{Process, command};
 use crate::http_client::{Client, Reply, get, post};
 use crate::http_host::{Server, Setup};
+use crate::watchdog::{CHILD_WITHIN, Watchdog, run_to_end};
 use hadron::server::app::Options;
 use hadron::server::keys::Keys;
 use hadron::server::trace::Tracer;
@@ -276,6 +277,7 @@ fn a_log_in_json_is_json_in_every_line() {
     let mut child = command(&args);
     child.args(["--trace-requests", trace.to_str().unwrap()]).env("RUST_LOG", "info,hadron=debug");
     let mut child = child.stdout(Stdio::null()).spawn().unwrap();
+    let watchdog = Watchdog::start(child.id(), CHILD_WITHIN);
     let log = child.stderr.take().unwrap();
     let mut clients = None;
     let mut executors = 0;
@@ -292,6 +294,7 @@ fn a_log_in_json_is_json_in_every_line() {
             clients = Some(std::thread::spawn(move || come_and_go(at, &pid)));
         }
     }
+    assert!(!watchdog.stop(), "it ends by itself");
     clients.expect("ready is said").join().unwrap();
     assert!(executors > 0, "the executor's lines name it");
     assert_eq!(child.wait().unwrap().code(), Some(0));
@@ -304,8 +307,8 @@ fn a_log_in_json_is_json_in_every_line() {
 
 #[test]
 fn a_failed_start_is_told_in_json_too() {
-    let output = command(&["/no/such/model", "--port", "0", "--log-format", "json"]).output();
-    let output = output.unwrap();
+    let args = ["/no/such/model", "--port", "0", "--log-format", "json"];
+    let output = run_to_end(&mut command(&args));
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8(output.stderr).unwrap();
     let events: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

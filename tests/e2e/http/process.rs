@@ -1,6 +1,7 @@
 //! The real binary with the demo model: start, signals, exit codes.
 
 use crate::http_client::{Client, get, post};
+use crate::watchdog::{CHILD_WITHIN, Watchdog, run_to_end};
 use serde_json::json;
 use std::io::{BufRead, BufReader, Read};
 use std::net::{SocketAddr, TcpListener};
@@ -16,9 +17,22 @@ pub(crate) struct Process {
     pub(crate) address: SocketAddr,
 }
 
+/// Flags that say how large the KV cache is, or that a GPU does.
+const SIZES: [&str; 4] = [
+    "--kv-cache-memory-bytes",
+    "--num-gpu-blocks-override",
+    "--device",
+    "--gpu-memory-utilization",
+];
+/// The size where a test names none: the server's own depends on the machine.
+const SIZE: &str = "256MiB";
+
 pub(crate) fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hadron"));
     command.arg("serve").args(args).current_dir("/");
+    if !args.iter().any(|arg| SIZES.contains(arg)) {
+        command.args([SIZES[0], SIZE]);
+    }
     command.env("RUST_LOG", "warn").stdin(Stdio::null()).stdout(Stdio::null());
     command.stderr(Stdio::piped());
     command
@@ -33,6 +47,7 @@ impl Process {
     /// The same of a command that says where its log goes.
     pub(crate) fn of(command: &mut Command) -> Self {
         let mut child = command.spawn().unwrap();
+        let watchdog = Watchdog::start(child.id(), CHILD_WITHIN);
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut said = String::new();
         let address = loop {
@@ -43,6 +58,7 @@ impl Process {
             }
             said += &line;
         };
+        watchdog.stop();
         Self { child, stderr, said, address }
     }
 
@@ -149,10 +165,21 @@ fn what_prevents_a_start_is_named_and_exits_1() {
     ];
     for (args, cause) in cases {
         let start = Instant::now();
-        let output = command(args).output().unwrap();
+        let output = run_to_end(&mut command(args));
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
         assert!(said.contains(cause), "{args:?}: {said}");
         assert!(start.elapsed() < Duration::from_mins(1), "{args:?}: {:?}", start.elapsed());
+    }
+}
+
+#[test]
+fn unpack_failure_of_the_demo_names_folder_and_tmpdir() {
+    let folder = "/no/such/temporary/folder";
+    let output = run_to_end(command(&["--port", "0"]).env("TMPDIR", folder));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    for part in ["cannot unpack the demo model", folder, "No such file", "set TMPDIR"] {
+        assert!(said.contains(part), "no {part:?}: {said}");
     }
 }

@@ -3,6 +3,7 @@
 use super::process::Process;
 use crate::http_client::post;
 use crate::http_host::{Server, Setup};
+use crate::watchdog::run_to_end;
 use hadron::server::app::Options;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -108,11 +109,8 @@ fn traces_parse_after_a_stop_a_kill_and_a_term() {
 
 /// `hadron bench trace` counts the same steps.
 fn print_tables(file: &Path) {
-    let hadron = Command::new(env!("CARGO_BIN_EXE_hadron"))
-        .args(["bench", "trace"])
-        .arg(file)
-        .output()
-        .unwrap();
+    let mut hadron = Command::new(env!("CARGO_BIN_EXE_hadron"));
+    let hadron = run_to_end(hadron.args(["bench", "trace"]).arg(file));
     let said = String::from_utf8(hadron.stdout).unwrap();
     assert!(hadron.status.success(), "{said}{}", String::from_utf8_lossy(&hadron.stderr));
     let cells = |line: &str| line.split("  ").map(str::trim).map(str::to_owned).collect::<Vec<_>>();

@@ -5,6 +5,7 @@ use super::executor_process::{
 };
 use super::process::{Process, command};
 use crate::http_client::{Client, get, post};
+use crate::watchdog::run_to_end;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -175,8 +176,8 @@ pub(super) fn synth(config: &Value) -> tempfile::TempDir {
     fs::write(&path, config.to_string()).unwrap();
     let mut hadron = Command::new(env!("CARGO_BIN_EXE_hadron"));
     let model = folder.path().join("model");
-    let made = hadron.arg("synth").args([&path, &model]).args(["--dtype", "float32"]).output();
-    assert!(made.unwrap().status.success());
+    hadron.arg("synth").args([&path, &model]).args(["--dtype", "float32"]);
+    assert!(run_to_end(&mut hadron).status.success());
     folder
 }
 
@@ -235,7 +236,7 @@ fn a_placement_that_does_not_fit_the_model_ends_the_start_with_the_layer() {
         fs::write(&file, text).unwrap();
         let [model, file] = [&model, &file].map(|path| path.to_str().unwrap());
         let flags = ["--port", "0", "-tp", "2", "--ep", "--expert-placement", file];
-        let output = command(&[&[model], &flags[..]].concat()).output().unwrap();
+        let output = run_to_end(&mut command(&[&[model], &flags[..]].concat()));
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert!(said.contains("--expert-placement") && said.contains(cause), "{said}");
@@ -261,7 +262,7 @@ fn sizes_that_do_not_fit_the_model_end_the_start_with_the_numbers() {
         (&["-tp", "2", "--enable-dp-attention"], "--enable-dp-attention"),
     ];
     for (args, cause) in cases {
-        let output = command(&[&["--port", "0"], *args].concat()).output().unwrap();
+        let output = run_to_end(&mut command(&[&["--port", "0"], *args].concat()));
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
         assert!(said.contains(cause), "{args:?}: {said}");

@@ -24,6 +24,10 @@ const PAUSE: Duration = Duration::from_millis(2);
 
 /// Series that stand still, and why.
 const STILL: &[(&str, &str)] = &[
+    (
+        "hadron:admission_rejections_total{reason=\"text_memory\"}",
+        "a text that waits half a minute for the memory of others",
+    ),
     ("hadron:executor_restarts_total{cause=\"fault\"}", "devices here end with their process"),
     ("hadron:executor_start_failures_total{cause=\"exited\"}", "executors here come up"),
     ("hadron:executor_start_failures_total{cause=\"fault\"}", "executors here come up"),

@@ -1,6 +1,7 @@
 //! A server in a drill: when its log said what of which group.
 
 use crate::http::process::command;
+use crate::watchdog::{CHILD_WITHIN, Watchdog};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -32,6 +33,7 @@ impl Watched {
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         let mut command = command(&[&["--port", "0"], &flags[..]].concat());
         let mut child = command.env("RUST_LOG", "info").spawn().unwrap();
+        let watchdog = Watchdog::start(child.id(), CHILD_WITHIN);
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut said = String::new();
         let address = loop {
@@ -42,6 +44,7 @@ impl Watched {
             }
             said += &line;
         };
+        watchdog.stop();
         let (to, from): (BTreeMap<_, _>, BTreeMap<_, _>) = groups
             .map(|replica| (replica, channel()))
             .map(|(replica, (to, from))| ((replica, to), (replica, from)))
