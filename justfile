@@ -7,6 +7,30 @@ default:
 check:
     .ci/run
 
+# How long the gate takes, from an empty build folder and again, and where; writes tests/bench/results/cpu/gate.md.
+gate-times:
+    tests/bench/gate/times.py
+
+# Build a revision (`.` is the working tree) for `just speed` and `just speed-cpu` into target/speed/NAME.
+speed-build REVISION NAME PROFILE="release":
+    tests/bench/speed/build.sh {{REVISION}} target/speed/{{NAME}} {{PROFILE}}
+
+# Two builds (NAMEs of `just speed-build`) in turn on one GPU, three rounds, medians; fails where one is more than 2 % slower.
+speed OLD NEW *ARGS:
+    tests/bench/speed/turns.py gpu target/speed/{{OLD}} target/speed/{{NEW}} {{ARGS}}
+
+# The same for the CPU: forward passes, the scheduler's step, server-sent events, cached prefixes.
+speed-cpu OLD NEW *ARGS:
+    tests/bench/speed/turns.py cpu target/speed/{{OLD}} target/speed/{{NEW}} {{ARGS}}
+
+# Executors on emulated GPUs, both widths of a wavefront.
+emulated:
+    cargo test --test emulated
+
+# Every variant of the kernels under AddressSanitizer and ThreadSanitizer.
+sanitized *TESTS:
+    kernels/tests/sanitized.sh --all {{TESTS}}
+
 # Replay one simulator seed, bit for bit.
 sim SEED:
     HADRON_SIM_SEED={{SEED}} cargo test -q --test sim -- --ignored --exact suite::replay --nocapture

@@ -2,14 +2,14 @@
 FROM rust:1.95-bookworm AS build
 WORKDIR /src
 COPY . .
-RUN cargo build --release --locked --bin hadron
+RUN cargo build --profile dist --locked --bin hadron
 
 FROM rocm/dev-ubuntu-24.04:7.0-complete
 RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates libstdc++6 \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 10001 --groups video,render hadron
-COPY --from=build /src/target/release/hadron /usr/local/bin/hadron
+COPY --from=build /src/target/dist/hadron /usr/local/bin/hadron
 USER 10001
 EXPOSE 8000
 STOPSIGNAL SIGTERM
