@@ -2,7 +2,7 @@
 # The conformance tests of the kernels on the emulator, with kernels compiled for AddressSanitizer and UndefinedBehaviorSanitizer, then
 # for ThreadSanitizer. Only kernels are compiled for them; the rest of the process is not watched.
 #
-#   sanitized.sh --turn N [TEST...]     one variant of the kernels for each sanitizer, chosen by N; half of the files under ThreadSanitizer
+#   sanitized.sh --turn N [TEST...]     for each sanitizer one variant of the kernels and half of the files, chosen by N
 #   sanitized.sh --all [TEST...]        every variant under both, every file
 #
 # Variants: wavefronts of 64 lanes with the branches of gfx942, the same with those of gfx950, warps of 32 lanes. Every six
@@ -31,32 +31,36 @@ run() {
 }
 export -f run
 
-# ThreadSanitizer is quickest in a process that tests one thing: two processes, each with the tests of one file at a time, the longest files
-# first. Thousands of equal launches, or blocks, show no race that a few do not, and ThreadSanitizer takes minutes for them.
+# Names of the tests in every second file, from the first or the second on: half OFFSET ARGUMENT...
+half() {
+    local offset=$1
+    shift
+    local tests files
+    tests=$(cargo test -q --test gpu -- --list --format terse --skip errors:: "$@" | sed -n 's/: test$//p')
+    # The longest files first.
+    files=$(printf '%s\n' latent_long sample latent kv_fp8 linear moe $(sed 's/::.*//' <<<"$tests") | awk '!seen[$0]++' | awk -v offset="$offset" 'NR % 2 == offset')
+    for file in $files; do
+        grep "^$file::" <<<"$tests" | paste -sd ' ' - || true
+    done
+}
+
+# ThreadSanitizer is quickest in a process that tests one thing: two processes, each with the tests of one file at a time.
+# Thousands of equal launches, or blocks, show no race that a few do not, and ThreadSanitizer takes minutes for them.
 # A lone row's attention fetches the tile of the newest token while that token's slot is written: the bytes it gets of
 # this slot are never used (`complete_tile` puts the token over them), but they are a race by the letter.
 threads() {
-    local half=$1 variant=$2
+    local offset=$1 variant=$2
     shift 2
-    local tests files
-    tests=$(cargo test -q --test gpu -- --list --format terse \
-        --skip errors:: --skip frequencies_follow_the_softmax --skip one_launch_gives_what_two_give --skip any_number_of_tokens "$@" | sed -n 's/: test$//p')
-    files=$(printf '%s\n' latent_long sample latent kv_fp8 linear moe $(sed 's/::.*//' <<<"$tests") | awk '!seen[$0]++' | awk -v half="$half" 'NR % 2 == half')
-    for file in $files; do
-        names=$(grep "^$file::" <<<"$tests" | paste -sd ' ' -) || continue
-        echo "$names"
-    done | variant=$variant xargs -P 2 -d '\n' -I {} bash -c 'run thread libtsan.so 0 $variant --test-threads=1 --exact {}'
+    half "$offset" --skip frequencies_follow_the_softmax --skip one_launch_gives_what_two_give --skip any_number_of_tokens "$@" |
+        variant=$variant xargs -P 2 -d '\n' -I {} bash -c 'run thread libtsan.so 0 $variant --test-threads=1 --exact {}'
 }
 
 for ((i = turn; i < turn + turns; i++)); do
-    variant=${variants[i % 3]}
-    # `--all` counts to six for ThreadSanitizer's halves; three variants are all there are for AddressSanitizer.
-    if ((i < turn + 3)); then
-        echo "AddressSanitizer: $variant"
-        # shellcheck disable=SC2086
-        run address libasan.so $((3 + 4 * (i % 16))) $variant --test-threads=2 --skip errors:: "$@"
-    fi
+    offset=$((i / 3 % 2)) variant=${variants[i % 3]}
+    echo "AddressSanitizer: $variant, half $offset"
+    # shellcheck disable=SC2046,SC2086
+    run address libasan.so $((3 + 4 * (i % 16))) $variant --test-threads=2 --exact $(half $offset "$@")
     variant=${variants[(i + 1) % 3]}
-    echo "ThreadSanitizer: $variant, half $((i / 3 % 2))"
-    threads $((i / 3 % 2)) "$variant" "$@"
+    echo "ThreadSanitizer: $variant, half $offset"
+    threads $offset "$variant" "$@"
 done

@@ -98,6 +98,9 @@ fn check(what: &str, wave: u32, drafting: &ExecutorConfig, drafts: [u8; 3]) {
 
 #[test]
 fn repetitions_are_verified_launched_and_replayed() {
+    if !crate::in_turn(0) {
+        return;
+    }
     let dense = crate::player::config(Dtype::Float32, 2);
     check("dense", 64, &speculating(dense, 3), [3, 2, 3]);
 }
@@ -113,6 +116,9 @@ fn layer_drafting(dtype: Dtype, drafts: u8) -> ExecutorConfig {
 
 #[test]
 fn a_draft_layer_guesses_launched_and_replayed() {
+    if !crate::in_turn(0) {
+        return;
+    }
     check("two drafts", 64, &layer_drafting(Dtype::Float32, 2), [2, 1, 2]);
     check("three drafts", 32, &layer_drafting(Dtype::Float32, 3), [3, 3, 1]);
 }
@@ -120,6 +126,9 @@ fn a_draft_layer_guesses_launched_and_replayed() {
 /// Steps sent before those in front of them are answered go on where the device's seats are: the CPU's tokens and guesses.
 #[test]
 fn steps_sent_ahead_say_what_the_cpu_says() {
+    if !crate::in_turn(0) {
+        return;
+    }
     let dense = crate::player::config(Dtype::Float32, 2);
     let alike = dense.model.clone();
     let worlds = [
@@ -159,6 +168,9 @@ fn steps_sent_ahead_say_what_the_cpu_says() {
 /// A model that says the same as the one it drafts for is always right, and keeps up with it in a cache of its own.
 #[test]
 fn another_model_drafts_launched_and_replayed() {
+    if !crate::in_turn(1) {
+        return;
+    }
     let dense = crate::player::config(Dtype::Float32, 2);
     let alike = dense.model.clone();
     check("another model", 64, &model_drafting(dense, alike, 2), [2, 1, 2]);
@@ -167,6 +179,9 @@ fn another_model_drafts_launched_and_replayed() {
 /// A layer that begins with states of the model, over the kernels of any shape, and in 16 bits over those of matrix units.
 #[test]
 fn a_layer_of_its_own_guesses_launched_and_replayed() {
+    if !crate::in_turn(1) {
+        return;
+    }
     let dense = crate::player::config(Dtype::Float32, 2);
     check("eagle3", 64, &eagle_drafting(dense, eagle(), 2), [2, 1, 2]);
     let player = |capture| {
@@ -253,6 +268,9 @@ fn in_replicas(
 /// Replicas that share experts make as many passes of the draft layer each, those that have nothing to do too.
 #[test]
 fn replicas_that_share_experts_draft_together() {
+    if !crate::in_turn(1) {
+        return;
+    }
     let alone = layer_drafting(Dtype::Float32, 2);
     for world in [(64, Capture::Nothing), (32, Capture::Rows(vec![2]))] {
         let found = in_replicas(world.clone(), &alone);
@@ -273,6 +291,9 @@ fn replicas_that_share_experts_draft_together() {
 /// choose the same drafts of the whole.
 #[test]
 fn ranks_make_and_verify_the_same_drafts() {
+    if !crate::in_turn(1) {
+        return;
+    }
     let by_states = eagle_drafting(crate::player::config(Dtype::Float32, 2), eagle(), 2);
     let layer = layer_drafting(Dtype::Float32, 2);
     let mut placed = all_placed(shared(layer.clone(), 2, true));

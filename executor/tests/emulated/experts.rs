@@ -148,6 +148,9 @@ fn streamed_in_fp8() {
 /// On emulated GPUs that run a stream only when somebody waits for it: the second one as late as may be, or in turn with the first.
 #[test]
 fn what_runs_beside_a_step_is_waited_for() {
+    if !crate::in_turn(0) {
+        return;
+    }
     for lazy in ["1", "2"] {
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--ignored", "--exact", "--nocapture", "experts::lazily"])
@@ -162,6 +165,9 @@ fn what_runs_beside_a_step_is_waited_for() {
 /// On one rank and in parts on two.
 #[test]
 fn experts_that_all_tokens_share_give_the_tokens_of_the_cpu() {
+    if !crate::in_turn(0) {
+        return;
+    }
     let expected = play(&mut Player::with(small(sharing(Dtype::Float32, 64))));
     for wave in waves() {
         among_and_beside(wave, &expected);
@@ -180,6 +186,9 @@ fn experts_that_all_tokens_share_give_the_tokens_of_the_cpu() {
 /// Streamed in bf16 (wave 32), where lone rows route for themselves; in fp8 from weights that lie in a stack.
 #[test]
 fn experts_that_all_tokens_share_are_near_in_few_bits() {
+    if !crate::in_turn(1) {
+        return;
+    }
     let exact = play(&mut Player::with(small(sharing(Dtype::Float32, 64))));
     for wave in waves() {
         let player = |eager| Player::with(on_emulator(wave, sharing(Dtype::Bfloat16, 64), eager));
