@@ -1,6 +1,7 @@
 //! Flags of the scheduler, the KV cache and the executor.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use protocol::DeviceLibraries;
@@ -316,6 +317,13 @@ impl EngineArgs {
         if self.threads == Some(0) {
             return refused("--threads 0: at least 1");
         }
+        let backoff = RESTART_BACKOFF_MIN..=self.restart_backoff_max.0;
+        if !backoff.contains(&self.restart_backoff.0) {
+            let Self { restart_backoff: first, restart_backoff_max: most, .. } = self;
+            return refused(format!(
+                "--restart-backoff {first}: at least 10ms and at most --restart-backoff-max, which is {most}"
+            ));
+        }
         if !(self.gpu_memory_utilization > 0.0 && self.gpu_memory_utilization <= 1.0) {
             return refused("--gpu-memory-utilization: above 0 and at most 1");
         }
@@ -345,6 +353,9 @@ impl EngineArgs {
         }
     }
 }
+
+/// Executors that fail at once must not be started in a loop.
+const RESTART_BACKOFF_MIN: Duration = Duration::from_millis(10);
 
 /// Most executors of one machine.
 const RANKS_MAX: u32 = 256;

@@ -219,6 +219,8 @@ fn what_cannot_be_honoured_is_refused_with_the_reason() {
         ("M --uds /tmp/socket", "HTTP/1.1 and TCP"),
         ("M --attention-backend FLASHINFER", "this server's own"),
         ("M --cudagraph-capture-sizes 4,0", "at least 1"),
+        ("M --restart-backoff 0", "--restart-backoff 0s: at least 10ms"),
+        ("M --restart-backoff 31", "at most --restart-backoff-max, which is 30s"),
         ("M --cudagraph-capture-sizes 4 8 --max-cudagraph-capture-size 4", "go up to 8"),
         ("M --device-ids 1,2,1", "1 is there twice"),
         ("M --kv-cache-dtype bf16 --dtype float32", "--dtype bfloat16"),
