@@ -19,6 +19,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep_until};
 
+/// What hyper sends to a client that waits with its body (`Expect: 100-continue`): no answer has begun with it.
+const INTERIM: &[u8] = b"HTTP/1.1 100 ";
 /// Bytes taken from a client behind a head that was refused.
 const DRAINED_MAX: usize = 4 << 20;
 
@@ -195,7 +197,9 @@ impl TimedIo {
 
     fn write(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.answered = self.progress.request();
+        if !bytes.starts_with(INTERIM) {
+            self.answered = self.progress.request();
+        }
         self.is_between_writes =
             matches!(outcome, Poll::Ready(Ok(written)) if written == bytes.len());
         self.watch(cx, outcome)
