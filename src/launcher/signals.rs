@@ -97,7 +97,7 @@ pub fn survive(reopen: impl Fn() + Send + 'static) -> io::Result<()> {
 fn reopen_log(log: Option<&LogFile>) {
     match log.map(LogFile::reopen) {
         Some(Err(error)) => {
-            tracing::warn!(%error, "the log cannot be opened again: it goes on in the former file")
+            tracing::warn!(%error, "the log cannot be opened again: it goes on in the former file");
         }
         Some(Ok(())) => tracing::info!("the log was opened again"),
         None => {}

@@ -102,7 +102,7 @@ struct StoppedWrite {
 impl StoppedWrite {
     /// All of `lines` are lost.
     fn before(self, lines: &[u8]) -> UnwrittenLines {
-        let lines = lines.iter().filter(|&&byte| byte == b'\n').count() as u64;
+        let lines = lines.split_inclusive(|&byte| byte == b'\n').count() as u64;
         UnwrittenLines { lines, cause: self.cause }
     }
 }
