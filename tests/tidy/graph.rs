@@ -18,6 +18,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("models", &["collectives", "ops", "protocol"]),
     ("executor", &["collectives", "kernels", "models", "ops", "protocol"]),
     ("hadron", &["executor", "models", "protocol", "scheduler"]),
+    ("hadron-fuzz", &["hadron", "models", "protocol"]),
 ];
 
 /// Third-party crates that only the named packages may depend on.

@@ -175,9 +175,15 @@ fn head_has_the_headers_and_a_server_that_starts_has_no_figures() {
 #[test]
 fn refusals_and_strange_paths_are_counted_under_few_names() {
     let admission = AdmissionLimits { requests: 1, prefill_tokens: u64::MAX, bytes: 1 << 20 };
-    let server = Server::start(&Setup { admission, ..Setup::default() });
-    let reply = post(server.address, "/v1/completions", &json!({"prompt": ["a", "b"]}));
-    assert_eq!(reply.status, 429);
+    let step_time = Duration::from_millis(20);
+    let server = Server::start(&Setup { admission, step_time, ..Setup::default() });
+    let endless = json!({"prompt": "a", "max_tokens": 500, "ignore_eos": true, "stream": true});
+    let mut client = Client::connect(server.address);
+    client.send("POST", "/v1/completions", "", endless.to_string().as_bytes());
+    assert_eq!(client.read_head().unwrap().status, 200);
+    assert_eq!(post(server.address, "/v1/completions", &json!({"prompt": "b"})).status, 429);
+    drop(client);
+    server.wait_idle(Duration::from_secs(5));
     for path in ["/a", "/b?x=1", "/metrics/x"] {
         assert_eq!(get(server.address, path).status, 404);
     }

@@ -248,11 +248,11 @@ fn grammars(moved: &mut Moved) {
 
 /// Everything that is refused for load or for the server's state.
 fn refused(moved: &mut Moved) {
-    let none = AdmissionLimits { requests: 1, prefill_tokens: u64::MAX, bytes: 1 << 20 };
+    let one = AdmissionLimits { requests: 1, prefill_tokens: u64::MAX, bytes: 1 << 20 };
     for (admission, prompt) in [
-        (none, json!(["a", "b"])),
-        (AdmissionLimits { prefill_tokens: 8, ..none }, json!(vec![65; 40])),
-        (AdmissionLimits { bytes: 8, ..none }, json!("a")),
+        (AdmissionLimits { requests: 0, ..one }, json!("a")),
+        (AdmissionLimits { prefill_tokens: 8, ..one }, json!(vec![65; 40])),
+        (AdmissionLimits { bytes: 8, ..one }, json!("a")),
     ] {
         let server = Server::start(&Setup { admission, ..Setup::default() });
         assert_eq!(ask(server.address, &json!({"prompt": prompt})), 429);
