@@ -224,7 +224,9 @@ fn hostile_peers_of_kv_events_cost_no_memory() {
 
     // Subscribers that read nothing.
     let mut held: Vec<_> = (0..100).map(|_| peer(publish, READY_SUB)).collect();
-    held.iter_mut().for_each(|stream| stream.write_all(b"\x00\x01\x01").unwrap());
+    for stream in &mut held {
+        stream.write_all(b"\x00\x01\x01").unwrap();
+    }
     (0..20).for_each(|_| attacked.publish());
     attacked.survives("100 subscribers that read nothing", held);
 

@@ -26,7 +26,9 @@ fn harmless_signals_end_neither_server_nor_children() {
         let running = stream(at, TOKENS);
         send(process.id(), signal);
         send(pid, signal);
-        children_as("grammar-worker", process.id()).into_iter().for_each(|it| send(it, signal));
+        for worker in children_as("grammar-worker", process.id()) {
+            send(worker, signal);
+        }
         assert_eq!(finish(running), (expected.clone(), json!("length")), "{signal}");
         assert_eq!(executor(&process), pid, "{signal}");
     }
@@ -34,7 +36,9 @@ fn harmless_signals_end_neither_server_nor_children() {
     let running = stream(at, TOKENS);
     for signal in ["-QUIT", "-INT"] {
         send(pid, signal);
-        children_as("grammar-worker", process.id()).into_iter().for_each(|it| send(it, signal));
+        for worker in children_as("grammar-worker", process.id()) {
+            send(worker, signal);
+        }
     }
     assert_eq!(finish(running), (expected, json!("length")));
     assert_eq!(executor(&process), pid);
