@@ -1,6 +1,6 @@
 //! Bodies that are too large, too deep, or no JSON at all.
 
-use super::target::Target;
+use super::target::{PATIENCE, Target};
 use crate::chance::Chance;
 use crate::http::malformed::{Dice, exchange, garbage, request};
 
@@ -34,7 +34,7 @@ pub(super) fn malformed(target: &Target, chance: &mut Chance) {
     let mut counts = [0; 6];
     // It panics at 5xx and at a connection that hangs.
     let sent = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        exchange(target.address, &bytes, &mut counts);
+        exchange(target.address, &bytes, PATIENCE, &mut counts);
     }));
     if sent.is_err() {
         target.fault("malformed_bodies: see the panic above".to_owned());

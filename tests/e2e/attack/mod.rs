@@ -89,6 +89,8 @@ struct AttackReport {
     /// Requests with a known answer that were refused for load, and asked again.
     refused: u64,
     probes: u64,
+    /// Executors that the machine starved.
+    starved: u64,
     /// Everything that must not be, in words.
     faults: Vec<String>,
 }
@@ -181,6 +183,7 @@ fn run(plan: &AttackPlan) -> AttackReport {
         answers: target.answers.load(Ordering::Relaxed),
         refused: target.refused.load(Ordering::Relaxed),
         probes: target.probes.load(Ordering::Relaxed),
+        starved: target.starved.load(Ordering::Relaxed),
         faults: target.faults.into_inner().unwrap(),
     }
 }
@@ -206,9 +209,11 @@ fn end(process: &mut Process, target: &Target, memory: &MemoryWatch) {
 }
 
 fn judge(report: &AttackReport) {
-    let AttackReport { attacks, answers, refused, probes, .. } = report;
+    let AttackReport { attacks, answers, refused, probes, starved, .. } = report;
     println!("attacks: {attacks:?}");
-    println!("known answers: {answers}, refused for load: {refused}; probes: {probes}");
+    println!(
+        "known answers: {answers}, refused for load: {refused}; probes: {probes}; executors starved: {starved}"
+    );
     assert!(report.faults.is_empty(), "{} faults: {:#?}", report.faults.len(), report.faults);
     assert!(report.answers > 0 && report.probes > 0, "known answers and probes were asked for");
 }

@@ -38,13 +38,28 @@ impl ProbeWatch {
         let calm = before == target.outage() && !Target::is_outage(before);
         match status {
             Some(200) => {}
-            Some(503) if !calm => {}
+            Some(503) if !calm || Self::explains(target, path) => {}
             other => target.fault(format!("{path}: {other:?} after {took:?}")),
         }
         if took > ANSWER_MAX {
             target.fault(format!("{path}: answered after {took:?}"));
         }
         status.is_some()
+    }
+
+    /// Whether an executor is lost that no attack took away: seen now, or as soon as its successor serves.
+    fn explains(target: &Target, path: &str) -> bool {
+        let since = Instant::now();
+        while since.elapsed() < PATIENCE && target.is_alive() {
+            if target.has_starved() {
+                return true;
+            }
+            if status_of(target, path) == Some(200) {
+                return target.has_starved();
+            }
+            std::thread::sleep(PAUSE);
+        }
+        false
     }
 }
 

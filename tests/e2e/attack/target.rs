@@ -1,5 +1,6 @@
 //! The server under attack, and everything that is noticed about it.
 
+use crate::http::executor_process::children_as;
 use crate::http::process::Process;
 use crate::http_client::{Client, Reply, get};
 use std::net::{SocketAddr, TcpStream};
@@ -9,8 +10,8 @@ use std::time::{Duration, Instant};
 
 /// Faults that are kept; one of a kind is enough to fail.
 const FAULTS_KEPT: usize = 20;
-/// Losses of executors that a server survives in ten minutes.
-const LOSSES: usize = 3;
+/// Losses of executors in ten minutes: a server survives one more, which is left to a machine that starves an executor.
+const LOSSES: usize = 2;
 const LOSS_WINDOW: Duration = Duration::from_mins(10);
 /// A request or a connection is answered by then, on a busy machine as well.
 pub(super) const PATIENCE: Duration = Duration::from_mins(1);
@@ -29,6 +30,10 @@ pub(super) struct Target {
     /// Odd while executors are away.
     outages: AtomicU64,
     losses: Mutex<Vec<Instant>>,
+    /// The executors that are known to serve.
+    executors: Mutex<Vec<u32>>,
+    /// Executors that were replaced though no attack took them away.
+    pub(super) starved: AtomicU64,
 }
 
 impl Target {
@@ -50,6 +55,8 @@ impl Target {
             faults: Mutex::default(),
             outages: AtomicU64::new(0),
             losses: Mutex::default(),
+            executors: Mutex::new(children_as("executor", process.id())),
+            starved: AtomicU64::new(0),
         }
     }
 
@@ -140,6 +147,23 @@ impl Target {
         losses.push(Instant::now());
         self.outages.fetch_add(1, Ordering::SeqCst);
         lose();
+        *self.executors.lock().unwrap() = children_as("executor", self.pid);
         self.outages.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Whether the executors are others than before, or none, without an attack: on a machine that has no processor for
+    /// them. Probes that say so are true.
+    pub(super) fn has_starved(&self) -> bool {
+        let now = children_as("executor", self.pid);
+        let mut known = self.executors.lock().unwrap();
+        if now == *known {
+            return false;
+        }
+        if !now.is_empty() {
+            println!("executors {known:?} were replaced by {now:?}");
+            self.starved.fetch_add(1, Ordering::Relaxed);
+            *known = now;
+        }
+        true
     }
 }

@@ -166,10 +166,15 @@ pub(crate) fn garbage(dice: &mut Dice) -> Vec<u8> {
 }
 
 /// Writes everything, reads everything, and counts replies by status class.
-pub(crate) fn exchange(address: SocketAddr, bytes: &[u8], counts: &mut [u64; 6]) {
+pub(crate) fn exchange(
+    address: SocketAddr,
+    bytes: &[u8],
+    patience: Duration,
+    counts: &mut [u64; 6],
+) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_nodelay(true).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.set_read_timeout(Some(patience)).unwrap();
     let mut reader = stream.try_clone().unwrap();
     let reading = std::thread::scope(|scope| {
         let reading = scope.spawn(move || {
@@ -181,7 +186,7 @@ pub(crate) fn exchange(address: SocketAddr, bytes: &[u8], counts: &mut [u64; 6])
                         std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut
                     ) =>
                 {
-                    panic!("hang: no end within 10 s")
+                    panic!("hang: no end within {patience:?}")
                 }
                 _ => text, // A reset is an answer, too.
             }
@@ -260,7 +265,7 @@ fn send(requests: usize) {
             }
             sent += BURST;
         }
-        exchange(server.address, &burst, &mut counts);
+        exchange(server.address, &burst, Duration::from_secs(10), &mut counts);
         if sent >= requests / 4 && warm == 0 {
             warm = resident_kib();
         }
