@@ -24,6 +24,7 @@ mod cache;
 mod compile;
 mod constraint;
 mod copies;
+mod decimal_number;
 mod explanation;
 mod guard;
 mod guide;

@@ -6,6 +6,7 @@
 //! schema accepts no number that the schema itself rejects.
 
 use super::compile::GrammarError;
+use super::decimal_number::DecimalNumber;
 use serde_json::{Map, Number, Value};
 
 /// Decimal places of a `multipleOf`: the digit 9 in the place before them must fit 32 bits.
@@ -91,79 +92,6 @@ fn visit_keyword(keyword: &str, value: &mut Value) -> Result<(), GrammarError> {
 
 fn refuse<T>(message: String) -> Result<T, GrammarError> {
     Err(GrammarError::Invalid(message))
-}
-
-/// A positive decimal number: `coefficient` times ten to the power of `-places`, without zeros at the end of its places.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct DecimalNumber {
-    coefficient: u128,
-    places: u32,
-}
-
-impl DecimalNumber {
-    /// The decimal that a JSON number spells; `None` if it is not positive or has too many digits to be told.
-    fn of(number: &Number) -> Option<Self> {
-        let text = number.to_string();
-        let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((&text, "0"));
-        let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-        let coefficient: u128 = format!("{whole}{fraction}").parse().ok()?;
-        let places = fraction.len() as i64 - exponent.parse::<i64>().ok()?;
-        if coefficient == 0 {
-            return None;
-        }
-        let shift = u32::try_from(-places.min(0)).ok()?;
-        let coefficient = coefficient.checked_mul(10_u128.checked_pow(shift)?)?;
-        let places = u32::try_from(places.max(0)).ok()?;
-        Some(Self { coefficient, places }.reduced())
-    }
-
-    fn reduced(mut self) -> Self {
-        while self.places > 0 && self.coefficient.is_multiple_of(10) {
-            self.coefficient /= 10;
-            self.places -= 1;
-        }
-        self
-    }
-
-    /// Whether every remainder of a division by this number fits the library's 32 bits.
-    fn fits_library(self) -> bool {
-        let most = 10_u128
-            .checked_pow(self.places)
-            .and_then(|place| self.coefficient.checked_mul(10)?.checked_add(place.checked_mul(9)?));
-        most.is_some_and(|most| most <= u128::from(u32::MAX))
-    }
-
-    /// What the library makes of a double: it multiplies by ten until no fraction is left.
-    fn read_by_library(double: f64) -> Option<Self> {
-        let (mut value, mut places) = (double, 0);
-        while value.fract() != 0.0 {
-            value *= 10.0;
-            places += 1;
-        }
-        let fits = value <= f64::from(u32::MAX);
-        fits.then(|| Self { coefficient: value as u128, places }.reduced())
-    }
-
-    /// Both as integers at the same number of places.
-    fn aligned(self, other: Self) -> Option<(u128, u128)> {
-        let scaled = |it: Self, places: u32| {
-            it.coefficient.checked_mul(10_u128.checked_pow(places.saturating_sub(it.places))?)
-        };
-        Some((scaled(self, other.places)?, scaled(other, self.places)?))
-    }
-
-    /// The least number that both divide, if the library computes it without overflow.
-    fn common_multiple(self, other: Self) -> Option<Self> {
-        let (a, b) = self.aligned(other)?;
-        let product = a.checked_mul(b).filter(|product| *product <= u128::from(u32::MAX))?;
-        let places = self.places.max(other.places);
-        let multiple = Self { coefficient: product / greatest_divisor(a, b), places }.reduced();
-        multiple.fits_library().then_some(multiple)
-    }
-}
-
-fn greatest_divisor(a: u128, b: u128) -> u128 {
-    if b == 0 { a } else { greatest_divisor(b, a % b) }
 }
 
 /// The double for a `multipleOf` that the library reads as the decimal that the schema spells.

@@ -16,6 +16,7 @@ mod pieces;
 mod reasoning;
 mod stop;
 mod strftime;
+mod surroundings;
 #[cfg(test)]
 mod tests;
 mod tokenizer;

@@ -8,6 +8,7 @@ pub mod completions;
 mod constraint;
 pub mod exchange;
 pub mod generation;
+pub mod held;
 pub mod logprobs;
 pub mod message;
 pub mod params;

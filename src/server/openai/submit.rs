@@ -2,14 +2,14 @@
 
 use super::choice::{Choice, TextRules};
 use super::generation::{Generation, PromptFacts};
+use super::held::{held_bytes, hold};
 use super::params::{Params, Truncate};
 use super::thinking::Limit;
 use crate::engine_client::{EventStream, Ticket};
-use crate::grammar::{Budget, Constraint, Form, GrammarError, Guide};
+use crate::grammar::{Budget, Constraint, GrammarError, Guide};
 use crate::server::app::{App, Serving};
 use crate::server::error::ApiError;
 use crate::server::ids::sampling_key;
-use crate::server::value_size::heap_bytes;
 use crate::text::{DetokenizeOptions, Detokenizer, OutputParser, StopSet, TextError};
 use axum::http::StatusCode;
 use protocol::{Replica, RequestId, Token};
@@ -20,13 +20,6 @@ use tracing::Span;
 /// Prompts times choices one HTTP request may have.
 const CHOICES_MAX: usize = 256;
 
-/// Bytes of a prompt's token while its request lives: the id here and in the engine, its share of block hashes.
-const PROMPT_TOKEN_BYTES: u64 = 16;
-/// Bytes of one log-probability of a prompt's token, as it is kept and as text: with room to grow. Measured by
-/// `tests/e2e/http/multiplied.rs`, and so is the next one.
-const PROMPT_LOGPROB_BYTES: u64 = 512;
-/// The same of an echoed prompt, whose log-probabilities are values before they are text.
-const ECHOED_LOGPROB_BYTES: u64 = 1_024;
 /// When to come back if other texts hold the memory for texts.
 const MEMORY_RETRY_S: u32 = 5;
 
@@ -74,14 +67,8 @@ pub fn generate(
     ticket.grow(requests, prompt_tokens).map_err(|overload| app.overloaded(&overload))?;
     let held = held_bytes(serving, params, &template, requests, prompt_tokens);
     hold(app, &mut ticket, held, extra.prompt_field)?;
-    let mut submits = Vec::with_capacity(prompts.len() * n);
-    for (prompt, max_tokens) in prompts.iter().zip(most) {
-        let seed = params.seed.map_or_else(|| app.random.next_u64(), |seed| seed as u64);
-        for choice in 0..n as u64 {
-            let key = sampling_key(seed, choice);
-            submits.push(Submit { tokens: prompt.clone(), max_tokens, key, ..template.clone() });
-        }
-    }
+    let seed = || params.seed.map_or_else(|| app.random.next_u64(), |seed| seed as u64);
+    let submits = submits(&template, prompts, &most, n as u64, seed);
     let stops = StopSet::new(&params.stop, params.include_stop);
     let rules =
         TextRules { min_tokens: params.sampling.min_tokens, include_stop: params.include_stop };
@@ -129,45 +116,23 @@ fn check_queue(choices: usize, ticket: &Ticket) -> Result<(), ApiError> {
     Err(ApiError::invalid("n", message))
 }
 
-/// Bytes that a request holds besides its body: ids and hashes of its prompts and lists of its choices, log-probabilities
-/// of prompts and the answer that tells them, and its parsed schema.
-fn held_bytes(
-    serving: &Serving,
-    params: &Params,
+/// One submit for each choice of each prompt; `most`: the output cap of each prompt.
+fn submits(
     template: &Submit,
-    requests: u64,
-    prompt_tokens: u64,
-) -> u64 {
-    let listed = template.sampling.prompt_logprobs;
-    let listed = listed.map_or(0, |count| u64::from(count.min(serving.bounds.vocab_size)) + 1);
-    let of_logprob = match (params.echo, params.prompt_logprobs) {
-        (false, _) => PROMPT_LOGPROB_BYTES,
-        (true, None) => ECHOED_LOGPROB_BYTES,
-        (true, Some(_)) => PROMPT_LOGPROB_BYTES + ECHOED_LOGPROB_BYTES,
-    };
-    let allowed = template.sampling.allowed.as_ref().map_or(0, |ids| ids.len() as u64);
-    let of_request = size_of::<Submit>() as u64 + allowed * PROMPT_TOKEN_BYTES;
-    let schema = match params.constraint.as_deref().map(|constraint| &constraint.form) {
-        Some(Form::Json { schema, .. }) => heap_bytes(schema),
-        _ => 0,
-    };
-    let of_token = PROMPT_TOKEN_BYTES + listed.saturating_mul(of_logprob);
-    let of_prompts = prompt_tokens.saturating_mul(of_token);
-    of_prompts.saturating_add(requests.saturating_mul(of_request)).saturating_add(schema)
-}
-
-/// Counts what a request is going to hold.
-///
-/// Errors: 400 if it is more than all requests may hold, 429 or 503 if others hold too much now.
-pub fn hold(app: &App, ticket: &mut Ticket, bytes: u64, field: &str) -> Result<(), ApiError> {
-    ticket.hold_bytes(bytes).map_err(|overload| {
-        if bytes <= overload.cap {
-            return app.overloaded(&overload);
-        }
-        let cap = overload.cap;
-        let message = format!("the request takes {bytes} bytes of memory, the limit is {cap}");
-        ApiError::bad_request("never_fits", field, message)
-    })
+    prompts: &[Vec<Token>],
+    most: &[u32],
+    n: u64,
+    seed: impl Fn() -> u64,
+) -> Vec<Submit> {
+    let mut submits = Vec::with_capacity(prompts.len() * n as usize);
+    for (prompt, &max_tokens) in prompts.iter().zip(most) {
+        let seed = seed();
+        submits.extend((0..n).map(|choice| {
+            let (tokens, key) = (prompt.clone(), sampling_key(seed, choice));
+            Submit { tokens, max_tokens, key, ..template.clone() }
+        }));
+    }
+    submits
 }
 
 /// What shows an output's ids, and of special ones these.
@@ -197,21 +162,22 @@ fn submit_constrained(
             held.release(&Guide { grammar: Some(compiled.seed(ignores_end)), budget });
         }
         Err(error) => {
-            span.in_scope(|| match &error {
-                // A bug of the library: its text is for the log alone.
-                GrammarError::Failed { detail } => {
+            span.in_scope(|| {
+                if let GrammarError::Failed { detail } = &error {
+                    // A bug of the library: its text is for the log alone.
                     tracing::warn!(param, detail, "the grammar compiler failed");
+                } else {
+                    tracing::debug!(param, %error, "the grammar was refused");
                 }
-                _ => tracing::debug!(param, %error, "the grammar was refused"),
             });
-            held.refuse(&refusal_of(error, param));
+            held.refuse(&refusal_of(&error, param));
         }
     });
     stream
 }
 
 /// What a request is told whose grammar there is none of.
-fn refusal_of(error: GrammarError, param: String) -> Refusal {
+fn refusal_of(error: &GrammarError, param: String) -> Refusal {
     let message = error.to_string();
     match error {
         GrammarError::NoTrials { .. } => Refusal::NotNow { message },

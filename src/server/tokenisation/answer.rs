@@ -126,19 +126,18 @@ impl TokensWriter {
                     TokenList::Done
                 }
             },
-            TokenList::Spellings(index) => match (self.ids.get(index), &self.spelling) {
-                (Some(id), Some(tokenizer)) => {
+            TokenList::Spellings(index) => {
+                if let (Some(id), Some(tokenizer)) = (self.ids.get(index), &self.spelling) {
                     separate(index, out);
                     out.put_u8(b'"');
                     escape(&tokenizer.token_spelling(*id).unwrap_or_default(), out);
                     out.put_u8(b'"');
                     TokenList::Spellings(index + 1)
-                }
-                _ => {
+                } else {
                     out.put_slice(b"]}");
                     TokenList::Done
                 }
-            },
+            }
             TokenList::Done => TokenList::Done,
         };
     }

@@ -20,6 +20,7 @@ pub(crate) mod malformed;
 mod memory_limit;
 mod messages;
 mod metrics;
+mod multiplied;
 mod nan_weights;
 pub(crate) mod nodes;
 mod openapi;

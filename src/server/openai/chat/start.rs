@@ -10,9 +10,10 @@ use crate::server::error::ApiError;
 use crate::server::ids::CallNames;
 use crate::server::openai::exchange::FromHeaders;
 use crate::server::openai::generation::Generation;
+use crate::server::openai::held::hold;
 use crate::server::openai::params::Params;
 use crate::server::openai::submit::{
-    Extra, check_length, detokenizer, generate, hold, text_error, truncate,
+    Extra, check_length, detokenizer, generate, text_error, truncate,
 };
 use crate::server::value_size::heap_bytes;
 use crate::text::{
