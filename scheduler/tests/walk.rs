@@ -306,7 +306,8 @@ fn walks_end_with_the_tokens_of_each_request_alone() {
 #[cfg(feature = "planted")]
 #[test]
 fn walks_find_planted_bugs() {
-    // These need losses, failed rows, repeated outputs, salts or a watch on events: `tests/sim` has them.
+    // These need losses, failed rows, repeated outputs, salts, a watch on events, clocks that pause, shared names, or drafts near a
+    // limit: `tests/sim` has them.
     let beyond = |bug| {
         use scheduler::Bug;
         matches!(
@@ -317,6 +318,13 @@ fn walks_find_planted_bugs() {
                 | Bug::LossKeepsIndex
                 | Bug::OvertakesBlockedHead
                 | Bug::RepeatedOutputApplied
+                | Bug::LimitForgetsSlack
+                | Bug::SeatReadLate
+                | Bug::PauseIsSilence
+                | Bug::PauseIsStepTime
+                | Bug::PiledBeatsAreLooks
+                | Bug::NameIsId
+                | Bug::OrderMissesNamesake
         )
     };
     let found = |&bug: &scheduler::Bug| {

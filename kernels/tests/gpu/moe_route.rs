@@ -66,7 +66,7 @@ fn routing_agrees_with_the_cpu() {
                 assert_eq!(chosen.read(&device), experts, "{} {count} experts", device.name());
                 assert_eq!(numbers.read(&device), counted, "{} {count} experts", device.name());
                 for (got, expected) in shares.read(&device).iter().zip(&weights) {
-                    assert!((got - expected).abs() <= 2e-6 * expected, "{got} {expected}");
+                    assert!((got - expected).abs() <= 4e-6 * expected, "{got} {expected}");
                 }
             }
         }
