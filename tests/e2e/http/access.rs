@@ -83,8 +83,11 @@ fn every_route_asks_for_the_key_but_the_probes() {
     assert_eq!(send(at, "GET", "/nowhere", &bearer("one")).status, 404);
     assert_eq!(send(at, "OPTIONS", "/v1/completions", "").status, 405, "browsers ask first");
     let mut client = Client::connect(at);
-    client.send_raw(b"GET /v1/models HTTP/1.1\r\nHost: x/livez\r\n\r\n").unwrap();
+    client.send_raw(b"GET /v1/models HTTP/1.1\r\nHost: livez\r\n\r\n").unwrap();
     assert_eq!(client.read().unwrap().status, 401, "Host decides nothing");
+    let mut client = Client::connect(at);
+    client.send_raw(b"GET /v1/models HTTP/1.1\r\nHost: x/livez\r\n\r\n").unwrap();
+    assert_eq!(client.read().unwrap().status, 400, "a Host is no path");
 }
 
 #[test]

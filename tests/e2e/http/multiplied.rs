@@ -53,7 +53,7 @@ fn texts() -> Vec<CostlyBody> {
     let values = json!({"messages": user("a"), "chat_template_kwargs": {"x": small_objects()}});
     let cut = json!({"prompt": run, "truncate_prompt_tokens": 16, "max_tokens": 1});
     vec![
-        costly("a run", "/tokenize", 200, &[200, 429], json!({"prompt": run})),
+        costly("a run", "/tokenize", 260, &[200, 429], json!({"prompt": run})),
         costly(
             "short words",
             "/tokenize",
@@ -62,14 +62,14 @@ fn texts() -> Vec<CostlyBody> {
             json!({"prompt": words, "return_token_strs": true}),
         ),
         costly("digits", "/tokenize", 60, &[200], json!({"prompt": "1".repeat(BODY_BYTES)})),
-        costly("a run to be cut", "/v1/completions", 200, &[200, 429], cut),
+        costly("a run to be cut", "/v1/completions", 260, &[200, 429], cut),
         costly("a run", "/v1/completions", 20, &[400], json!({"prompt": run})),
         costly("a run", "/v1/chat/completions", 20, &[400], json!({"messages": user(run.clone())})),
         costly("a run", "/v1/responses", 20, &[400], json!({"input": run})),
         costly(
             "a run",
             "/v1/messages/count_tokens",
-            200,
+            260,
             &[200, 429],
             json!({"messages": user(run)}),
         ),
