@@ -18,6 +18,7 @@ pub(super) const ALL: u32 = 500;
 pub(super) const FIFTH: u32 = 100;
 
 /// How many questions a configuration is compared by.
+#[allow(clippy::disallowed_methods, reason = "`just accuracy` asks for all")]
 pub(super) fn compared() -> u32 {
     if std::env::var("HADRON_ACCURACY").is_ok_and(|value| value == "all") { ALL } else { FIFTH }
 }

@@ -34,6 +34,7 @@ const SOURCES: &[(&str, &str)] = &[
 ///
 /// # Panics
 /// If the variable is neither 64 nor 32.
+#[allow(clippy::disallowed_methods, reason = "the gate says which width takes its turn")]
 pub fn waves(variable: &str) -> Vec<u32> {
     match std::env::var(variable).as_deref() {
         Ok("64") => vec![64],

@@ -176,7 +176,7 @@ fn head_has_the_headers_and_a_server_that_starts_has_no_figures() {
 fn refusals_and_strange_paths_are_counted_under_few_names() {
     let admission = AdmissionLimits { requests: 1, prefill_tokens: u64::MAX, bytes: 1 << 20 };
     let step_time = Duration::from_millis(20);
-    let server = Server::start(&Setup { admission, step_time, ..Setup::default() });
+    let server = Server::start(&Setup { step_time, admission, ..Setup::default() });
     let endless = json!({"prompt": "a", "max_tokens": 500, "ignore_eos": true, "stream": true});
     let mut client = Client::connect(server.address);
     client.send("POST", "/v1/completions", "", endless.to_string().as_bytes());
