@@ -34,6 +34,17 @@ impl DecimalNumber {
         self
     }
 
+    /// A multiple of this number that has at most `places` decimal places: the number itself if it has no more.
+    pub(super) fn coarser(self, places: u32) -> Self {
+        // Fewer places under the same coefficient multiply by a power of ten.
+        Self { coefficient: self.coefficient, places: self.places.min(places) }.reduced()
+    }
+
+    /// The nearest double.
+    pub(super) fn to_double(self) -> f64 {
+        self.coefficient as f64 / 10_f64.powi(self.places as i32)
+    }
+
     /// Whether every remainder of a division by this number fits the library's 32 bits.
     pub(super) fn fits_library(self) -> bool {
         let most = 10_u128

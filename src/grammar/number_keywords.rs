@@ -94,7 +94,8 @@ fn refuse<T>(message: String) -> Result<T, GrammarError> {
     Err(GrammarError::Invalid(message))
 }
 
-/// The double for a `multipleOf` that the library reads as the decimal that the schema spells.
+/// The double for a `multipleOf` that the library reads as the decimal that the schema spells, or as a multiple of it where that has
+/// more places than the library can follow: 10^-8 for 10^-9.
 fn fitting_multiple(number: &Number) -> Result<Number, GrammarError> {
     const KEYWORD: &str = "multipleOf";
     let double = number.as_f64().unwrap_or_default();
@@ -104,18 +105,15 @@ fn fitting_multiple(number: &Number) -> Result<Number, GrammarError> {
     let Some(decimal) = DecimalNumber::of(number) else {
         return refuse(format!("{KEYWORD} {number} has too many digits"));
     };
-    if decimal.places > PLACES_MAX {
-        return refuse(format!(
-            "{KEYWORD} {number} has {} decimal places, the limit is {PLACES_MAX}",
-            decimal.places
-        ));
-    }
+    let (is_fine, decimal) = (decimal.places > PLACES_MAX, decimal.coarser(PLACES_MAX));
+    let double = if is_fine { decimal.to_double() } else { double };
     if !decimal.fits_library() {
         return refuse(format!("{KEYWORD} {number} has too many digits"));
     }
     let reads = |double: &f64| DecimalNumber::read_by_library(*double) == Some(decimal);
     if reads(&double) {
-        return Ok(number.clone());
+        let coarser = is_fine.then(|| Number::from_f64(double)).flatten();
+        return Ok(coarser.unwrap_or_else(|| number.clone()));
     }
     let bits = double.to_bits();
     let near = (1..=NEIGHBOURS_MAX).flat_map(|step| [bits - step, bits + step]);
@@ -134,6 +132,7 @@ fn combine(
     so_far: Option<DecimalNumber>,
 ) -> Result<Option<DecimalNumber>, GrammarError> {
     let own = members.get("multipleOf").and_then(Value::as_number).and_then(DecimalNumber::of);
+    let own = own.map(|decimal| decimal.coarser(PLACES_MAX));
     let mut all = match (so_far, own) {
         (Some(a), Some(b)) => match a.common_multiple(b) {
             Some(multiple) => Some(multiple),
@@ -266,9 +265,6 @@ mod tests {
             assert_eq!(DecimalNumber::read_by_library(double), decimal, "{fits}");
         }
         for (value, why) in [
-            (json!(1e-9), "has 9 decimal places, the limit is 8"),
-            (json!(1e-308), "has 308 decimal places"),
-            (json!(5e-324), "has 324 decimal places"),
             (json!(1e308), "has too many digits"),
             (json!(u64::MAX), "has too many digits"),
             (json!(4_000_000_000_u64), "has too many digits"),
@@ -278,6 +274,21 @@ mod tests {
             let said = prepared(json!({"items": [{"multipleOf": value}]})).unwrap_err();
             assert!(said.starts_with("multipleOf ") && said.contains(why), "{value}: {said}");
         }
+    }
+
+    #[test]
+    fn multiples_with_many_places_are_followed_by_coarser_ones() {
+        for (fine, coarse) in [
+            (json!(1e-9), 1e-8),
+            (json!(2.5e-11), 25e-8),
+            (json!(1e-308), 1e-8),
+            (json!(5e-324), 5e-8),
+        ] {
+            let schema = prepared(json!({"multipleOf": fine})).unwrap();
+            assert_eq!(schema["multipleOf"].as_f64(), Some(coarse), "{fine}");
+        }
+        let both = json!({"allOf": [{"multipleOf": 1e-9}, {"multipleOf": 1e-12}]});
+        assert!(prepared(both).is_ok());
     }
 
     #[test]
@@ -323,10 +334,10 @@ mod tests {
 
     #[test]
     fn data_and_property_names_are_no_keywords() {
-        let schema = json!({"default": {"multipleOf": 1e-9}, "properties": {
+        let schema = json!({"default": {"multipleOf": 0}, "properties": {
             "multipleOf": {"type": "string"}, "default": {"type": "integer"}}});
         assert_eq!(prepared(schema.clone()), Ok(schema));
-        let named = json!({"properties": {"default": {"multipleOf": 1e-9}}});
+        let named = json!({"properties": {"default": {"multipleOf": 0}}});
         assert!(prepared(named).is_err());
     }
 

@@ -100,17 +100,19 @@ fn text_of(session: &mut Session, draws: &mut SeededDraws) -> Option<String> {
     None
 }
 
-/// Coefficient and decimal places of a number without an exponent.
+/// Coefficient and decimal places of a number; `None` for one whose exponent is too large for that.
 fn decimal(text: &str) -> Option<(i128, u32)> {
-    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
-    Some((format!("{whole}{fraction}").parse().ok()?, fraction.len() as u32))
+    let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let places = fraction.len() as i32 - exponent.parse::<i32>().ok()?;
+    let coefficient: i128 = format!("{whole}{fraction}").parse().ok()?;
+    let shift = 10_i128.checked_pow(u32::try_from(-places.min(0)).ok()?)?;
+    Some((coefficient.checked_mul(shift)?, places.max(0) as u32))
 }
 
 /// Whether a number is a multiple of another, computed without rounding; `None` where that has too many digits.
 fn is_multiple(text: &str, of: &Number) -> Option<bool> {
-    let of = format!("{:.25}", of.as_f64()?);
-    let of = if of.len() > 30 { return None } else { of };
-    let ((a, a_places), (b, b_places)) = (decimal(text)?, decimal(&of)?);
+    let ((a, a_places), (b, b_places)) = (decimal(text)?, decimal(&of.to_string())?);
     let places = a_places.max(b_places);
     let scaled = |value: i128, from: u32| value.checked_mul(10_i128.checked_pow(places - from)?);
     Some(scaled(a, a_places)?.checked_rem(scaled(b, b_places)?)? == 0)

@@ -2,7 +2,7 @@
 """Two builds of Hadron on one machine, in turn: medians over rounds, and ratios with their range.
 
     turns.py cpu OLD NEW [--rounds 3] [--out FOLDER]
-    turns.py gpu OLD NEW [--rounds 3] [--models qwen3-8b,...] [--levels 1,64,256] [--out FOLDER]
+    turns.py gpu OLD NEW [--rounds 3] [--models qwen3-8b,...] [--levels 1,64,256] [--files qwen3-0.6b] [--out FOLDER]
 
 OLD and NEW are folders that `build.sh` has written. Each round runs every case with both builds, the older one first
 in rounds 1, 3, ..., so that a machine whose speed drifts favours neither. The figure of a build is the median over
@@ -10,7 +10,7 @@ rounds; the ratio is the median of the rounds' ratios. Exits with 1 if a figure 
 
 `gpu` serves synthetic weights (`shapes.py`) over HTTP, 1,024 tokens in and 256 out, and loads both builds with NEW's
 `hadron bench serve`. `cpu` times forward passes of a model, the scheduler's step, tokens over server-sent events on a device
-that takes no time, and requests whose prefix is cached.
+that takes no time, and requests whose prefix is cached. Both time starts from a checkpoint in the page cache.
 """
 
 import argparse
@@ -95,6 +95,19 @@ def load(new, server, folder, *arguments):
     return levels
 
 
+def start_from_files(build, new, model, arguments, folder):
+    """The median of three starts from a checkpoint on disk, which is in the page cache; kernels were compiled before."""
+    written = folder / f"{model}-files"
+    if not written.exists():
+        run([new / "hadron", "synth", folder / model, written])
+    ready = []
+    for _ in range(4):
+        server = Server(build, [written, "--device", arguments.device, "--max-model-len", "4096"], folder / "log")
+        ready.append(server.ready_s)
+        server.stop()
+    return Figure(f"{model}, ready from files", "s", statistics.median(ready[1:]), False)
+
+
 def gpu_case(build, new, model, arguments, folder):
     """A start, one request at a time, then each level of concurrency."""
     server = Server(build, [folder / model, "--served-model-name", model, "--load-format", "synth", "--device",
@@ -116,6 +129,7 @@ def gpu(build, new, arguments, folder):
     os.environ["XDG_CACHE_HOME"] = str(folder / f"cache-{build.name}")
     for model in arguments.models.split(","):
         yield from gpu_case(build, new, model, arguments, folder)
+    yield start_from_files(build, new, arguments.files, arguments, folder)
 
 
 def cached_prefixes(build, new, folder):
@@ -140,6 +154,7 @@ def cpu(build, new, arguments, folder):
         rates = [float(cells[1].replace(",", "")) for cells in streams if cells[0].startswith(kind)]
         yield Figure(f"server-sent events, {kind}", "tok/s", statistics.median(rates), True)
     yield cached_prefixes(build, new, folder)
+    yield start_from_files(build, new, arguments.files, arguments, folder)
 
 
 def judged(rounds, within):
@@ -174,9 +189,11 @@ def main():
     parser.add_argument("--within", type=float, default=2.0, help="percent by which a figure may be worse")
     parser.add_argument("--models", default=GPU_MODELS)
     parser.add_argument("--levels", default="1,64,256")
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--files", default="qwen3-0.6b", help="shape whose checkpoint is written and started from")
+    parser.add_argument("--device", help="default: cpu or cuda")
     parser.add_argument("--out", type=pathlib.Path)
     arguments = parser.parse_args()
+    arguments.device = arguments.device or {"cpu": "cpu", "gpu": "cuda"}[arguments.kind]
     builds = {"old": arguments.old.resolve(), "new": arguments.new.resolve()}
     case = {"cpu": cpu, "gpu": gpu}[arguments.kind]
     with tempfile.TemporaryDirectory() as name:

@@ -1,7 +1,7 @@
 //! Requests whose answers are known from before the attacks.
 
 use super::target::Target;
-use crate::http_client::{Reply, post};
+use crate::http_client::{Client, Reply};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,6 +9,9 @@ use std::time::Duration;
 
 /// Before a request that was refused for load is asked again.
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// How long a machine without free processors may take for an answer before the attacks.
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// Requests and their answers.
 pub(super) struct Answers(Vec<KnownAnswer>);
@@ -62,7 +65,16 @@ impl Answers {
     pub(super) fn learn(at: SocketAddr) -> Self {
         let mut known = requests();
         for request in &mut known {
-            let reply = post(at, request.path, &request.body);
+            let mut client = Client::connect(at);
+            client.reader.get_ref().set_read_timeout(Some(PATIENCE)).unwrap();
+            let body = request.body.to_string();
+            client.send(
+                "POST",
+                request.path,
+                "Content-Type: application/json\r\n",
+                body.as_bytes(),
+            );
+            let reply = client.read().expect("the server answers");
             assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
             request.text = text_of(&reply, request.body["stream"] == true);
         }

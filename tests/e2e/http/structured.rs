@@ -206,13 +206,27 @@ fn a_hostile_grammar_is_refused_within_a_second_and_costs_others_nothing() {
     server.wait_idle(Duration::from_secs(5));
 }
 
+#[test]
+fn multiples_with_many_places_are_followed() {
+    let server = Server::start(&Setup::default());
+    for fine in [1e-9, 1e-12, 1e-308] {
+        let schema = json!({"type": "number", "multipleOf": fine});
+        let mut body = completion(&json!({"structured_outputs": {"json": schema}}));
+        body["max_tokens"] = json!(20);
+        let reply = post(server.address, PATH, &body);
+        assert_eq!(reply.status, 200, "{fine}: {}", String::from_utf8_lossy(&reply.body));
+    }
+}
+
 /// What is said of a grammar that cannot be used is whole, in words, and names the field.
 #[test]
 fn refusals_of_grammars_explain_themselves() {
     let server = Server::start(&Setup::default());
     let refused = |outputs: Value| {
         let body = completion(&json!({"structured_outputs": outputs}));
-        let reply = post(server.address, PATH, &body);
+        // A trial without a processor is 429, and is asked for again.
+        let mut replies = (0..20).map(|_| post(server.address, PATH, &body));
+        let reply = replies.find(|reply| reply.status != 429).expect("a turn within 20");
         assert_eq!(reply.status, 400, "{body}");
         let error = reply.json()["error"].clone();
         let text = |key: &str| error[key].as_str().unwrap_or_default().to_owned();
@@ -220,8 +234,6 @@ fn refusals_of_grammars_explain_themselves() {
     };
     let leaks = ["panic", "backtrace", ".rs", "src/", "overflow", "/root", "llguidance"];
     for (keyword, value) in [
-        ("multipleOf", json!(1e-9)),
-        ("multipleOf", json!(1e-308)),
         ("multipleOf", json!(1e308)),
         ("multipleOf", json!(0)),
         ("multipleOf", json!(-1)),
