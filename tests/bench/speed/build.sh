@@ -10,11 +10,13 @@ revision=$1
 folder=$(realpath -m "$2")
 profile=${3:-release}
 mkdir -p "$folder"
-tree=$PWD
-if [ "$revision" != . ]; then
-    tree=$(mktemp -d)
-    trap 'rm -rf "$tree"' EXIT
-    git archive "$revision" | tar -x -C "$tree"
+# A copy whose files are new: Cargo shares one build folder among trees, and would take older files for those it has built.
+tree=$(mktemp -d)
+trap 'rm -rf "$tree"' EXIT
+if [ "$revision" = . ]; then
+    git ls-files -z --cached --others --exclude-standard | tar --null -T - -c | tar -x -m -C "$tree"
+else
+    git archive "$revision" | tar -x -m -C "$tree"
 fi
 export CARGO_TARGET_DIR=${SPEED_TARGET:-$(dirname "$folder")/target} CARGO_INCREMENTAL=0
 cd "$tree"
