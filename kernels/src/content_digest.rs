@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 /// Bytes of a block, rounded to whole rows: large enough that a seed costs nothing, small enough for a share per thread.
 const BLOCK_BYTES: usize = 1 << 20;
 /// Below this size a matrix is hashed sooner than threads are started.
-const PARALLEL_BYTES: usize = 16 << 20;
+const PARALLEL_BYTES: usize = 2 << 20;
 /// Odd, with bits spread evenly: consecutive blocks get unrelated seeds.
 const BLOCK_SEED: u64 = 0x9E37_79B9_7F4A_7C15;
 
@@ -46,7 +46,8 @@ impl MatrixWindow<'_> {
         let width = self.columns.len();
         let block_rows = (BLOCK_BYTES / width.max(1)).max(1);
         let blocks = self.rows.len().div_ceil(block_rows);
-        let threads = if self.rows.len() * width < PARALLEL_BYTES { 1 } else { threads.max(1) };
+        let is_small = self.rows.len() * width < PARALLEL_BYTES;
+        let threads = if is_small { 1 } else { threads.clamp(1, blocks) };
         let share = |first: usize| {
             let own = (first..blocks).step_by(threads);
             own.map(|block| self.block(block, block_rows, key)).fold(0, u64::wrapping_add)
