@@ -10,12 +10,13 @@ namespace emu {
 
 int refuse_while_capturing() {
     const auto me = std::this_thread::get_id();
+    int code = OK;
     for (Capture* c : device().captures) {
         if (c->mode == 2 || (c->mode == 1 && c->thread != me)) continue;
         c->invalid = true;
-        return CAPTURE_UNSUPPORTED;
+        code = CAPTURE_UNSUPPORTED;
     }
-    return OK;
+    return code;
 }
 
 }  // namespace emu

@@ -8,6 +8,7 @@
 # Variants: wavefronts of 64 lanes with the branches of gfx942, the same with those of gfx950, warps of 32 lanes. Every six
 # consecutive turns take each variant and each file under both sanitizers. TEST: arguments of the test binary, such as names of tests or --skip.
 set -euo pipefail
+shopt -s inherit_errexit
 cd "$(dirname "$0")/../.."
 
 case ${1:-} in
@@ -41,7 +42,7 @@ half() {
     files=$(printf '%s\n' latent_long sample latent kv_fp8 linear moe $(sed 's/::.*//' <<<"$tests") | awk '!seen[$0]++' | awk -v offset="$offset" 'NR % 2 == offset')
     for file in $files; do
         grep "^$file::" <<<"$tests" | paste -sd ' ' - || true
-    done
+    done | sed '/^$/d'
 }
 
 # ThreadSanitizer is quickest in a process that tests one thing: two processes, each with the tests of one file at a time.
@@ -58,8 +59,9 @@ threads() {
 for ((i = turn; i < turn + turns; i++)); do
     offset=$((i / 3 % 2)) variant=${variants[i % 3]}
     echo "AddressSanitizer: $variant, half $offset"
-    # shellcheck disable=SC2046,SC2086
-    run address libasan.so $((3 + 4 * (i % 16))) $variant --test-threads=2 --exact $(half $offset "$@")
+    names=$(half $offset "$@")
+    # shellcheck disable=SC2086
+    [ -z "$names" ] || run address libasan.so $((3 + 4 * (i % 16))) $variant --test-threads=2 --exact $names
     variant=${variants[(i + 1) % 3]}
     echo "ThreadSanitizer: $variant, half $offset"
     threads $offset "$variant" "$@"

@@ -147,7 +147,7 @@ impl PublishSocket {
             self.peers.add(stream, now, &self.figures);
         }
         let (ring, topic, figures) = (&self.ring, &self.topic, &self.figures);
-        let mut more = false;
+        let (mut more, had_peers) = (false, self.peers.len() > 0);
         self.peers.serve(figures, |peer| {
             let (connection, state) = (&mut peer.connection, &mut peer.state);
             while let Some(head) = connection.next_frame(now)? {
@@ -165,7 +165,8 @@ impl PublishSocket {
             .map(|peer| peer.state.position - u64::from(peer.connection.sending().is_some()));
         self.ring.forget(needed.min().unwrap_or(u64::MAX));
         self.figures.subscribers.store(self.peers.len() as u64, Ordering::Relaxed);
-        more
+        // A collector that has gone is connected to again at once, not with the next batch.
+        more | (self.connector.is_some() && had_peers && self.peers.len() == 0)
     }
 
     /// Adds what to wait for; whether something has to be done after a while even if nothing happens.

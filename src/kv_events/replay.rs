@@ -135,12 +135,13 @@ impl ReplaySocket {
             {
                 return Err(PeerError::Late { what: "a snapshot was not taken", after });
             }
-            if library.journal.has_lost(&answer.replay) {
-                // It goes on with a snapshot.
+            if answer.deadline.is_none() && library.journal.has_lost(&answer.replay) {
+                // It goes on with a snapshot, once the peer takes the batch that is being sent.
                 if snapshots >= SNAPSHOTS_MAX {
                     return Err(PeerError::Crowded(SNAPSHOTS_MAX));
                 }
                 snapshots += 1;
+                answer.set_deadline(now, 0);
             }
             let next = || next_message(answer, now, library, topic);
             match peer.connection.transmit(BYTES_PER_TURN, next)? {

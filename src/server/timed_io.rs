@@ -21,6 +21,8 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 /// What hyper sends to a client that waits with its body (`Expect: 100-continue`): no answer has begun with it.
 const INTERIM: &[u8] = b"HTTP/1.1 100 ";
+/// Length of such an answer alone; a longer write holds the final answer too.
+const INTERIM_BYTES_MAX: usize = b"HTTP/1.1 100 Continue\r\n\r\n".len();
 /// Bytes taken from a client behind a head that was refused.
 const DRAINED_MAX: usize = 4 << 20;
 
@@ -197,7 +199,8 @@ impl TimedIo {
 
     fn write(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        if !bytes.starts_with(INTERIM) {
+        let is_interim = bytes.starts_with(INTERIM) && bytes.len() <= INTERIM_BYTES_MAX;
+        if !is_interim {
             self.answered = self.progress.request();
         }
         self.is_between_writes =
