@@ -18,3 +18,4 @@ pub mod server;
 mod sync;
 pub mod synth;
 pub mod text;
+pub mod worker_process;

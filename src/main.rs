@@ -66,6 +66,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => launcher::serve::run(&args, &environment),
         Command::Executor(args) => launcher::executor::child::run(&args),
         Command::GrammarWorker(_) => launcher::grammar_worker::run(),
+        Command::TemplateWorker => launcher::template_worker::run(),
         Command::Bench(command) => bench::run(command, &environment),
         Command::Eval(command) => eval::run(command, &environment),
         Command::Events(command) => events::run(&command, &environment),

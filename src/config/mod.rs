@@ -93,6 +93,9 @@ pub enum Command {
     /// Tries grammars for a server; started by it
     #[command(hide = true)]
     GrammarWorker(GrammarWorkerArgs),
+    /// Renders the chat template of one request for a server; started by it
+    #[command(hide = true)]
+    TemplateWorker,
     /// Write a checkpoint of deterministic random weights, with a tokenizer
     Synth(SynthArgs),
 }

@@ -4,8 +4,9 @@ use super::compile::{Compiled, Compiler, Findings, GrammarError};
 use super::constraint::Constraint;
 use super::limits::COMPILE_STACK_BYTES;
 use super::pool::{Desk, Job, Tools};
-use super::trial::{TrialProcess, TrialProgram};
+use super::trial::TrialProcess;
 use super::yield_to_others;
+use crate::worker_process::WorkerProgram;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
@@ -14,13 +15,13 @@ use std::time::Instant;
 /// A lane: never busy for longer than a trial, and the same again for what has passed it.
 pub(super) struct Lane {
     desk: Arc<Desk>,
-    program: TrialProgram,
+    program: WorkerProgram,
     /// Started with the first grammar of this lane.
     process: Option<TrialProcess>,
 }
 
 impl Lane {
-    pub(super) fn new(desk: Arc<Desk>, program: TrialProgram) -> Self {
+    pub(super) fn new(desk: Arc<Desk>, program: WorkerProgram) -> Self {
         Self { desk, program, process: None }
     }
 
@@ -112,7 +113,7 @@ fn compile_aside(
 }
 
 fn start(
-    program: &TrialProgram,
+    program: &WorkerProgram,
     tools: &Tools,
     yields: bool,
 ) -> Result<TrialProcess, GrammarError> {

@@ -54,7 +54,7 @@ pub use mask_workers::MaskWorkers;
 pub use pool::Grammars;
 pub use session::{Seed, Session};
 pub use timings::{BOUNDS_US, GrammarTimings, Timings};
-pub use trial::{TrialProgram, serve as serve_trials};
+pub use trial::serve as serve_trials;
 pub use vocabulary::{Encode, Vocabulary};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

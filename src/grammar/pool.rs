@@ -8,8 +8,9 @@ use super::lane::Lane;
 use super::limits::{CACHE_BYTES, LANES, QUEUE_TIME, TEXT_BYTES_MAX, WAITING_MAX};
 use super::lock;
 use super::timings::GrammarTimings;
-use super::trial::{TrialProgram, vocabulary_frame};
+use super::trial::vocabulary_frame;
 use super::vocabulary::Vocabulary;
+use crate::worker_process::WorkerProgram;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
@@ -62,7 +63,7 @@ impl Grammars {
     /// Errors: the system gives no thread.
     pub fn start(
         vocabulary: impl Fn() -> Vocabulary + Send + Sync + 'static,
-        trials: &TrialProgram,
+        trials: &WorkerProgram,
         timings: Arc<GrammarTimings>,
     ) -> io::Result<Self> {
         let grammars = Self { desk: Arc::new(Desk::new(vocabulary, timings)) };

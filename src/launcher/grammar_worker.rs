@@ -3,7 +3,8 @@
 use super::child_process::{OWN_BINARY, link_to_server};
 use super::signals::HarmlessSignals;
 use crate::config::LogFormat;
-use crate::grammar::{TrialProgram, serve_trials};
+use crate::grammar::serve_trials;
+use crate::worker_process::WorkerProgram;
 use anyhow::{Context, Result};
 use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
@@ -11,9 +12,9 @@ use tokio::signal::unix::{SignalKind, signal};
 const ROLE: &str = "grammar-worker";
 
 /// What a server starts.
-pub fn program(log: LogFormat) -> TrialProgram {
+pub fn program(log: LogFormat) -> WorkerProgram {
     let args = [ROLE, "--log-format", log.name()];
-    TrialProgram { path: OWN_BINARY.into(), args: args.map(Into::into).into() }
+    WorkerProgram { path: OWN_BINARY.into(), args: args.map(Into::into).into() }
 }
 
 /// Tries grammars until the server is gone.

@@ -22,3 +22,4 @@ pub mod start_up;
 pub mod station;
 pub mod step_watch;
 pub mod supervisor;
+pub mod template_worker;

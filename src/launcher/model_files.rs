@@ -99,7 +99,7 @@ impl ModelFiles {
     pub fn load_text(&self, args: &ServeArgs) -> Result<Text> {
         let tokenizer = Tokenizer::load(&self.text_dir)?;
         let tokenizer = tokenizer.with_memory(args.engine.max_text_memory.0);
-        let output_bytes_max = 4 * settings::body_bytes_max(self.max_model_len);
+        let output_bytes_max = settings::prompt_bytes_max(self.max_model_len);
         let chosen = args.reply.chat_template.as_deref();
         let template = ChatTemplate::load(&self.text_dir, chosen, &tokenizer, output_bytes_max)?;
         Ok(Text { tokenizer, template })

@@ -13,7 +13,7 @@ use super::shutdown::Front;
 use super::start_rules::start_rules;
 use super::start_up::{StartError, Up};
 use super::supervisor::{self, Supervised};
-use super::{device, grammar_worker, info, listen, parsers, settings, signals};
+use super::{device, grammar_worker, info, listen, parsers, settings, signals, template_worker};
 use crate::config::{DeviceKind, Environment, Length, LogFormat, ServeArgs};
 use crate::grammar::Grammars;
 use crate::kv_events::{Bound, Feed, Publisher, TopicWords};
@@ -26,6 +26,7 @@ use crate::server::listen::Connections;
 use crate::server::openai::exchange::unix_time;
 use crate::server::openai::params::Bounds;
 use crate::server::trace::Tracer;
+use crate::text::RequestTemplates;
 use anyhow::{Context, Result, anyhow, bail};
 use protocol::{Epoch, Phase};
 use scheduler::{Engine, EngineConfig, EngineError, KvConfig, StepDeadline};
@@ -240,6 +241,12 @@ fn serving(
     let trials = grammar_worker::program(args.log.log_format);
     let grammars = Grammars::start(move || tokens.grammar_vocabulary(), &trials, timings)
         .context("cannot start the threads that compile grammars")?;
+    let prompt_bytes_max = settings::prompt_bytes_max(bounds.max_model_len);
+    let trusted = args.reply.trust_request_chat_template;
+    let program = trusted.then(template_worker::program);
+    let request_templates = program
+        .map(|program| RequestTemplates::new(program, &tokenizer, prompt_bytes_max))
+        .transpose()?;
     Ok(Serving {
         client: host.client.clone(),
         grammars,
@@ -254,7 +261,7 @@ fn serving(
         },
         defaults: settings::defaults(&args.reply, &files.config.generation),
         template_defaults: args.reply.default_chat_template_kwargs.clone().unwrap_or_default(),
-        trusts_templates: args.reply.trust_request_chat_template,
+        request_templates,
         body_bytes_max: settings::body_bytes_max(bounds.max_model_len),
         bounds,
         block_tokens: if args.engine.enable_prefix_caching { block_tokens } else { 0 },

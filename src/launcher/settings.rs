@@ -107,6 +107,11 @@ pub fn body_bytes_max(max_model_len: u32) -> usize {
     (32 * max_model_len as usize).clamp(BODY_BYTES_MIN, BODY_BYTES_MAX)
 }
 
+/// Longest prompt that a chat template may write for a model of this length, in bytes.
+pub fn prompt_bytes_max(max_model_len: u32) -> usize {
+    4 * body_bytes_max(max_model_len)
+}
+
 /// Caps over all requests in flight.
 pub fn admission(engine: &EngineArgs, replicas: u16) -> AdmissionLimits {
     AdmissionLimits {

@@ -15,7 +15,7 @@ use crate::engine_client::EngineClient;
 use crate::grammar::Grammars;
 use crate::kv_events::Source;
 use crate::metrics::Metrics;
-use crate::text::{ChatTemplate, Parsers, Tokenizer};
+use crate::text::{ChatTemplate, Parsers, RequestTemplates, Tokenizer};
 use axum::http::StatusCode;
 use bytes::Bytes;
 use serde_json::{Map, Value};
@@ -123,8 +123,8 @@ pub struct Serving {
     pub defaults: Defaults,
     /// Template variables that requests may override (`--default-chat-template-kwargs`).
     pub template_defaults: Map<String, Value>,
-    /// Requests may bring templates of their own (`--trust-request-chat-template`).
-    pub trusts_templates: bool,
+    /// Renders templates of requests, if they may bring any (`--trust-request-chat-template`).
+    pub request_templates: Option<RequestTemplates>,
     /// Tokens per cache block, 0 if caching is off.
     pub block_tokens: u32,
     /// Largest body.

@@ -1,6 +1,7 @@
 //! What can go wrong with text, split by whose fault it is: the model folder's (before ready) or
 //! the request's (a 400).
 
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// The model folder cannot be used; start-up ends with this text.
@@ -28,7 +29,7 @@ pub enum LoadError {
 }
 
 /// A request's text cannot be turned into ids; answered with 400.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum TextError {
     /// The template called `raise_exception`: its text is meant for the user.
     #[error("the chat template refuses these messages: {0}")]
@@ -45,6 +46,15 @@ pub enum TextError {
     /// The template wrote more than the cap.
     #[error("the rendered prompt exceeds {0} bytes")]
     TooLong(usize),
+    /// The template of a request took more than so many bytes of memory.
+    #[error("rendering the chat template takes more than {0} bytes of memory")]
+    TemplateMemory(u64),
+    /// The template of a request took longer than so many seconds.
+    #[error("rendering the chat template takes more than {0} s")]
+    TemplateTime(u64),
+    /// No process could be started for the template of a request.
+    #[error("no process can be started to render the chat template: try again later")]
+    NoTemplateProcess(String),
     /// The final message is absent from the rendered text, so that it cannot be continued.
     #[error("the chat template drops the final message, so it cannot be continued")]
     NothingToContinue,

@@ -9,7 +9,7 @@
 use aho_corasick::{AhoCorasick, MatchKind};
 use serde_json::Value;
 
-use super::chat_template::Rendered;
+use super::template::Rendered;
 
 /// The special tokens of one tokenizer, ready to be found in request strings.
 #[derive(Debug)]

@@ -29,6 +29,11 @@ impl TextMemory {
         Self { limit, used: Mutex::new(0), returned: Condvar::new() }
     }
 
+    /// Bytes that there are in all.
+    pub(super) fn limit(&self) -> u64 {
+        self.limit
+    }
+
     /// Takes a share, after a wait if others hold too much. A caller must hold no other share meanwhile.
     ///
     /// Errors: a text of `text_bytes` needs more than there is in all, or others held it for too long.

@@ -2,7 +2,6 @@
 //! Everything below this module knows ids only; everything here is bounded and linear.
 
 mod added;
-mod chat_template;
 mod contained;
 mod detokenizer;
 mod error;
@@ -17,6 +16,7 @@ mod reasoning;
 mod stop;
 mod strftime;
 mod surroundings;
+mod template;
 #[cfg(test)]
 mod tests;
 mod tokenizer;
@@ -24,7 +24,6 @@ mod tool_calls;
 mod vocabulary;
 mod windows;
 
-pub use chat_template::{ChatInput, ChatTemplate, Rendered, TEMPLATE_BYTES_MAX};
 pub use detokenizer::{DetokenizeOptions, Detokenizer};
 pub use error::{LoadError, TextError};
 pub use memory::TEXT_MEMORY_DEFAULT;
@@ -33,5 +32,8 @@ pub use pieces::{Piece, PieceList};
 pub use reasoning::{Beginning, Reasoning, ReasoningReader};
 pub use stop::{StopMatcher, StopSet};
 pub use strftime::strftime;
+pub use template::{
+    ChatInput, ChatTemplate, Rendered, RequestTemplates, TEMPLATE_BYTES_MAX, serve_templates,
+};
 pub use tokenizer::Tokenizer;
 pub use tool_calls::{CallIds, CallSyntax, Tool, cut_arguments};

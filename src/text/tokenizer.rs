@@ -13,13 +13,13 @@ use protocol::Token;
 use serde_json::Value;
 
 use super::added::{Added, append_ids, borders};
-use super::chat_template::Rendered;
 use super::contained::contained;
 use super::detokenizer::{DetokenizeOptions, Machine};
 use super::error::{LoadError, TextError};
 use super::length_bound::LengthBound;
 use super::memory::{MemoryShare, TEXT_MEMORY_DEFAULT, TextMemory};
 use super::surroundings::Surroundings;
+use super::template::Rendered;
 use super::vocabulary::{Kind, Vocabulary};
 use super::windows::{WINDOW_BYTES, WindowRules};
 
@@ -122,6 +122,11 @@ impl Tokenizer {
     #[must_use]
     pub fn with_memory(self, bytes: u64) -> Self {
         Self { memory: TextMemory::new(bytes), ..self }
+    }
+
+    /// Memory that long texts and templates of requests share.
+    pub(super) fn memory(&self) -> &TextMemory {
+        &self.memory
     }
 
     /// The ids of `text`, special tokens in it recognised; with `add_special_tokens` also what

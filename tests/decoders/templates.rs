@@ -44,7 +44,7 @@ pub(crate) fn run(data: &[u8]) {
     if holds_itself(text) {
         return;
     }
-    let Ok(template) = ChatTemplate::of_request(text, tokenizer(), OUTPUT_BYTES_MAX) else {
+    let Ok(template) = ChatTemplate::of_text(text, tokenizer(), OUTPUT_BYTES_MAX) else {
         return;
     };
     let input = ChatInput {

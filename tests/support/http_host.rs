@@ -9,7 +9,7 @@ use super::small_tokenizer::{self, Alphabet};
 use executor::ExecutorConfig;
 use hadron::config::KvEventsConfig;
 use hadron::engine_client::{AdmissionLimits, EngineClient};
-use hadron::grammar::{Grammars, TrialProgram};
+use hadron::grammar::Grammars;
 use hadron::kv_events::{Bound, Publisher, TopicWords};
 use hadron::launcher::engine_thread::Notice;
 use hadron::launcher::executor::{ExecutorLink, Incoming};
@@ -22,7 +22,8 @@ use hadron::server::health::Health;
 use hadron::server::listen::{Connections, bind};
 use hadron::server::openai::params::{Bounds, Defaults};
 use hadron::server::routes::router;
-use hadron::text::{CallSyntax, ChatTemplate, Parsers, Reasoning, Tokenizer};
+use hadron::text::{CallSyntax, ChatTemplate, Parsers, Reasoning, RequestTemplates, Tokenizer};
+use hadron::worker_process::WorkerProgram;
 use protocol::link::{InProcess, pair};
 use protocol::{
     Dtype, Epoch, FromExecutor, Hello, KvDtype, KvGroup, KvKind, KvSize, KvSpec, Memory,
@@ -70,7 +71,7 @@ pub(crate) struct Setup {
     pub(crate) kv_events: Option<KvEventsConfig>,
     /// Of the blocks, those whose stays are measured.
     pub(crate) residency: Option<Share>,
-    pub(crate) trials: TrialProgram,
+    pub(crate) trials: WorkerProgram,
     /// Whether requests may name a priority.
     pub(crate) priorities: bool,
     /// Whether the engine already has a request of the id that the first one will get: what only a bug of ours could do.
@@ -137,9 +138,15 @@ pub(crate) struct Server {
 pub(crate) const BLOCK_TOKENS: u32 = 16;
 
 /// The binary of this build as what tries grammars.
-pub(crate) fn trials() -> TrialProgram {
+pub(crate) fn trials() -> WorkerProgram {
     let path = PathBuf::from(env!("CARGO_BIN_EXE_hadron"));
-    TrialProgram { path, args: vec!["grammar-worker".into()] }
+    WorkerProgram { path, args: vec!["grammar-worker".into()] }
+}
+
+/// The binary of this build as what renders templates of requests.
+fn templates() -> WorkerProgram {
+    let path = PathBuf::from(env!("CARGO_BIN_EXE_hadron"));
+    WorkerProgram { path, args: vec!["template-worker".into()] }
 }
 
 impl Server {
@@ -215,6 +222,9 @@ impl Server {
         let timings = Arc::clone(&host.grammar_timings);
         let vocabulary = move || tokens.grammar_vocabulary();
         let grammars = Grammars::start(vocabulary, &setup.trials, timings).unwrap();
+        let request_templates = setup.trusts_templates.then(|| {
+            RequestTemplates::new(templates(), &tokenizer, 4 * setup.body_bytes_max).unwrap()
+        });
         self.app.set_serving(Serving {
             client: host.client.clone(),
             grammars,
@@ -225,7 +235,7 @@ impl Server {
             bounds: bounds(setup),
             defaults: Defaults::default(),
             template_defaults: serde_json::Map::new(),
-            trusts_templates: setup.trusts_templates,
+            request_templates,
             block_tokens: BLOCK_TOKENS,
             body_bytes_max: setup.body_bytes_max,
             pool_tokens: u64::from(setup.blocks * BLOCK_TOKENS),

@@ -77,7 +77,7 @@ fn the_wall_clock_only_dates_what_is_shown() {
     let shown = [
         "src/server/loads.rs",
         "src/server/openai/exchange.rs",
-        "src/text/chat_template.rs",
+        "src/text/template/engine.rs",
         "src/text/strftime.rs",
         "src/metrics/process.rs",
         "src/metrics/unused.rs",

@@ -1,30 +1,30 @@
 //! The child's end: tries what it is sent until the server is gone.
 
-use super::message::{EPOCH, FromTrial, ToTrial, Words};
+use super::message::{FromTrial, ToTrial, Words};
 use super::watch::{Desk, Trial, watch};
 use crate::grammar::compile::Compiler;
 use crate::grammar::limits::{TRIAL_BYTES, TRIAL_STACK_BYTES};
 use crate::grammar::vocabulary::Vocabulary;
 use crate::grammar::yield_to_others;
+use crate::worker_process::{EPOCH, limit_memory};
 use protocol::link::{FrameReader, FrameWriter, LinkError, Socket};
-use rustix::process::{Resource, Rlimit, setrlimit};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::{fs, io, process, thread};
+use std::{io, process, thread};
 use thread_priority::{
     NormalThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy,
     set_thread_priority_and_policy, thread_native_id,
 };
 
-/// This process goes first where memory runs out.
-const OOM_SCORE: &str = "1000";
+/// Threads with stacks for grammars.
+const THREADS: u64 = 2;
 
 /// Tries grammars for the server at the other end of `stream`, with less of the processor and of memory than others.
 /// Returns once the server is gone.
 ///
 /// Errors: the process cannot be confined, or the link fails.
 pub fn serve(stream: Socket) -> io::Result<()> {
-    confine()?;
+    limit_memory(THREADS * TRIAL_STACK_BYTES as u64 + TRIAL_BYTES)?;
     let work = move || match answer(stream) {
         Ok(()) | Err(LinkError::Closed) => Ok(()),
         Err(error) => Err(io::Error::other(error)),
@@ -34,32 +34,6 @@ pub fn serve(stream: Socket) -> io::Result<()> {
     thread
         .join()
         .unwrap_or_else(|_| Err(io::Error::other("the thread that tries grammars panicked")))
-}
-
-/// Threads with stacks for grammars.
-const THREADS: u64 = 2;
-
-/// Bounds the memory of this process, and leaves no dump of it.
-fn confine() -> io::Result<()> {
-    let limit = |bytes: u64| Rlimit { current: Some(bytes), maximum: Some(bytes) };
-    setrlimit(
-        Resource::As,
-        limit(address_space()? + THREADS * TRIAL_STACK_BYTES as u64 + TRIAL_BYTES),
-    )?;
-    setrlimit(Resource::Core, limit(0))?;
-    if let Err(error) = fs::write("/proc/self/oom_score_adj", OOM_SCORE) {
-        tracing::debug!(%error, "others may go first where memory runs out");
-    }
-    Ok(())
-}
-
-/// Bytes of address space that this process has now. Its allocator reserves much more than it uses.
-fn address_space() -> io::Result<u64> {
-    let status = fs::read_to_string("/proc/self/status")?;
-    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
-    let kib = size.and_then(|size| size.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    let missing = || io::Error::other("/proc/self/status does not tell VmSize");
-    kib.map(|kib| kib << 10).ok_or_else(missing)
 }
 
 fn answer(stream: Socket) -> Result<(), LinkError> {

@@ -3,15 +3,12 @@
 use crate::grammar::compile::{Findings, GrammarError};
 use crate::grammar::constraint::Constraint;
 use crate::grammar::vocabulary::Vocabulary;
+use crate::worker_process::{EPOCH, decode_message, encode_message};
+use protocol::Token;
 use protocol::codec::{CodecError, Message};
 use protocol::frame::{self, FrameError};
-use protocol::{Epoch, Token};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-
-/// A process that is lost takes its link with it: there is one generation.
-pub(super) const EPOCH: Epoch = Epoch(1);
 
 /// Apart from the kinds of executors.
 const TO_TRIAL: u16 = 65;
@@ -63,11 +60,11 @@ impl Message for ToTrial {
     }
 
     fn encode(&self, out: &mut Vec<u8>) -> Result<(), CodecError> {
-        put(TO_TRIAL, self, out)
+        encode_message(TO_TRIAL, self, out)
     }
 
     fn decode(kind: u16, body: &[u8]) -> Result<Self, CodecError> {
-        take(TO_TRIAL, kind, body)
+        decode_message(TO_TRIAL, kind, body)
     }
 }
 
@@ -77,28 +74,12 @@ impl Message for FromTrial {
     }
 
     fn encode(&self, out: &mut Vec<u8>) -> Result<(), CodecError> {
-        put(FROM_TRIAL, self, out)
+        encode_message(FROM_TRIAL, self, out)
     }
 
     fn decode(kind: u16, body: &[u8]) -> Result<Self, CodecError> {
-        take(FROM_TRIAL, kind, body)
+        decode_message(FROM_TRIAL, kind, body)
     }
-}
-
-fn put(kind: u16, value: &impl Serialize, out: &mut Vec<u8>) -> Result<(), CodecError> {
-    let error = |e: rmp_serde::encode::Error| CodecError::Encode { kind, detail: e.to_string() };
-    rmp_serde::encode::write(out, value).map_err(error)
-}
-
-fn take<T: DeserializeOwned>(wanted: u16, kind: u16, body: &[u8]) -> Result<T, CodecError> {
-    if kind != wanted {
-        return Err(CodecError::Kind(kind));
-    }
-    rmp_serde::from_slice(body).map_err(|e| CodecError::Decode {
-        kind,
-        bytes: body.len(),
-        detail: e.to_string(),
-    })
 }
 
 #[cfg(test)]

@@ -19,4 +19,3 @@ mod watch;
 pub use child::serve;
 pub(super) use message::vocabulary_frame;
 pub(super) use process::TrialProcess;
-pub use process::TrialProgram;

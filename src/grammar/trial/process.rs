@@ -1,30 +1,20 @@
 //! The server's end: a process that tries grammars, started, asked, killed.
 
-use super::message::{EPOCH, FromTrial, ToTrial};
+use super::message::{FromTrial, ToTrial};
 use crate::config::SECRET_VARIABLE;
 use crate::grammar::compile::{Findings, GrammarError};
 use crate::grammar::constraint::Constraint;
 use crate::grammar::limits::{COMPILE_TIME, TRIAL_CPU_LEAST, TRIAL_START_TIME, TRIAL_TIME_MAX};
+use crate::worker_process::{ARENA_RESERVE, EPOCH, WorkerProgram};
 use protocol::link::{FrameReader, FrameWriter, LinkError, Receiving, Sending};
-use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// What tries grammars: this build, told to.
-#[derive(Debug, Clone)]
-pub struct TrialProgram {
-    /// The binary.
-    pub path: PathBuf,
-    /// Its arguments.
-    pub args: Vec<OsString>,
-}
 
 /// A child of this process that tries grammars. Dropping it kills it and waits for its end.
 pub(in crate::grammar) struct TrialProcess {
@@ -41,7 +31,7 @@ impl TrialProcess {
     ///
     /// Errors: no process or descriptor is left, or it does not become ready.
     pub(in crate::grammar) fn start(
-        program: &TrialProgram,
+        program: &WorkerProgram,
         vocabulary: &[u8],
         yields: bool,
     ) -> io::Result<Self> {
@@ -51,6 +41,7 @@ impl TrialProcess {
             .arg0("hadron")
             .args(&program.args)
             .env_remove(SECRET_VARIABLE)
+            .env(ARENA_RESERVE.0, ARENA_RESERVE.1)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
             .spawn()?;

@@ -314,7 +314,7 @@ pub fn truncate(ids: &mut Vec<Token>, truncate: Option<Truncate>) {
 pub fn text_error(error: &TextError, param: &str) -> ApiError {
     tracing::debug!(?error, "text refused");
     match error {
-        TextError::NoMemoryNow { .. } => ApiError {
+        TextError::NoMemoryNow { .. } | TextError::NoTemplateProcess(_) => ApiError {
             retry_after_s: Some(MEMORY_RETRY_S),
             ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, "text_memory", error.to_string())
         },

@@ -4,7 +4,8 @@ use super::executor_process::{children_as, send, within};
 use super::process::Process;
 use crate::http_client::{Reply, get, post};
 use crate::http_host::{Server, Setup};
-use hadron::grammar::{TrialProgram, serve_trials};
+use hadron::grammar::serve_trials;
+use hadron::worker_process::WorkerProgram;
 use serde_json::{Value, json};
 use std::io::{Read, Write, stdin};
 use std::net::{Shutdown, SocketAddr};
@@ -165,7 +166,7 @@ fn with_worker(name: &str) -> Server {
     let test = format!("http::grammar_process::{name}");
     let args = ["--exact", &test, "--ignored"];
     let path = std::env::current_exe().unwrap();
-    let program = TrialProgram { path, args: args.map(Into::into).into() };
+    let program = WorkerProgram { path, args: args.map(Into::into).into() };
     Server::start(&Setup { trials: program, ..Setup::default() })
 }
 
@@ -248,7 +249,7 @@ fn processes_leave_signals_to_the_server_and_do_not_outlive_it() {
 #[test]
 fn without_a_process_grammars_are_refused_as_the_fault_of_the_server() {
     let path = "/no/such/program".into();
-    let program = TrialProgram { path, args: Vec::new() };
+    let program = WorkerProgram { path, args: Vec::new() };
     let server = Server::start(&Setup { trials: program, ..Setup::default() });
     for number in 0..2 {
         let reply = ask(server.address, number);

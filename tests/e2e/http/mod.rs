@@ -32,6 +32,7 @@ pub(crate) mod ranks;
 mod refusals;
 mod replicas;
 mod replies;
+mod request_templates;
 mod responses;
 mod series;
 mod shared_experts;

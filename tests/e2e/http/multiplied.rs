@@ -125,7 +125,7 @@ fn schemas() -> Vec<CostlyBody> {
 }
 
 /// A number of KiB in `/proc/PID/status`, in bytes.
-fn status_bytes(pid: u32, name: &str) -> u64 {
+pub(super) fn status_bytes(pid: u32, name: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024

@@ -17,7 +17,7 @@ use crate::server::openai::submit::{
 };
 use crate::server::value_size::heap_bytes;
 use crate::text::{
-    Beginning, CallIds, CallSyntax, ChatInput, ChatTemplate, OutputParser, Reasoning, Rendered,
+    Beginning, CallIds, CallSyntax, ChatInput, OutputParser, Reasoning, Rendered, TextError,
 };
 use protocol::Token;
 use std::sync::Arc;
@@ -160,29 +160,35 @@ pub fn render(
 }
 
 fn template(serving: &Serving, mut input: ChatInput, field: &str) -> Result<Rendered, ApiError> {
-    let own = input.template.take().map(|text| own_template(serving, &text)).transpose()?;
-    let Some(template) = own.as_ref().or(serving.template.as_ref()) else {
-        let message = "the model has no chat template; use /v1/completions";
-        return Err(ApiError::bad_request("no_chat_template", field, message));
-    };
     for (name, value) in &serving.template_defaults {
         input.kwargs.entry(name.clone()).or_insert_with(|| value.clone());
     }
+    if let Some(template) = input.template.take() {
+        return render_own(serving, template, input, field);
+    }
+    let Some(template) = serving.template.as_ref() else {
+        let message = "the model has no chat template; use /v1/completions";
+        return Err(ApiError::bad_request("no_chat_template", field, message));
+    };
     template.render(input).map_err(|error| text_error(&error, field))
 }
 
-/// The template of a request, if clients are trusted with them.
-fn own_template(serving: &Serving, text: &str) -> Result<ChatTemplate, ApiError> {
+/// Renders with the template of the request, if clients are trusted with them.
+fn render_own(
+    serving: &Serving,
+    template: String,
+    input: ChatInput,
+    field: &str,
+) -> Result<Rendered, ApiError> {
     const FIELD: &str = "chat_template";
-    /// Bytes of a prompt for each byte that a body may have.
-    const GROWTH: usize = 4;
-    if !serving.trusts_templates {
+    let Some(templates) = &serving.request_templates else {
         let message = "needs a server started with --trust-request-chat-template";
         return Err(ApiError::unsupported(FIELD, message));
-    }
-    let template =
-        ChatTemplate::of_request(text, &serving.tokenizer, GROWTH * serving.body_bytes_max);
-    template.map_err(|error| text_error(&error, FIELD))
+    };
+    templates.render(template, input, &serving.tokenizer).map_err(|error| {
+        let at_fault = if matches!(error, TextError::NoTemplate(_)) { FIELD } else { field };
+        text_error(&error, at_fault)
+    })
 }
 
 fn tokenise(

@@ -1,0 +1,32 @@
+//! The worker process that renders the template of one request.
+
+use super::engine::TemplateEngine;
+use super::message::{TemplateReply, TemplateRequest};
+use super::request_template::TEMPLATE_CPU_S;
+use crate::worker_process::{EPOCH, limit_memory};
+use protocol::link::{FrameReader, FrameWriter, LinkError, Sending, Socket};
+use rustix::process::{Resource, Rlimit, setrlimit};
+use std::io;
+
+/// Renders the template that comes through `stream`, within its memory and its processor time: a template that takes more ends this process.
+///
+/// Errors: the process cannot be limited, or the link fails.
+pub fn serve(stream: Socket) -> io::Result<()> {
+    let cpu = Rlimit { current: Some(TEMPLATE_CPU_S), maximum: Some(TEMPLATE_CPU_S + 1) };
+    setrlimit(Resource::Cpu, cpu)?;
+    match render(stream) {
+        Ok(()) | Err(LinkError::Closed) => Ok(()),
+        Err(error) => Err(io::Error::other(error)),
+    }
+}
+
+fn render(stream: Socket) -> Result<(), LinkError> {
+    let failed = |error: io::Error| LinkError::Io(error.kind());
+    let mut to = FrameWriter::new(stream.try_clone().map_err(failed)?, EPOCH);
+    let mut from = FrameReader::<_, TemplateRequest>::new(stream, EPOCH);
+    let Some(request) = from.receive()? else { return Ok(()) };
+    let TemplateRequest { template, variables, output_bytes_max, memory_bytes } = request;
+    limit_memory(memory_bytes).map_err(failed)?;
+    let engine = TemplateEngine::of_text(&template, output_bytes_max);
+    to.send(TemplateReply(engine.and_then(|engine| engine.render(false, &variables))))
+}

@@ -1,0 +1,212 @@
+//! The template engine in the dialect of transformers: compiled templates, bounded in instructions and in output.
+
+use super::super::contained::contained;
+use super::super::error::TextError;
+use super::super::json_python::tojson;
+use super::super::strftime::strftime;
+use minijinja::value::{Kwargs, Value as Jinja, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, Output, State};
+use serde_json::{Map, Value};
+use std::io;
+use std::time::SystemTime;
+
+/// Instructions one rendering may take.
+const FUEL: u64 = 500_000;
+
+/// It panics where some templates reverse an empty text, and where it shows some errors (minijinja 2.24); such a template
+/// fails like any other.
+const ENGINE: &str = "template engine";
+
+/// Characters of a template's own refusal that a client gets to see: it may repeat what the client sent.
+const RAISED_CHARS: usize = 1_000;
+
+/// Name of the template of conversations without tools.
+const DEFAULT: &str = "default";
+
+/// Compiled templates.
+#[derive(Debug)]
+pub(super) struct TemplateEngine {
+    environment: Environment<'static>,
+    output_bytes_max: usize,
+}
+
+impl TemplateEngine {
+    /// An engine without templates; rendering stops at `output_bytes_max` bytes.
+    pub(super) fn new(output_bytes_max: usize) -> Self {
+        Self { environment: environment(), output_bytes_max }
+    }
+
+    /// An engine with one template.
+    ///
+    /// Errors: `NoTemplate` if it does not compile.
+    pub(super) fn of_text(text: &str, output_bytes_max: usize) -> Result<Self, TextError> {
+        let mut engine = Self::new(output_bytes_max);
+        engine.add(DEFAULT.to_owned(), text).map_err(TextError::NoTemplate)?;
+        Ok(engine)
+    }
+
+    /// Compiles a template under a name.
+    ///
+    /// Errors: the text of the engine's own error.
+    pub(super) fn add(&mut self, name: String, text: &str) -> Result<(), String> {
+        let text = without_generation_tags(text);
+        let add = || self.environment.add_template_owned(name, text);
+        contained(ENGINE, || add().map_err(|error| format!("{error:#}"))).and_then(|added| added)
+    }
+
+    /// The template of conversations without tools.
+    pub(super) fn source(&self) -> Option<String> {
+        let template = self.environment.get_template(DEFAULT).ok()?;
+        Some(template.source().to_owned())
+    }
+
+    /// Whether one of the templates holds `text`.
+    pub(super) fn mentions(&self, text: &str) -> bool {
+        self.environment.templates().any(|(_, template)| template.source().contains(text))
+    }
+
+    /// Renders the template for conversations with tools, if there is one and there are `tools`, else the default.
+    ///
+    /// Errors: the template fails, refuses, or takes more than it may.
+    pub(super) fn render(
+        &self,
+        tools: bool,
+        context: &Map<String, Value>,
+    ) -> Result<String, TextError> {
+        let named = if tools { self.environment.get_template("tool_use").ok() } else { None };
+        let template = named.map_or_else(|| self.environment.get_template(DEFAULT), Ok);
+        let template = template.map_err(|e| TextError::Template(e.to_string()))?;
+        let mut out = Capped { bytes: Vec::new(), max: self.output_bytes_max, full: false };
+        let render = || {
+            let rendered = template.render_captured_to(context, &mut out);
+            rendered.map(drop).map_err(|e| explain(&e))
+        };
+        if let Err(error) = contained(ENGINE, render).map_err(TextError::Template)? {
+            let max = self.output_bytes_max;
+            return Err(if out.full { TextError::TooLong(max) } else { error });
+        }
+        String::from_utf8(out.bytes).map_err(|e| TextError::Template(e.to_string()))
+    }
+}
+
+/// The dialect of transformers.
+fn environment() -> Environment<'static> {
+    let mut environment = Environment::new();
+    environment.set_trim_blocks(true);
+    environment.set_lstrip_blocks(true);
+    environment.set_fuel(Some(FUEL));
+    // Errors would show all variables, whose words end the process where a namespace holds itself.
+    environment.set_debug(false);
+    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_formatter(python_words);
+    environment.add_filter("tojson", |value: Jinja, kwargs: Kwargs| tojson(&value, &kwargs));
+    environment.add_function("raise_exception", |text: String| -> Result<Jinja, Error> {
+        let raised = Error::new(ErrorKind::InvalidOperation, "raise_exception");
+        Err(raised.with_source(Raised(text)))
+    });
+    environment.add_function("strftime_now", |format: String| strftime(&format, SystemTime::now()));
+    environment
+}
+
+/// Containers nested deeper are not written: the library takes stack for each level, and a namespace may hold itself.
+const DEPTH_MAX: usize = 256;
+
+/// So many values are looked at before a container counts as too deep.
+const LOOKS_MAX: usize = 1 << 20;
+
+/// Whether no value inside is deeper than `levels`.
+fn is_shallow(value: &Jinja, levels: usize, looks: &mut usize) -> bool {
+    let is_map = value.kind() == ValueKind::Map;
+    if !is_map && value.kind() != ValueKind::Seq {
+        return true;
+    }
+    let Ok(items) = value.try_iter() else { return true };
+    let mut items = items.map(|item| if is_map { value.get_item(&item) } else { Ok(item) });
+    items.all(|item| {
+        *looks = looks.saturating_sub(1);
+        *looks > 0 && levels > 0 && item.is_ok_and(|item| is_shallow(&item, levels - 1, looks))
+    })
+}
+
+/// Writes constants as Python does: `None`, `True`, `False`.
+fn python_words(out: &mut Output<'_>, state: &State<'_, '_>, value: &Jinja) -> Result<(), Error> {
+    if !is_shallow(value, DEPTH_MAX, &mut { LOOKS_MAX }) {
+        return Err(Error::new(ErrorKind::InvalidOperation, "nested too deeply to be written"));
+    }
+    let word = match value.kind() {
+        ValueKind::None => "None",
+        ValueKind::Bool if value.is_true() => "True",
+        ValueKind::Bool => "False",
+        _ => return minijinja::escape_formatter(out, state, value),
+    };
+    out.write_str(word).map_err(Error::from)
+}
+
+/// What `raise_exception` was given.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Raised(String);
+
+fn explain(error: &Error) -> TextError {
+    if error.kind() == ErrorKind::OutOfFuel {
+        return TextError::Fuel(FUEL);
+    }
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(cause) = source {
+        if let Some(Raised(text)) = cause.downcast_ref() {
+            return TextError::Raised(text.chars().take(RAISED_CHARS).collect());
+        }
+        if cause.downcast_ref::<Error>().is_some_and(|e| e.kind() == ErrorKind::OutOfFuel) {
+            return TextError::Fuel(FUEL);
+        }
+        source = cause.source();
+    }
+    TextError::Template(format!("{error:#}"))
+}
+
+/// Collects output up to a limit.
+struct Capped {
+    bytes: Vec<u8>,
+    max: usize,
+    full: bool,
+}
+
+impl io::Write for Capped {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.bytes.len() + bytes.len() > self.max {
+            self.full = true;
+            return Err(io::Error::other("output cap"));
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// `{% generation %}` only marks what to train on: it becomes a block that always renders, which
+/// keeps the whitespace control of its tags.
+fn without_generation_tags(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(open) = rest.find("{%") {
+        // Behind the opening: in `{%}` one sign is not both.
+        let Some(length) = rest[open + 2..].find("%}") else { break };
+        let close = open + 2 + length;
+        let tag = &rest[open + 2..close];
+        let word = tag.trim_matches(['-', '+', ' ', '\t', '\n', '\r']);
+        out.push_str(&rest[..open + 2]);
+        match word {
+            "generation" => out.push_str(&tag.replace(word, "if true")),
+            "endgeneration" => out.push_str(&tag.replace(word, "endif")),
+            _ => out.push_str(tag),
+        }
+        out.push_str("%}");
+        rest = &rest[close + 2..];
+    }
+    out.push_str(rest);
+    out
+}

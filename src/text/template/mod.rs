@@ -1,0 +1,126 @@
+//! The chat template of a model folder, or of a request: messages to the prompt's text.
+//!
+//! Rendering follows `apply_chat_template` of transformers 5 (Jinja2 with trimmed and left-stripped blocks, `tojson` as Python
+//! writes JSON, `raise_exception`, `strftime_now`, loop controls, `{% generation %}` ignored) and is bounded in instructions and
+//! in output. The templates of a model are compiled once at start. The template of a request is rendered by a child process, whose
+//! memory and processor time are bounded: `request_template.rs`.
+
+mod child;
+mod context;
+mod engine;
+mod message;
+mod request_template;
+mod source;
+
+pub use child::serve as serve_templates;
+pub use request_template::RequestTemplates;
+
+use super::error::{LoadError, TextError};
+use super::tokenizer::Tokenizer;
+use context::SpecialTokens;
+use engine::TemplateEngine;
+use serde_json::{Map, Value};
+use source::TemplateSource;
+use std::path::Path;
+
+/// Template files beyond this are refused.
+pub const TEMPLATE_BYTES_MAX: usize = 1 << 20;
+
+/// What a template reads. All strings in it but the template count as the user's.
+#[derive(Debug, Clone, Default)]
+pub struct ChatInput {
+    /// A template of the request's own.
+    pub template: Option<String>,
+    /// The messages, an array of objects as in the request.
+    pub messages: Value,
+    /// Tool definitions, or null.
+    pub tools: Value,
+    /// Documents, or null.
+    pub documents: Value,
+    /// End with the opening of an assistant turn.
+    pub add_generation_prompt: bool,
+    /// Leave the last message open, to be continued.
+    pub continue_final_message: bool,
+    /// `chat_template_kwargs`, after the server's defaults.
+    pub kwargs: Map<String, Value>,
+}
+
+/// A prompt's text, with the places where the user typed (part of) a special token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rendered {
+    /// The text.
+    pub text: String,
+    /// Ascending byte positions that no special token may cover.
+    pub(super) marks: Vec<usize>,
+}
+
+/// The compiled templates of one model.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    engine: TemplateEngine,
+    special: SpecialTokens,
+}
+
+impl ChatTemplate {
+    /// Compiles the template of `dir`, or `chosen` (`--chat-template`: a file, or the template
+    /// itself). `Ok(None)` if the model has none: chat requests are then refused.
+    ///
+    /// Looked for in `chat_template.jinja`, `chat_template.json` and `tokenizer_config.json`, in
+    /// that order; a list of named templates is understood. Rendering stops at
+    /// `output_bytes_max` bytes.
+    pub fn load(
+        dir: &Path,
+        chosen: Option<&str>,
+        tokenizer: &Tokenizer,
+        output_bytes_max: usize,
+    ) -> Result<Option<Self>, LoadError> {
+        let sources = match chosen {
+            Some(chosen) => vec![TemplateSource::chosen(chosen)?],
+            None => TemplateSource::of_model(dir)?,
+        };
+        if sources.is_empty() {
+            return Ok(None);
+        }
+        let mut engine = TemplateEngine::new(output_bytes_max);
+        for TemplateSource { name, text, path } in sources {
+            let invalid = |reason: String| LoadError::Invalid { path: path.clone(), reason };
+            if text.len() > TEMPLATE_BYTES_MAX {
+                return Err(invalid(format!("chat template beyond {TEMPLATE_BYTES_MAX} bytes")));
+            }
+            let added = engine.add(name, &text);
+            added.map_err(|reason| invalid(format!("chat template: {reason}")))?;
+        }
+        let special = SpecialTokens::new(tokenizer)
+            .map_err(|reason| LoadError::Invalid { path: dir.join("tokenizer.json"), reason })?;
+        Ok(Some(Self { engine, special }))
+    }
+
+    /// Compiles a template in this process. It must be trusted: nothing bounds the memory of its strings.
+    ///
+    /// Errors: it is no template.
+    pub fn of_text(
+        text: &str,
+        tokenizer: &Tokenizer,
+        output_bytes_max: usize,
+    ) -> Result<Self, TextError> {
+        let engine = TemplateEngine::of_text(text, output_bytes_max)?;
+        let special = SpecialTokens::new(tokenizer).map_err(TextError::Template)?;
+        Ok(Self { engine, special })
+    }
+
+    /// The template of conversations without tools.
+    pub fn source(&self) -> Option<String> {
+        self.engine.source()
+    }
+
+    /// Whether the model's template, in any of its forms, holds `text`.
+    pub fn mentions(&self, text: &str) -> bool {
+        self.engine.mentions(text)
+    }
+
+    /// Renders one conversation.
+    pub fn render(&self, input: ChatInput) -> Result<Rendered, TextError> {
+        let context = self.special.context(input)?;
+        context.finish(self.engine.render(context.has_tools, &context.variables)?)
+    }
+}

@@ -1,0 +1,84 @@
+//! Where the chat template of a model comes from.
+
+use super::super::error::LoadError;
+use super::super::tokenizer::{read, read_json};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// A template and where it was found.
+pub(super) struct TemplateSource {
+    pub(super) name: String,
+    pub(super) text: String,
+    pub(super) path: PathBuf,
+}
+
+impl TemplateSource {
+    /// `--chat-template`: a path that exists, else the template itself.
+    pub(super) fn chosen(chosen: &str) -> Result<Self, LoadError> {
+        let path = Path::new(chosen);
+        let literal = chosen.contains(['{', '}', '\n']);
+        let text = match read(path) {
+            Ok(Some(bytes)) => utf8(path, bytes)?,
+            Err(error) if !literal => return Err(error),
+            Ok(None) | Err(_) if literal => chosen.to_owned(),
+            Ok(None) | Err(_) => return Err(LoadError::Missing(path.to_owned())),
+        };
+        Ok(Self { name: "default".to_owned(), text, path: path.to_owned() })
+    }
+
+    pub(super) fn of_model(dir: &Path) -> Result<Vec<Self>, LoadError> {
+        let path = dir.join("chat_template.jinja");
+        if let Some(bytes) = read(&path)? {
+            let text = utf8(&path, bytes)?;
+            return Ok(vec![Self { name: "default".to_owned(), text, path }]);
+        }
+        for name in ["chat_template.json", "tokenizer_config.json"] {
+            let path = dir.join(name);
+            let Some(json) = read_json(&path)? else { continue };
+            let found = Self::of_json(&json["chat_template"], &path)?;
+            if !found.is_empty() {
+                return Ok(found);
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    /// A string, or a list of `{"name", "template"}` with a default among them.
+    fn of_json(json: &Value, path: &Path) -> Result<Vec<Self>, LoadError> {
+        let source = |name: &str, text: &str| Self {
+            name: name.to_owned(),
+            text: text.to_owned(),
+            path: path.to_owned(),
+        };
+        let invalid = |reason: &str| LoadError::Invalid {
+            path: path.to_owned(),
+            reason: format!("chat_template: {reason}"),
+        };
+        match json {
+            Value::Null => Ok(Vec::new()),
+            Value::String(text) => Ok(vec![source("default", text)]),
+            Value::Array(list) => {
+                let named = list.iter().map(|item| {
+                    let name = item["name"].as_str();
+                    let pair = name.zip(item["template"].as_str());
+                    pair.map(|(name, text)| source(name, text))
+                });
+                let named: Option<Vec<Self>> = named.collect();
+                let named = named.ok_or_else(|| invalid("an entry lacks name or template"))?;
+                if named.iter().any(|s| s.name == "default") {
+                    Ok(named)
+                } else {
+                    Err(invalid("no template is named default"))
+                }
+            }
+            _ => Err(invalid("neither text nor a list")),
+        }
+    }
+}
+
+fn utf8(path: &Path, bytes: Vec<u8>) -> Result<String, LoadError> {
+    String::from_utf8(bytes).map_err(|_| LoadError::Invalid {
+        path: path.to_owned(),
+        reason: "not valid UTF-8".to_owned(),
+    })
+}

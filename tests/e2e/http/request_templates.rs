@@ -1,0 +1,51 @@
+//! Templates that requests bring: what one takes is its own failure, and the server lives on within its memory.
+
+use super::multiplied::status_bytes;
+use super::process::Process;
+use crate::http_client::{Client, get};
+use serde_json::{Value, json};
+
+/// Memory that the server may take beyond what it has at start. A doubled string would take much more.
+const GROWTH_BYTES: u64 = 64 << 20;
+
+/// A template that doubles a string `times`, and then says `what` of it.
+fn doubled(times: u32, what: &str) -> String {
+    format!(
+        "{{% set n = namespace(x='x') %}}{{% for i in range({times}) %}}{{% set n.x = n.x ~ n.x %}}{{% endfor %}}{what}"
+    )
+}
+
+fn post(process: &Process, template: &str) -> (u16, Value) {
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    let body = json!({"messages": messages, "chat_template": template});
+    let mut client = Client::connect(process.address);
+    let reply = client.post("/tokenize", &body);
+    (reply.status, reply.json())
+}
+
+#[test]
+fn request_templates_run_within_memory_and_processor_limits() {
+    let trust = ["--trust-request-chat-template", "--port", "0", "--executor", "process"];
+    let fixed = ["--kv-cache-memory-bytes", "64MiB", "--threads", "1"];
+    let process = Process::start(&[&trust[..], &fixed].concat());
+    let (status, reply) = post(&process, &doubled(20, "{{ n.x|length }}"));
+    assert_eq!((status, &reply["count"]), (200, &json!(7)), "seven digits: {reply}");
+    let before = status_bytes(process.id(), "VmHWM:");
+    let busy = "{% for i in range(100000) %}{% if n.x|upper|length > 1 %}{% endif %}{% endfor %}";
+    let itself = "{% set n = namespace() %}{% set n.x = n %}{{ n|tojson }}{{ n|string }}{{ n }}";
+    for (template, told) in [
+        (doubled(34, "{{ n.x|length }}"), "more than 536870912 bytes of memory"),
+        (doubled(24, busy), "more than 5 s"),
+        (itself.to_owned(), "cannot render these messages"),
+        ("{% for %}".to_owned(), "no chat template"),
+        ("{{ raise_exception('no') }}".to_owned(), "refuses these messages: no"),
+    ] {
+        let (status, reply) = post(&process, &template);
+        let message = reply["error"]["message"].as_str().unwrap_or_default();
+        assert_eq!(status, 400, "{template}: {reply}");
+        assert!(message.contains(told), "{template}: {message}");
+    }
+    let growth = status_bytes(process.id(), "VmHWM:") - before;
+    assert!(growth <= GROWTH_BYTES, "{growth} bytes");
+    assert_eq!(get(process.address, "/livez").status, 200);
+}
