@@ -14,6 +14,7 @@ mod follower;
 mod journal;
 mod message_ring;
 mod mirror;
+mod pace;
 mod publish;
 mod publisher;
 mod replay;

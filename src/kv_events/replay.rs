@@ -2,11 +2,13 @@
 
 use super::figures::{Figures, count};
 use super::journal::{Entry, Journal, Replay};
+use super::pace::ReplayPace;
 use super::zmtp::{
     FrameHead, Outgoing, Peer, PeerError, PeerListener, PeerState, PeerTable, SocketKind,
     Transmitted, frame_header, put_frame,
 };
 use rustix::event::PollFd;
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -74,6 +76,9 @@ struct ReplayPeer {
 #[derive(Debug)]
 struct Answer {
     replay: Replay,
+    pace: ReplayPace,
+    /// Why it cannot go on.
+    failure: Option<io::Error>,
     /// Whether the end marker has been handed over.
     is_complete: bool,
     /// Until when a snapshot has to be sent.
@@ -126,10 +131,11 @@ impl ReplaySocket {
         let figures = library.figures;
         self.peers.serve(figures, |peer| {
             take_request(peer, now, figures)?;
-            begin(&mut peer.state, now, library, &mut snapshots);
+            begin(peer, now, library, &mut snapshots)?;
             let Some(answer) = &mut peer.state.answer else {
                 return peer.connection.transmit(BYTES_PER_TURN, || None).map(drop);
             };
+            answer.pace.check(now, peer.connection.sent_bytes())?;
             if let Some(SnapshotDeadline { at, after }) = answer.deadline
                 && now >= at
             {
@@ -144,7 +150,11 @@ impl ReplaySocket {
                 answer.set_deadline(now, 0);
             }
             let next = || next_message(answer, now, library, topic);
-            match peer.connection.transmit(BYTES_PER_TURN, next)? {
+            let transmitted = peer.connection.transmit(BYTES_PER_TURN, next)?;
+            if let Some(error) = answer.failure.take() {
+                return Err(PeerError::Encode(error)); // An end marker would say that nothing is missing.
+            }
+            match transmitted {
                 Transmitted::All => {
                     peer.state.answer = None;
                     more = true; // Another request may have come.
@@ -186,21 +196,31 @@ fn take_request(
 }
 
 /// Begins the answer to a request that waits, unless it needs a snapshot and too many are being sent.
-fn begin(state: &mut ReplayPeer, now: Instant, library: &mut Library<'_>, snapshots: &mut usize) {
+///
+/// Errors: a snapshot cannot be encoded.
+fn begin(
+    peer: &mut Peer<ReplayPeer>,
+    now: Instant,
+    library: &mut Library<'_>,
+    snapshots: &mut usize,
+) -> Result<(), PeerError> {
     let Library { journal, figures, ts } = library;
     let fits = |start: &mut u64| journal.holds(*start) || *snapshots < SNAPSHOTS_MAX;
-    let Some(start) = state.wanted.take_if(fits) else { return };
-    let Ok(replay) = journal.replay(*ts, start) else {
-        return count(&figures.errors, 1);
-    };
+    let Some(start) = peer.state.wanted.take_if(fits) else { return Ok(()) };
+    let replay = journal.replay(*ts, start).map_err(|error| {
+        count(&figures.errors, 1);
+        PeerError::Encode(error)
+    })?;
     count(&figures.replays, 1);
-    let mut answer = Answer { replay, is_complete: false, deadline: None };
+    let pace = ReplayPace::new(now, peer.connection.sent_bytes());
+    let mut answer = Answer { replay, pace, failure: None, is_complete: false, deadline: None };
     if answer.replay.is_snapshot {
         count(&figures.snapshots, 1);
         *snapshots += 1;
         answer.set_deadline(now, answer.replay.snapshot_bytes());
     }
-    state.answer = Some(answer);
+    peer.state.answer = Some(answer);
+    Ok(())
 }
 
 impl Answer {
@@ -211,7 +231,7 @@ impl Answer {
     }
 }
 
-/// The next message of an answer; `None` after the end marker.
+/// The next message of an answer; `None` after the end marker, or if it cannot be made.
 fn next_message(
     answer: &mut Answer,
     now: Instant,
@@ -223,10 +243,14 @@ fn next_message(
     }
     let Library { journal, figures, ts } = library;
     let was_snapshot = answer.replay.is_snapshot;
-    let entry = journal.next_of(*ts, &mut answer.replay).unwrap_or_else(|_| {
-        count(&figures.errors, 1);
-        None
-    });
+    let entry = match journal.next_of(*ts, &mut answer.replay) {
+        Ok(entry) => entry,
+        Err(error) => {
+            count(&figures.errors, 1);
+            answer.failure = Some(error);
+            return None;
+        }
+    };
     let Some(Entry { seq, payload }) = entry else {
         answer.is_complete = true;
         return Some(message(b"", END, Arc::default()));

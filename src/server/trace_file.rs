@@ -1,7 +1,7 @@
 //! The file of `--trace-requests`: it holds whole lines only, whatever the disk does.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 /// Lines that could not be written.
@@ -24,12 +24,13 @@ pub(super) struct TraceFile {
 }
 
 impl TraceFile {
-    /// Opens the file, whose lines are kept.
+    /// Opens the file, whose lines are kept. If its last line has no end, as after a crash, it gets one before the next line.
     ///
     /// Errors: the system refuses it.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let file = Self::append_to(path)?;
-        Ok(Self { path: path.to_owned(), file, is_torn: false })
+        let is_torn = has_torn_line(path).unwrap_or(false); // It may be a pipe, or for writing only.
+        Ok(Self { path: path.to_owned(), file, is_torn })
     }
 
     fn append_to(path: &Path) -> io::Result<File> {
@@ -93,6 +94,21 @@ impl TraceFile {
     }
 }
 
+/// Whether a file ends within a line. What is not a file, a pipe for example, does not.
+fn has_torn_line(path: &Path) -> io::Result<bool> {
+    if !path.metadata()?.is_file() {
+        return Ok(false);
+    }
+    let mut file = File::open(path)?;
+    if file.seek(SeekFrom::End(0))? == 0 {
+        return Ok(false);
+    }
+    file.seek(SeekFrom::End(-1))?;
+    let mut last = [0];
+    file.read_exact(&mut last)?;
+    Ok(last != *b"\n")
+}
+
 /// A write that came to a part of its bytes.
 struct StoppedWrite {
     written: usize,
@@ -111,7 +127,6 @@ impl StoppedWrite {
 mod tests {
     use super::*;
     use std::fs;
-    use std::io::Read;
     use std::os::fd::AsRawFd;
 
     #[test]
@@ -142,6 +157,17 @@ mod tests {
         let mut text = String::new();
         reader.read_to_string(&mut text).unwrap();
         assert_eq!(text, "\nnext\n");
+    }
+
+    #[test]
+    fn torn_line_of_a_file_is_ended_when_it_is_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace");
+        for (before, after) in [("", "1\n"), ("a\n", "a\n1\n"), ("a\nb", "a\nb\n1\n")] {
+            fs::write(&path, before).unwrap();
+            TraceFile::open(&path).unwrap().write_lines(b"1\n").unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), after);
+        }
     }
 
     #[test]

@@ -125,7 +125,7 @@ pub(super) fn watch<W: Write>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::message::EPOCH;
+    use crate::worker_process::EPOCH;
     use super::*;
     use crate::grammar::Form;
     use protocol::link::{FrameReader, Receiving};

@@ -115,6 +115,7 @@ pub(crate) struct Connection {
     control: Vec<u8>,
     sending: Option<Sending>,
     is_blocked: bool,
+    sent_bytes: u64,
     window: Instant,
     window_bytes: usize,
 }
@@ -145,6 +146,7 @@ impl Connection {
             control: GREETING.to_vec(),
             sending: None,
             is_blocked: false,
+            sent_bytes: 0,
             window: now,
             window_bytes: 0,
         }
@@ -153,6 +155,11 @@ impl Connection {
     /// Whether the handshake is over.
     pub(crate) fn is_open(&self) -> bool {
         self.stage == Stage::Open
+    }
+
+    /// Bytes that the peer has taken so far.
+    pub(crate) fn sent_bytes(&self) -> u64 {
+        self.sent_bytes
     }
 
     /// The message that is being sent.
@@ -328,6 +335,7 @@ impl Connection {
     }
 
     fn advance(&mut self, bytes: usize) {
+        self.sent_bytes += bytes as u64;
         match &mut self.sending {
             None => drop(self.control.drain(..bytes)),
             Some(sending) => {

@@ -30,6 +30,9 @@ pub(crate) enum PeerError {
     /// The peer holds a large message that every other peer has.
     #[error("too slow for a message of more than {0} bytes")]
     Slow(usize),
+    /// What the peer asks for cannot be put into bytes.
+    #[error("a snapshot cannot be encoded: {0}")]
+    Encode(io::Error),
     /// What the peer asks for has no room at the moment.
     #[error("{0} replies made for single peers are being sent already")]
     Crowded(usize),

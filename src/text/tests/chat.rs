@@ -164,7 +164,7 @@ fn refusals_and_bounds_are_typed() {
     assert_eq!(render(long), Err(TextError::TooLong(1 << 20)));
     assert!(matches!(render("{{ messages.nope.nope }}"), Err(TextError::Template(_))));
     // The library's own panics are failures of the template.
-    let no_tag = ChatTemplate::of_request("{%}{% endif %}", &model().1, 1);
+    let no_tag = ChatTemplate::of_text("{%}{% endif %}", &model().1, 1);
     assert!(matches!(no_tag, Err(TextError::NoTemplate(_))));
     let reversed = render("{{ messages[0].content[0:0][::-1] }}");
     assert!(matches!(reversed, Err(TextError::Template(_))), "{reversed:?}");

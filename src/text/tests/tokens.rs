@@ -8,7 +8,7 @@ use protocol::Token;
 use serde_json::json;
 
 use super::{byte_level, load, sentence_piece, write};
-use crate::text::chat_template::Rendered;
+use crate::text::template::Rendered;
 use crate::text::{DetokenizeOptions, Detokenizer, LoadError, Tokenizer};
 
 /// One of ours next to the library's own, for each family.

@@ -1,7 +1,7 @@
 //! Long texts are tokenised window by window and give the tokens of the whole.
 
 use super::{byte_level, load, sentence_piece};
-use crate::text::chat_template::Rendered;
+use crate::text::template::Rendered;
 use crate::text::windows::WINDOW_BYTES;
 use crate::text::{TextError, Tokenizer};
 use protocol::Token;

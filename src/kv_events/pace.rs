@@ -1,0 +1,52 @@
+//! The least speed at which a peer has to take a replay.
+
+use super::zmtp::PeerError;
+use std::time::{Duration, Instant};
+
+/// Time for the next `STEP_BYTES`. A peer that takes fewer would hold its place, and the batches of its replay, for good.
+const STEP_TIME: Duration = Duration::from_secs(30);
+const STEP_BYTES: u64 = 64 << 10;
+
+/// How fast a peer takes a replay.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ReplayPace {
+    since: Instant,
+    sent_bytes: u64,
+}
+
+impl ReplayPace {
+    /// A replay that begins after `sent_bytes` of the connection.
+    pub(super) fn new(now: Instant, sent_bytes: u64) -> Self {
+        Self { since: now, sent_bytes }
+    }
+
+    /// Takes the bytes that the connection has sent by now.
+    ///
+    /// Errors: `PeerError::Late` if they are too few.
+    pub(super) fn check(&mut self, now: Instant, sent_bytes: u64) -> Result<(), PeerError> {
+        if sent_bytes - self.sent_bytes >= STEP_BYTES {
+            *self = Self::new(now, sent_bytes);
+        }
+        if now.duration_since(self.since) < STEP_TIME {
+            return Ok(());
+        }
+        Err(PeerError::Late { what: "a replay was not taken", after: STEP_TIME })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peers_that_read_too_slowly_are_late() {
+        let start = Instant::now();
+        let at = |s: u64| start + Duration::from_secs(s);
+        let mut pace = ReplayPace::new(start, 1_000);
+        assert!(pace.check(at(29), 1_001).is_ok());
+        assert!(pace.check(at(29), 1_000 + STEP_BYTES).is_ok());
+        assert!(pace.check(at(58), 1_000 + STEP_BYTES + 1).is_ok());
+        let late = pace.check(at(59), 2 * STEP_BYTES).unwrap_err();
+        assert_eq!(late.to_string(), "a replay was not taken after 30 s");
+    }
+}
