@@ -28,6 +28,7 @@ pub mod observe;
 pub mod openai;
 pub mod openapi;
 mod path;
+pub mod piece_body;
 pub mod probes;
 pub mod profile;
 pub mod responses;
