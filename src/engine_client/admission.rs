@@ -6,6 +6,7 @@
 use super::prefill_rate::PrefillRate;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, lock};
+use std::mem;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -115,8 +116,8 @@ impl Admission {
     }
 }
 
-/// Bytes of a body, counted as they come: many slow clients with large bodies are a load before any of them is a
-/// request.
+/// Bytes that are counted for one request: of its body, as they come (many slow clients with large bodies are a load
+/// before any of them is a request), and of what it makes of them.
 #[derive(Debug)]
 pub struct HeldBytes {
     admission: Arc<Admission>,
@@ -182,6 +183,12 @@ impl Ticket {
     /// Errors: there is no room for it.
     pub fn hold_bytes(&mut self, bytes: u64) -> Result<(), Overload> {
         self.held.grow(bytes)
+    }
+
+    /// Gives away the bytes that are counted: for a reply that takes memory until it is sent.
+    pub(super) fn take_held(&mut self) -> HeldBytes {
+        let nothing = self.admission.hold();
+        mem::replace(&mut self.held, nothing)
     }
 
     /// Some prompt tokens have been `prefilled`, or never will be.

@@ -1,6 +1,6 @@
 //! The event stream of one HTTP request: one or more engine requests, read by one task.
 
-use super::{EngineClient, Ticket};
+use super::{EngineClient, HeldBytes, Ticket};
 use crate::sync::{Mutex, lock};
 use protocol::RequestId;
 use scheduler::{AbortCause, TokenEvent};
@@ -95,6 +95,11 @@ impl EventStream {
             }
         }
         Poll::Ready(())
+    }
+
+    /// Gives away the bytes that its ticket counts.
+    pub fn take_held(&mut self) -> HeldBytes {
+        self.ticket.take_held()
     }
 
     /// Takes back one request whose remaining output is not wanted.

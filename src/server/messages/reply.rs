@@ -15,6 +15,7 @@ use crate::server::openai::generation::Generation;
 use crate::server::openai::message::Message;
 use crate::server::openai::usage::Usage;
 use crate::text::cut_arguments;
+use axum::body::Body;
 use serde::Serialize;
 use serde_json::Value;
 use std::sync::Arc;
@@ -144,8 +145,9 @@ impl Endpoint for Reply {
         Events::new(self)
     }
 
-    async fn collect(self, generation: Generation) -> Result<String, ApiError> {
+    async fn collect(self, generation: Generation) -> Result<Body, ApiError> {
         let (whole, generation) = collect_single(generation).await?;
-        body_of(&self.body(self.blocks(&whole), Some(&whole.end), &generation.usage()))
+        let body = self.body(self.blocks(&whole), Some(&whole.end), &generation.usage());
+        body_of(&body).map(Body::from)
     }
 }

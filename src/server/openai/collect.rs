@@ -4,10 +4,12 @@ use super::choice::{End, StoppedBy};
 use super::generation::{Generation, failure};
 use crate::server::error::ApiError;
 use crate::text::PieceList;
+use bytes::{BufMut, BytesMut};
 use protocol::{Token, TokenLogprobs};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::future::poll_fn;
+use std::io::Write as _;
 
 /// All of one choice.
 #[derive(Debug)]
@@ -20,11 +22,13 @@ pub struct Whole {
     pub tokens: Vec<Token>,
     /// One entry per token, if asked for.
     pub logprobs: Vec<TokenLogprobs>,
+    /// Those of its prompt, if asked for. The first token has none.
+    pub prompt_logprobs: Vec<TokenLogprobs>,
     /// How it ended.
     pub end: End,
 }
 
-/// Waits for the end of every choice. Gives the generation back for usage and prompt logprobs.
+/// Waits for the end of every choice. Gives the generation back for usage, and for what it holds of the counters.
 ///
 /// Errors: a failure of the request or of one of its choices, as a status.
 pub async fn collect(mut generation: Generation) -> Result<(Vec<Whole>, Generation), ApiError> {
@@ -33,6 +37,7 @@ pub async fn collect(mut generation: Generation) -> Result<(Vec<Whole>, Generati
         pieces: PieceList::default(),
         tokens: Vec::new(),
         logprobs: Vec::new(),
+        prompt_logprobs: Vec::new(),
         end: End::Length,
     };
     let mut wholes: Vec<Whole> = (0..generation.choices()).map(empty).collect();
@@ -43,7 +48,7 @@ pub async fn collect(mut generation: Generation) -> Result<(Vec<Whole>, Generati
             whole.text.push_str(&delta.text);
             whole.pieces.append(&delta.pieces);
             whole.tokens.extend_from_slice(&delta.tokens);
-            whole.logprobs.extend_from_slice(&delta.logprobs);
+            append(&mut whole.logprobs, &mut delta.logprobs);
             if let Some(end) = &delta.end {
                 whole.end = end.clone();
             }
@@ -56,10 +61,13 @@ pub async fn collect(mut generation: Generation) -> Result<(Vec<Whole>, Generati
         End::Error(code) => Some(failure(code)),
         _ => None,
     });
-    match failed {
-        Some(error) => Err(error),
-        None => Ok((wholes, generation)),
+    if let Some(error) = failed {
+        return Err(error);
     }
+    for (index, whole) in wholes.iter_mut().enumerate() {
+        whole.prompt_logprobs = generation.take_prompt_logprobs(index);
+    }
+    Ok((wholes, generation))
 }
 
 /// The same where there is one choice.
@@ -74,8 +82,22 @@ pub fn body_of(reply: &impl Serialize) -> Result<String, ApiError> {
     serde_json::to_string(reply).map_err(|_| ApiError::internal())
 }
 
-/// The value of `stop_reason`.
-pub fn stop_reason(end: &End) -> Value {
+/// Moves entries to the end of a list whose room grows by a quarter at a time, for long ones are many bytes.
+fn append(list: &mut Vec<TokenLogprobs>, more: &mut Vec<TokenLogprobs>) {
+    if list.capacity() - list.len() < more.len() {
+        list.reserve_exact(more.len().max(list.len() / 4));
+    }
+    list.append(more);
+}
+
+/// Appends `finish_reason` and `stop_reason` of a whole choice.
+pub fn put_end(end: &End, out: &mut BytesMut) {
+    let (name, reason) = (end.name(), stop_reason(end));
+    // Writing to memory cannot fail.
+    let _ = write!(out.writer(), ",\"finish_reason\":\"{name}\",\"stop_reason\":{reason}");
+}
+
+fn stop_reason(end: &End) -> Value {
     match end {
         End::Stop(StoppedBy::Id(id)) | End::Calls(StoppedBy::Id(id)) => json!(id),
         End::Stop(StoppedBy::Text(text)) | End::Calls(StoppedBy::Text(text)) => json!(text),

@@ -14,8 +14,10 @@ use crate::server::sse::{ChunkWriter, SseBody};
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Response, header};
+use bytes::{BufMut, BytesMut};
 use serde_json::json;
 use std::future::Future;
+use std::io::Write as _;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tracing::Span;
@@ -38,6 +40,18 @@ impl ReplyHead {
     pub fn new(kind: &str, request_id: &str, model: String, serving: &Serving) -> Self {
         let fingerprint = serving.card.fingerprint.clone();
         Self { id: format!("{kind}-{request_id}"), created: unix_time(), model, fingerprint }
+    }
+
+    /// Begins the object of a whole reply.
+    pub fn open(&self, object: &str, out: &mut BytesMut) {
+        let Self { id, created, model, fingerprint } = self;
+        let (id, model, fingerprint) = (json!(id), json!(model), json!(fingerprint));
+        // Writing to memory cannot fail.
+        let _ = write!(
+            out.writer(),
+            "{{\"id\":{id},\"object\":\"{object}\",\"created\":{created},\"model\":{model},\
+             \"system_fingerprint\":{fingerprint}"
+        );
     }
 }
 
@@ -119,11 +133,9 @@ pub trait Endpoint: Send + Sized + 'static {
     /// The writer of a stream.
     fn chunks(self) -> Self::Chunks;
 
-    /// Collects the whole reply.
-    fn collect(
-        self,
-        generation: Generation,
-    ) -> impl Future<Output = Result<String, ApiError>> + Send;
+    /// Collects the whole reply: JSON, as a text or in pieces.
+    fn collect(self, generation: Generation)
+    -> impl Future<Output = Result<Body, ApiError>> + Send;
 }
 
 /// Serves one request of an endpoint.
@@ -183,8 +195,7 @@ pub async fn answer<E: Endpoint>(
 ) -> Result<Response<Body>, ApiError> {
     if !prepared.stream {
         prepared.generation.first().await?;
-        let text = prepared.reply.collect(prepared.generation).await?;
-        return Ok(json_response(text));
+        return prepared.reply.collect(prepared.generation).await.map(json_body);
     }
     // Headers wait for the first token, so that an early failure keeps its status; but not for ever.
     let first = prepared.generation.first();

@@ -2,7 +2,7 @@
 
 use super::choice::{Choice, Delta, End};
 use super::usage::Usage;
-use crate::engine_client::EventStream;
+use crate::engine_client::{EventStream, HeldBytes};
 use crate::server::error::ApiError;
 use crate::server::trace::{RequestTrace, Tracer};
 use axum::http::StatusCode;
@@ -112,8 +112,8 @@ impl Generation {
         }
     }
 
-    /// Hands every waiting delta to `sink`, with the generation as it is then.
-    pub fn drain(&mut self, mut sink: impl FnMut(u32, &Delta, &Self)) {
+    /// Hands every waiting delta to `sink`, to be read or emptied, with the generation as it is then.
+    pub fn drain(&mut self, mut sink: impl FnMut(u32, &mut Delta, &Self)) {
         // A reader this slow gets the same text in fewer chunks.
         let merge = self.events.len() > PENDING_CHUNKS_MAX;
         let mut events = mem::take(&mut self.events);
@@ -164,14 +164,14 @@ impl Generation {
         }
     }
 
-    fn give(&mut self, index: usize, sink: &mut impl FnMut(u32, &Delta, &Self)) {
+    fn give(&mut self, index: usize, sink: &mut impl FnMut(u32, &mut Delta, &Self)) {
         let delta = &self.pending[index];
         let ready = delta.end.is_some() || delta.tokens.len() >= self.interval;
         if !ready {
             return;
         }
         let mut delta = mem::take(&mut self.pending[index]);
-        sink(index as u32, &delta, self);
+        sink(index as u32, &mut delta, self);
         delta.clear();
         self.pending[index] = delta;
     }
@@ -201,6 +201,16 @@ impl Generation {
     /// Log-probabilities of a choice's prompt.
     pub fn prompt_logprobs(&self, index: usize) -> &[TokenLogprobs] {
         &self.choices[index].prompt_logprobs
+    }
+
+    /// The same, for a reply that keeps them.
+    pub fn take_prompt_logprobs(&mut self, index: usize) -> Vec<TokenLogprobs> {
+        mem::take(&mut self.choices[index].prompt_logprobs)
+    }
+
+    /// The bytes that the request holds of the counters, for as long as its reply takes memory.
+    pub fn into_held(mut self) -> HeldBytes {
+        self.stream.take_held()
     }
 
     /// Choices in all.

@@ -15,6 +15,7 @@ use crate::server::openai::exchange::{Endpoint, FromHeaders, Prepared, ignored, 
 use crate::server::openai::generation::Generation;
 use crate::server::openai::message::Message;
 use crate::server::openai::usage::Usage;
+use axum::body::Body;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -180,9 +181,9 @@ impl Endpoint for Reply {
         Events::new(self)
     }
 
-    async fn collect(self, generation: Generation) -> Result<String, ApiError> {
+    async fn collect(self, generation: Generation) -> Result<Body, ApiError> {
         let (body, items) = self.finish(generation).await?;
         self.keep(&body, &items);
-        Ok(body)
+        Ok(Body::from(body))
     }
 }

@@ -8,6 +8,7 @@ use crate::server::app::{App, Serving};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::openai::exchange::{FromHeaders, Prepared, ReplyHead, ignored};
+use crate::server::openai::logprobs::TokenNames;
 use std::sync::Arc;
 
 /// Reads, refuses and starts.
@@ -24,10 +25,10 @@ pub(super) fn prepare(
     let logprobs = request.logprobs.is_some();
     let started = start(app, serving, request, headers, ticket)?;
     let Started { generation, model, request_id, params, prompt, echo, names } = started;
+    let spelling = params.spelling(&app.options);
     let reply = Reply {
         head: ReplyHead::new("chatcmpl", &request_id, model, serving),
-        tokenizer: Arc::clone(&serving.tokenizer),
-        spelling: params.spelling(&app.options),
+        tokens: TokenNames { tokenizer: Arc::clone(&serving.tokenizer), spelling },
         logprobs,
         prompt_logprobs: params.prompt_logprobs.is_some(),
         echo,

@@ -8,23 +8,27 @@ use crate::server::app::{App, Serving};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::ids::CallNames;
-use crate::server::openai::collect::{Whole, collect, stop_reason};
+use crate::server::openai::collect::{Whole, collect, put_end};
 use crate::server::openai::exchange::{Endpoint, FromHeaders, Prepared, ReplyHead};
 use crate::server::openai::generation::Generation;
-use crate::server::openai::logprobs::{self, Spelling};
+use crate::server::openai::logprobs::{ListForm, TokenNames};
 use crate::server::openai::message::{Call, Message};
 use crate::server::openai::params::StreamOptions;
-use crate::text::Tokenizer;
-use bytes::BytesMut;
+use crate::server::openai::reply_parts::{KeptLogprobs, ReplyParts};
+use crate::server::openai::usage::Usage;
+use axum::body::Body;
+use bytes::BufMut;
 use protocol::Token;
 use serde_json::{Value, json};
+use std::io::Write as _;
+use std::mem;
 use std::sync::Arc;
 
 /// Everything a reply needs besides tokens.
 pub(super) struct Reply {
     pub(super) head: ReplyHead,
-    pub(super) tokenizer: Arc<Tokenizer>,
-    pub(super) spelling: Spelling,
+    /// How log-probabilities show tokens.
+    pub(super) tokens: TokenNames,
     pub(super) logprobs: bool,
     pub(super) prompt_logprobs: bool,
     /// The last message of the assistant, if it shall be repeated.
@@ -55,49 +59,60 @@ impl Endpoint for Reply {
         Chunks::new(self)
     }
 
-    async fn collect(self, generation: Generation) -> Result<String, ApiError> {
+    async fn collect(self, generation: Generation) -> Result<Body, ApiError> {
         let (wholes, generation) = collect(generation).await?;
-        let choices: Value = (0..).zip(&wholes).map(|(i, whole)| self.choice(i, whole)).collect();
-        let mut usage = BytesMut::new();
-        generation.usage().write(&mut usage);
-        let ReplyHead { id, created, model, fingerprint } = &self.head;
-        let mut reply = json!({
-            "id": id,
-            "object": "chat.completion",
-            "created": created,
-            "model": model,
-            "system_fingerprint": fingerprint,
-            "choices": choices,
-            "usage": serde_json::from_slice::<Value>(&usage).unwrap_or_default(),
-        });
-        if let Some(ids) = &self.prompt_ids {
-            reply["prompt_token_ids"] = json!(ids);
-        }
-        let mut text = reply.to_string();
-        if self.prompt_logprobs {
-            let entries = generation.prompt_logprobs(0);
-            logprobs::append_prompt(&self.tokenizer, self.spelling, entries, &mut text);
-        }
-        Ok(text)
+        let reply = self.parts(wholes, &generation.usage());
+        Ok(reply.into_body(generation.into_held()))
     }
 }
 
 impl Reply {
-    fn choice(&self, index: u32, whole: &Whole) -> Value {
-        let mut choice = json!({
-            "index": index,
-            "message": self.message(Message::of(whole, index, &self.names)),
-            "logprobs": Value::Null,
-            "finish_reason": whole.end.name(),
-            "stop_reason": stop_reason(&whole.end),
-        });
+    fn parts(self, mut wholes: Vec<Whole>, usage: &Usage) -> ReplyParts {
+        // All choices have the same prompt.
+        let prompt = wholes.first_mut().map(|whole| mem::take(&mut whole.prompt_logprobs));
+        let mut reply = ReplyParts::new(self.tokens.clone());
+        self.head.open("chat.completion", &mut reply.text);
+        reply.text.put_slice(b",\"choices\":[");
+        for (index, whole) in (0..).zip(wholes) {
+            if index > 0 {
+                reply.text.put_u8(b',');
+            }
+            self.add_choice(index, whole, &mut reply);
+        }
+        reply.text.put_slice(b"],\"usage\":");
+        usage.write(&mut reply.text);
+        if let Some(ids) = &self.prompt_ids {
+            let _ = write!((&mut reply.text).writer(), ",\"prompt_token_ids\":{}", json!(ids));
+        }
+        if self.prompt_logprobs {
+            reply.text.put_slice(b",\"prompt_logprobs\":");
+            let prompt = prompt.unwrap_or_default();
+            let kept = KeptLogprobs { prompt, ..KeptLogprobs::default() };
+            reply.list(ListForm::Prompt, &Arc::new(kept));
+        }
+        reply.text.put_u8(b'}');
+        reply
+    }
+
+    fn add_choice(&self, index: u32, whole: Whole, reply: &mut ReplyParts) {
+        let message = self.message(Message::of(&whole, index, &self.names));
+        let Whole { logprobs, tokens, end, .. } = whole;
+        // Writing to memory cannot fail.
+        let _ = write!(
+            (&mut reply.text).writer(),
+            "{{\"index\":{index},\"message\":{message},\"logprobs\":"
+        );
         if self.logprobs {
-            choice["logprobs"] = logprobs::chat(&self.tokenizer, self.spelling, &whole.logprobs);
+            let kept = KeptLogprobs { output: logprobs, ..KeptLogprobs::default() };
+            reply.list(ListForm::Chat, &Arc::new(kept));
+        } else {
+            reply.text.put_slice(b"null");
         }
+        put_end(&end, &mut reply.text);
         if self.prompt_ids.is_some() {
-            choice["token_ids"] = json!(whole.tokens);
+            let _ = write!((&mut reply.text).writer(), ",\"token_ids\":{}", json!(tokens));
         }
-        choice
+        reply.text.put_u8(b'}');
     }
 
     /// `content` is null where the model did something else instead of speaking.
@@ -119,4 +134,90 @@ impl Reply {
 
 fn call(Call { id, name, arguments, .. }: &Call) -> Value {
     json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::openai::choice::{End, StoppedBy};
+    use crate::server::openai::logprob_values::{chat, entries, names, prompt};
+    use crate::server::openai::logprobs::{ChoiceLogprobs, Spelling};
+    use crate::text::{CallIds, PieceList};
+
+    fn wholes(top: usize) -> Vec<Whole> {
+        let whole = |end| Whole {
+            text: String::new(),
+            pieces: PieceList::default(),
+            tokens: vec![7, 300],
+            logprobs: entries(3, top),
+            prompt_logprobs: entries(5, top),
+            end,
+        };
+        [End::Length, End::Stop(StoppedBy::Text("\u{8}".to_owned()))].map(whole).into()
+    }
+
+    fn reply(spelling: Spelling, all: bool) -> Reply {
+        let head = ReplyHead {
+            id: "chatcmpl-1".to_owned(),
+            created: 1,
+            model: "a \"model\"".to_owned(),
+            fingerprint: "fp".to_owned(),
+        };
+        Reply {
+            head,
+            tokens: names(spelling),
+            logprobs: true,
+            prompt_logprobs: all,
+            echo: "said\n".to_owned(),
+            prompt_ids: all.then(|| vec![1, 2]),
+            stream_options: StreamOptions::default(),
+            names: CallNames::new(1, CallIds::Long),
+            reasoning: None,
+        }
+    }
+
+    /// A choice as a value.
+    fn choice(reply: &Reply, index: usize, whole: &Whole) -> Value {
+        let logprobs = ChoiceLogprobs { output: &whole.logprobs, ..ChoiceLogprobs::default() };
+        let mut choice = json!({
+            "index": index,
+            "message": {"role": "assistant", "content": "said\n"},
+            "logprobs": chat(&reply.tokens, logprobs),
+            "finish_reason": whole.end.name(),
+            "stop_reason": if index == 1 { json!("\u{8}") } else { Value::Null },
+        });
+        if reply.prompt_ids.is_some() {
+            choice["token_ids"] = json!(whole.tokens);
+        }
+        choice
+    }
+
+    #[test]
+    fn replies_read_as_if_they_were_built_as_values() {
+        let usage = Usage { prompt_tokens: 6, completion_tokens: 6, ..Usage::default() };
+        for (spelling, all, top) in
+            [(Spelling::Text, false, 0), (Spelling::Text, true, 1), (Spelling::Id, true, 20)]
+        {
+            let reply = reply(spelling, all);
+            let wholes = wholes(top);
+            let choices: Vec<Value> =
+                wholes.iter().enumerate().map(|(i, whole)| choice(&reply, i, whole)).collect();
+            let mut value = json!({
+                "id": "chatcmpl-1",
+                "object": "chat.completion",
+                "created": 1,
+                "model": reply.head.model,
+                "system_fingerprint": "fp",
+                "choices": choices,
+                "usage": {"prompt_tokens": 6, "completion_tokens": 6, "total_tokens": 12},
+            });
+            if all {
+                let of_prompt = &wholes[0].prompt_logprobs;
+                let of_prompt = ChoiceLogprobs { prompt: of_prompt, ..ChoiceLogprobs::default() };
+                value["prompt_token_ids"] = json!([1, 2]);
+                value["prompt_logprobs"] = prompt(&reply.tokens, of_prompt);
+            }
+            assert_eq!(reply.parts(wholes, &usage).into_text(500), value.to_string());
+        }
+    }
 }

@@ -5,7 +5,7 @@ use super::reply::Reply;
 use crate::server::openai::choice::Delta;
 use crate::server::openai::chunk_frame::ChunkFrame;
 use crate::server::openai::generation::Generation;
-use crate::server::openai::logprobs;
+use crate::server::openai::logprobs::{ChoiceLogprobs, ListForm, ListWriter};
 use crate::server::openai::usage::Usage;
 use crate::server::sse::{ChunkWriter, escape, write_end};
 use crate::text::Piece;
@@ -121,8 +121,8 @@ impl ChunkWriter for Chunks {
         }
         out.put_slice(b"},\"logprobs\":");
         if with_logprobs {
-            let value = logprobs::chat(&reply.tokenizer, reply.spelling, &delta.logprobs);
-            let _ = write!(out.writer(), "{value}");
+            let output = ChoiceLogprobs { output: &delta.logprobs, ..ChoiceLogprobs::default() };
+            ListWriter::new(ListForm::Chat, 0).write(&reply.tokens, output, out);
         } else {
             out.put_slice(b"null");
         }

@@ -7,6 +7,7 @@ use crate::server::app::{App, Serving};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::openai::exchange::{FromHeaders, Prepared, ReplyHead, ignored};
+use crate::server::openai::logprobs::TokenNames;
 use crate::server::openai::params::{Params, Truncate};
 use crate::server::openai::submit::{Extra, check_length, generate, text_error, truncate};
 use protocol::Token;
@@ -46,10 +47,10 @@ pub(super) fn prepare(
         parser: None,
     };
     let generation = generate(app, serving, &params, &prompts, extra, ticket)?;
+    let spelling = params.spelling(&app.options);
     let reply = Reply {
         head: ReplyHead::new("cmpl", &request_id, model, serving),
-        tokenizer: Arc::clone(&serving.tokenizer),
-        spelling: params.spelling(&app.options),
+        tokens: TokenNames { tokenizer: Arc::clone(&serving.tokenizer), spelling },
         logprobs: request.logprobs.is_some(),
         prompt_logprobs: params.prompt_logprobs.is_some(),
         echo: params.echo,
@@ -90,7 +91,7 @@ fn echoes(serving: &Serving, asked: &[Prompt], ids: &[Vec<Token>], params: &Para
             Prompt::Text(text) if params.truncate.is_none() => text.clone(),
             _ => serving.tokenizer.decode(ids, params.skip_special),
         },
-        ids: ids.clone(),
+        ids: ids.as_slice().into(),
     };
     let repeats = params.echo || params.return_token_ids;
     asked.iter().zip(ids).filter(|_| repeats).map(echo).collect()

@@ -7,31 +7,32 @@ use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::openai::choice::Delta;
 use crate::server::openai::chunk_frame::ChunkFrame;
-use crate::server::openai::collect::{Whole, collect, stop_reason};
+use crate::server::openai::collect::{Whole, collect, put_end};
 use crate::server::openai::exchange::{Endpoint, FromHeaders, Prepared, ReplyHead};
 use crate::server::openai::generation::Generation;
-use crate::server::openai::logprobs::{self, Spelling, TextOffsets};
+use crate::server::openai::logprobs::{ChoiceLogprobs, ListForm, ListWriter, TokenNames};
 use crate::server::openai::params::StreamOptions;
+use crate::server::openai::reply_parts::{KeptLogprobs, ReplyParts};
 use crate::server::openai::usage::Usage;
 use crate::server::sse::{ChunkWriter, escape, write_end};
-use crate::text::Tokenizer;
+use axum::body::Body;
 use bytes::{BufMut, BytesMut};
-use protocol::{Token, TokenLogprobs};
-use serde_json::{Value, json};
+use protocol::Token;
+use serde_json::json;
 use std::io::Write;
 use std::sync::Arc;
 
 /// A prompt as the reply repeats it.
 pub(super) struct Echo {
     pub(super) text: String,
-    pub(super) ids: Vec<Token>,
+    pub(super) ids: Arc<[Token]>,
 }
 
 /// Everything a reply needs besides tokens.
 pub(super) struct Reply {
     pub(super) head: ReplyHead,
-    pub(super) tokenizer: Arc<Tokenizer>,
-    pub(super) spelling: Spelling,
+    /// How log-probabilities show tokens.
+    pub(super) tokens: TokenNames,
     pub(super) logprobs: bool,
     pub(super) prompt_logprobs: bool,
     pub(super) echo: bool,
@@ -59,101 +60,82 @@ impl Endpoint for Reply {
         Chunks::new(self)
     }
 
-    async fn collect(self, generation: Generation) -> Result<String, ApiError> {
+    async fn collect(self, generation: Generation) -> Result<Body, ApiError> {
         let (wholes, generation) = collect(generation).await?;
-        let mut usage = BytesMut::new();
-        generation.usage().write(&mut usage);
-        let ReplyHead { id, created, model, fingerprint } = &self.head;
-        let reply = json!({
-            "id": id,
-            "object": "text_completion",
-            "created": created,
-            "model": model,
-            "system_fingerprint": fingerprint,
-            "usage": serde_json::from_slice::<Value>(&usage).unwrap_or_default(),
-        });
-        let mut text = reply.to_string();
-        text.pop(); // Choices follow one by one: of all log-probabilities only the text is kept.
-        text.push_str(",\"choices\":[");
-        for (index, whole) in wholes.into_iter().enumerate() {
-            if index > 0 {
-                text.push(',');
-            }
-            self.append_choice(index, &whole, &generation, &mut text);
-        }
-        text.push_str("]}");
-        Ok(text)
+        let reply = self.parts(wholes, &generation.usage());
+        Ok(reply.into_body(generation.into_held()))
     }
 }
 
 impl Reply {
-    fn append_choice(
-        &self,
-        index: usize,
-        whole: &Whole,
-        generation: &Generation,
-        out: &mut String,
-    ) {
-        let echo = self.echoes.get(index / self.n);
-        let mut text = String::new();
-        if let (Some(echo), true) = (echo, self.echo) {
-            text.push_str(&echo.text);
+    fn parts(self, wholes: Vec<Whole>, usage: &Usage) -> ReplyParts {
+        let mut reply = ReplyParts::new(self.tokens.clone());
+        self.head.open("text_completion", &mut reply.text);
+        reply.text.put_slice(b",\"usage\":");
+        usage.write(&mut reply.text);
+        reply.text.put_slice(b",\"choices\":[");
+        for (index, whole) in wholes.into_iter().enumerate() {
+            if index > 0 {
+                reply.text.put_u8(b',');
+            }
+            self.add_choice(index, whole, &mut reply);
         }
-        text.push_str(&whole.text);
-        let prompt_logprobs = generation.prompt_logprobs(index);
-        let mut choice = json!({
-            "index": index,
-            "text": text,
-            "logprobs": Value::Null,
-            "finish_reason": whole.end.name(),
-            "stop_reason": stop_reason(&whole.end),
-        });
-        if self.logprobs {
-            let prompt_ids = echo.filter(|_| self.echo).map_or(&[][..], |e| &e.ids);
-            let mut offsets = TextOffsets { chars: 0 };
-            let entries = echoed_and_new(prompt_ids, prompt_logprobs, &whole.logprobs);
-            choice["logprobs"] =
-                logprobs::text(&self.tokenizer, self.spelling, &mut offsets, entries);
-        }
-        if let (Some(echo), true) = (echo, self.return_token_ids) {
-            choice["token_ids"] = json!(whole.tokens);
-            choice["prompt_token_ids"] = json!(echo.ids);
-        }
-        out.push_str(&choice.to_string());
-        if self.prompt_logprobs {
-            logprobs::append_prompt(&self.tokenizer, self.spelling, prompt_logprobs, out);
-        }
+        reply.text.put_slice(b"]}");
+        reply
     }
-}
 
-/// Entries of an echoed prompt, whose first token has none, and of the output behind it.
-fn echoed_and_new<'a>(
-    prompt_ids: &'a [Token],
-    of_prompt: &'a [TokenLogprobs],
-    of_output: &'a [TokenLogprobs],
-) -> impl Iterator<Item = (Token, Option<&'a TokenLogprobs>)> {
-    let of_prompt = std::iter::once(None).chain(of_prompt.iter().map(Some));
-    let echoed = prompt_ids.iter().copied().zip(of_prompt);
-    echoed.chain(of_output.iter().map(|entry| (entry.token, Some(entry))))
+    fn add_choice(&self, index: usize, whole: Whole, reply: &mut ReplyParts) {
+        let Whole { text, tokens, logprobs: output, prompt_logprobs: prompt, end, .. } = whole;
+        let echo = self.echoes.get(index / self.n);
+        let repeated = echo.filter(|_| self.echo);
+        let text = repeated.map_or("", |echo| &echo.text).to_owned() + &text;
+        // Writing to memory cannot fail.
+        let _ = write!(
+            (&mut reply.text).writer(),
+            "{{\"index\":{index},\"text\":{},\"logprobs\":",
+            json!(text)
+        );
+        let echoed = repeated.map(|echo| Arc::clone(&echo.ids)).unwrap_or_default();
+        let kept = Arc::new(KeptLogprobs { echoed, prompt, output });
+        if self.logprobs {
+            reply.list(ListForm::Text, &kept);
+        } else {
+            reply.text.put_slice(b"null");
+        }
+        put_end(&end, &mut reply.text);
+        if let (Some(echo), true) = (echo, self.return_token_ids) {
+            let (ids, prompt_ids) = (json!(tokens), json!(*echo.ids));
+            let _ = write!(
+                (&mut reply.text).writer(),
+                ",\"token_ids\":{ids},\"prompt_token_ids\":{prompt_ids}"
+            );
+        }
+        if self.prompt_logprobs {
+            reply.text.put_slice(b",\"prompt_logprobs\":");
+            reply.list(ListForm::Prompt, &kept);
+        }
+        reply.text.put_u8(b'}');
+    }
 }
 
 /// Writes the chunks of a stream.
 pub(super) struct Chunks {
     reply: Reply,
     frame: ChunkFrame,
-    offsets: Vec<TextOffsets>,
+    /// Characters of the tokens that the lists of each choice have shown.
+    shown_chars: Vec<usize>,
 }
 
 impl Chunks {
     fn new(reply: Reply) -> Self {
         let frame = ChunkFrame::new(&reply.head, "text_completion", reply.stream_options);
-        Self { reply, frame, offsets: Vec::new() }
+        Self { reply, frame, shown_chars: Vec::new() }
     }
 
     /// Whether this is the first delta of a choice.
     fn begins(&mut self, choice: usize) -> bool {
-        if self.offsets.len() <= choice {
-            self.offsets.resize(choice + 1, TextOffsets { chars: 0 });
+        if self.shown_chars.len() <= choice {
+            self.shown_chars.resize(choice + 1, 0);
         }
         self.frame.begins(choice)
     }
@@ -180,12 +162,11 @@ impl ChunkWriter for Chunks {
         escape(&delta.text, out);
         out.put_slice(b"\",\"logprobs\":");
         if with_logprobs {
-            let prompt_ids = echo.filter(|_| reply.echo).map_or(&[][..], |e| &e.ids);
-            let of_prompt = all.prompt_logprobs(index);
-            let entries = echoed_and_new(prompt_ids, of_prompt, &delta.logprobs);
-            let offsets = &mut self.offsets[index];
-            let value = logprobs::text(&reply.tokenizer, reply.spelling, offsets, entries);
-            let _ = write!(out.writer(), "{value}");
+            let echoed = echo.filter(|_| reply.echo).map_or(&[][..], |e| &e.ids);
+            let (prompt, output) = (all.prompt_logprobs(index), &delta.logprobs[..]);
+            let lists = ListWriter::new(ListForm::Text, self.shown_chars[index]);
+            let logprobs = ChoiceLogprobs { echoed, prompt, output };
+            self.shown_chars[index] = lists.write(&reply.tokens, logprobs, out);
         } else {
             out.put_slice(b"null");
         }
@@ -193,7 +174,7 @@ impl ChunkWriter for Chunks {
         if ids {
             let _ = write!(out.writer(), ",\"token_ids\":{}", json!(delta.tokens));
             if let Some(echo) = echo {
-                let _ = write!(out.writer(), ",\"prompt_token_ids\":{}", json!(echo.ids));
+                let _ = write!(out.writer(), ",\"prompt_token_ids\":{}", json!(*echo.ids));
             }
         }
         out.put_slice(b"}]");
@@ -202,5 +183,119 @@ impl ChunkWriter for Chunks {
 
     fn end(&mut self, usage: &Usage, out: &mut BytesMut) {
         self.frame.usage(usage, out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::openai::choice::{End, StoppedBy};
+    use crate::server::openai::logprob_values::{entries, names, prompt, text};
+    use crate::server::openai::logprobs::Spelling;
+    use crate::text::PieceList;
+    use serde_json::Value;
+
+    const PROMPT: usize = 4;
+
+    fn wholes(top: usize) -> Vec<Whole> {
+        let ends = [
+            End::Length,
+            End::Stop(StoppedBy::Eos),
+            End::Stop(StoppedBy::Id(300)),
+            End::Stop(StoppedBy::Text("\u{8}\"é".to_owned())),
+        ];
+        let whole = |end| Whole {
+            text: "a \"text\"\n\u{c}".to_owned(),
+            pieces: PieceList::default(),
+            tokens: vec![7, 300],
+            logprobs: entries(2, top),
+            prompt_logprobs: entries(PROMPT - 1, top),
+            end,
+        };
+        ends.into_iter().map(whole).collect()
+    }
+
+    fn reply(spelling: Spelling, all: bool) -> Reply {
+        let echo = |text: &str| Echo { text: text.to_owned(), ids: (40..).take(PROMPT).collect() };
+        let head = ReplyHead {
+            id: "cmpl-\"x\"".to_owned(),
+            created: 1,
+            model: "a \\ model".to_owned(),
+            fingerprint: "fp".to_owned(),
+        };
+        Reply {
+            head,
+            tokens: names(spelling),
+            logprobs: true,
+            prompt_logprobs: all,
+            echo: all,
+            return_token_ids: all,
+            echoes: if all { vec![echo("one"), echo("two")] } else { Vec::new() },
+            n: 2,
+            stream_options: StreamOptions::default(),
+        }
+    }
+
+    /// A choice as a value.
+    fn choice(reply: &Reply, index: usize, whole: &Whole) -> Value {
+        let echo = reply.echoes.get(index / 2);
+        let logprobs = ChoiceLogprobs {
+            echoed: echo.map_or(&[][..], |echo| &echo.ids),
+            prompt: &whole.prompt_logprobs,
+            output: &whole.logprobs,
+        };
+        let mut choice = json!({
+            "index": index,
+            "text": echo.map_or("", |echo| &echo.text).to_owned() + &whole.text,
+            "logprobs": text(&reply.tokens, logprobs),
+            "finish_reason": whole.end.name(),
+            "stop_reason": Value::Null,
+        });
+        match &whole.end {
+            End::Stop(StoppedBy::Id(id)) => choice["stop_reason"] = json!(id),
+            End::Stop(StoppedBy::Text(text)) => choice["stop_reason"] = json!(text),
+            _ => {}
+        }
+        if let Some(echo) = echo {
+            choice["token_ids"] = json!(whole.tokens);
+            choice["prompt_token_ids"] = json!(*echo.ids);
+            choice["prompt_logprobs"] = prompt(&reply.tokens, logprobs);
+        }
+        choice
+    }
+
+    #[test]
+    fn replies_read_as_if_they_were_built_as_values() {
+        let usage = Usage { prompt_tokens: 8, completion_tokens: 8, ..Usage::default() };
+        for (spelling, all, top) in [
+            (Spelling::Text, false, 0),
+            (Spelling::Text, false, 20),
+            (Spelling::Text, true, 1),
+            (Spelling::Id, true, 20),
+        ] {
+            let reply = reply(spelling, all);
+            let wholes = wholes(top);
+            let choices: Vec<Value> =
+                wholes.iter().enumerate().map(|(i, whole)| choice(&reply, i, whole)).collect();
+            let value = json!({
+                "id": reply.head.id,
+                "object": "text_completion",
+                "created": 1,
+                "model": reply.head.model,
+                "system_fingerprint": "fp",
+                "usage": {"prompt_tokens": 8, "completion_tokens": 8, "total_tokens": 16},
+                "choices": choices,
+            });
+            assert_eq!(reply.parts(wholes, &usage).into_text(500), value.to_string());
+        }
+    }
+
+    #[test]
+    fn without_logprobs_they_are_null() {
+        let reply = Reply { logprobs: false, ..reply(Spelling::Text, false) };
+        let text = reply.parts(wholes(1), &Usage::default()).into_text(500);
+        let value: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(value["choices"][3]["logprobs"], Value::Null);
+        assert_eq!(value.to_string(), text);
     }
 }
