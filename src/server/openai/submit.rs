@@ -2,7 +2,7 @@
 
 use super::choice::{Choice, TextRules};
 use super::generation::{Generation, PromptFacts};
-use super::held::{held_bytes, hold};
+use super::held::{RequestBytes, RequestCounts, hold};
 use super::params::{Params, Truncate};
 use super::thinking::Limit;
 use crate::engine_client::{EventStream, Ticket};
@@ -61,12 +61,17 @@ pub fn generate(
     let template = template(serving, params, extra)?;
     let most = |prompt: &Vec<Token>| max_tokens(serving, params, prompt.len(), extra);
     let most: Vec<u32> = prompts.iter().map(most).collect::<Result<_, _>>()?;
-    let prompt_tokens = prompts.iter().map(|prompt| prompt.len() as u64).sum::<u64>() * n as u64;
+    let counts = RequestCounts {
+        requests: (prompts.len() * n) as u64,
+        prompt_tokens: prompts.iter().map(|prompt| prompt.len() as u64).sum::<u64>() * n as u64,
+        output_tokens: most.iter().map(|&most| u64::from(most)).sum::<u64>() * n as u64,
+    };
     // Before any of it is there: a short body may ask for many copies of a long prompt.
-    let requests = (prompts.len() * n) as u64;
-    ticket.grow(requests, prompt_tokens).map_err(|overload| app.overloaded(&overload))?;
-    let held = held_bytes(serving, params, &template, requests, prompt_tokens);
-    hold(app, &mut ticket, held, extra.prompt_field)?;
+    let grown = ticket.grow(counts.requests, counts.prompt_tokens);
+    grown.map_err(|overload| app.overloaded(&overload))?;
+    let held = RequestBytes::of(serving, params, &template, counts);
+    let field = held.field(extra.prompt_field, params.max_tokens_field);
+    hold(app, &mut ticket, held.total(), field)?;
     let seed = || params.seed.map_or_else(|| app.random.next_u64(), |seed| seed as u64);
     let submits = submits(&template, prompts, &most, n as u64, seed);
     let stops = StopSet::new(&params.stop, params.include_stop);

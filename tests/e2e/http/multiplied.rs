@@ -10,6 +10,8 @@ use std::time::Duration;
 
 /// Bytes of a body, about.
 const BODY_BYTES: usize = 3_000_000;
+/// Bytes of a body that is as long as one may be.
+const LONGEST_BYTES: usize = 7_800_000;
 /// What `--max-text-memory` and `--max-queued-bytes` are here.
 const MEMORY: u64 = 512 << 20;
 /// The bound beyond these two: two long texts are parsed at a time, of up to 262,144 values each.
@@ -47,6 +49,10 @@ fn user(content: impl Into<Value>) -> Value {
     json!([{"role": "user", "content": content.into()}])
 }
 
+fn longest(of: &str) -> String {
+    of.repeat(LONGEST_BYTES / of.len())
+}
+
 fn texts() -> Vec<CostlyBody> {
     let run = "x".repeat(BODY_BYTES);
     let words = "a1".repeat(BODY_BYTES / 2);
@@ -54,6 +60,14 @@ fn texts() -> Vec<CostlyBody> {
     let cut = json!({"prompt": run, "truncate_prompt_tokens": 16, "max_tokens": 1});
     vec![
         costly("a run", "/tokenize", 260, &[200, 429], json!({"prompt": run})),
+        costly("a run that never fits", "/tokenize", 60, &[400], json!({"prompt": longest("x")})),
+        costly(
+            "short words, as many as may be",
+            "/tokenize",
+            60,
+            &[200],
+            json!({"prompt": longest("a1"), "return_token_strs": true}),
+        ),
         costly(
             "short words",
             "/tokenize",
@@ -87,9 +101,9 @@ fn ids_and_answers() -> Vec<CostlyBody> {
         costly("short ids", "/detokenize", 30, &[200], json!({"tokens": ids})),
         costly("longer ids", "/detokenize", 30, &[200], json!({"tokens": spaces})),
         costly("ids", "/v1/completions", 30, &[400], json!({"prompt": ids})),
-        costly("logprobs of a prompt, n = 4", "/v1/completions", 21_000, &[200, 429], told(4)),
+        costly("logprobs of a prompt, n = 4", "/v1/completions", 12_000, &[200, 429], told(4)),
         costly("logprobs of a prompt, n = 128", "/v1/completions", 20_000, &[400, 429], told(128)),
-        costly("an echo with logprobs, n = 4", "/v1/completions", 42_000, &[200, 429], echoed),
+        costly("an echo with logprobs, n = 4", "/v1/completions", 14_000, &[200, 429], echoed),
     ]
 }
 
@@ -121,6 +135,22 @@ fn schemas() -> Vec<CostlyBody> {
             &[200, 400, 429],
             json!({"prompt": "a", "structured_outputs": {"grammar": grammar}, "max_tokens": 1}),
         ),
+    ]
+}
+
+/// Log-probabilities of as many tokens as the model's context has room for: some 20 MiB for two short bodies.
+fn outputs() -> Vec<CostlyBody> {
+    let long = |mut body: Value| {
+        body["n"] = json!(4);
+        body["ignore_eos"] = json!(true);
+        body["max_tokens"] = json!(1_900);
+        body
+    };
+    let chat = json!({"messages": user("a"), "logprobs": true, "top_logprobs": 20});
+    let text = json!({"prompt": "a", "logprobs": 20});
+    vec![
+        costly("logprobs of outputs", "/v1/chat/completions", 400_000, &[200, 429], long(chat)),
+        costly("logprobs of outputs", "/v1/completions", 600_000, &[200, 429], long(text)),
     ]
 }
 
@@ -189,6 +219,29 @@ fn long_id_lists_and_logprobs_stay_within_the_bound() {
 }
 
 #[test]
+fn logprobs_of_outputs_stay_within_the_memory_bound() {
+    outputs().iter().for_each(try_body);
+}
+
+#[test]
 fn schemas_and_tools_stay_within_the_memory_bound() {
     schemas().iter().for_each(try_body);
+}
+
+#[test]
+fn outputs_whose_logprobs_never_fit_are_refused() {
+    let args = ["--max-queued-bytes", "1MiB", "--threads", "1", "--port", "0"];
+    let process = Process::of(&mut super::process::command(&args));
+    let body = |n: u32| json!({"prompt": "a", "logprobs": 20, "n": n, "max_tokens": 1_900});
+    let refused = ask(&process, "/v1/completions", &body(2).to_string());
+    let error = &refused.json()["error"];
+    assert_eq!((refused.status, &error["param"]), (400, &json!("max_tokens")), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("1048576"), "{error}");
+    // What is streamed is not kept, and what is sent is given back.
+    let mut streamed = body(2);
+    streamed["stream"] = json!(true);
+    assert_eq!(ask(&process, "/v1/completions", &streamed.to_string()).status, 200);
+    for _ in 0..3 {
+        assert_eq!(ask(&process, "/v1/completions", &body(1).to_string()).status, 200);
+    }
 }
