@@ -1,18 +1,14 @@
 //! Digests of weights: XXH3 with 64 bits over blocks of a matrix, added up.
 //!
-//! A sum does not depend on the order in which its terms are made, so threads share the blocks of a large matrix, and
-//! callers add the digests of tensors in the order in which these happen to be loaded. Each block is hashed under a
-//! seed made of the tensor's key and the block's position, so equal bytes in another place have another digest. The
+//! A sum does not depend on the order in which its terms are made, so threads can share the blocks of a large matrix, and
+//! callers add the digests of tensors in any order. Each block is hashed under a seed made of the tensor's key and the block's position, so equal bytes in another place have another digest. The
 //! digest finds mistakes (a file that was replaced, a copy that was cut short), not forgeries.
 
 use std::ops::Range;
-use std::thread;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
 /// Bytes of a block, rounded to whole rows: large enough that a seed costs nothing, small enough for a share per thread.
 const BLOCK_BYTES: usize = 1 << 20;
-/// Below this size a matrix is hashed sooner than threads are started.
-const PARALLEL_BYTES: usize = 2 << 20;
 /// Odd, with bits spread evenly: consecutive blocks get unrelated seeds.
 const BLOCK_SEED: u64 = 0x9E37_79B9_7F4A_7C15;
 
@@ -36,28 +32,33 @@ pub fn digest_bytes(bytes: &[u8], seed: u64) -> u64 {
 }
 
 impl MatrixWindow<'_> {
-    /// Digest of the window's bytes under `key`, which stands for all that names the tensor; made by up to `threads`
-    /// threads, whose number changes nothing.
+    /// Number of blocks that the window is hashed in; 0 for a window without rows.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        self.rows.len().div_ceil(self.block_rows())
+    }
+
+    /// Digest of the window's bytes under `key`, which stands for all that names the tensor.
     ///
     /// # Panics
     /// The window does not lie in the matrix.
     #[must_use]
-    pub fn digest(&self, key: u64, threads: usize) -> u64 {
-        let width = self.columns.len();
-        let block_rows = (BLOCK_BYTES / width.max(1)).max(1);
-        let blocks = self.rows.len().div_ceil(block_rows);
-        let is_small = self.rows.len() * width < PARALLEL_BYTES;
-        let threads = if is_small { 1 } else { threads.clamp(1, blocks) };
-        let share = |first: usize| {
-            let own = (first..blocks).step_by(threads);
-            own.map(|block| self.block(block, block_rows, key)).fold(0, u64::wrapping_add)
-        };
-        thread::scope(|scope| {
-            let others: Vec<_> =
-                (1..threads).map(|first| scope.spawn(move || share(first))).collect();
-            let joined = others.into_iter().map(|other| other.join().expect("hashing cannot fail"));
-            joined.fold(share(0), u64::wrapping_add)
-        })
+    pub fn digest(&self, key: u64) -> u64 {
+        self.digest_blocks(0..self.blocks(), key)
+    }
+
+    /// The share of some blocks in the digest: the shares of all blocks add up to it, wrapping.
+    ///
+    /// # Panics
+    /// The window does not lie in the matrix, or has no such blocks.
+    #[must_use]
+    pub fn digest_blocks(&self, blocks: Range<usize>, key: u64) -> u64 {
+        let block_rows = self.block_rows();
+        blocks.map(|block| self.block(block, block_rows, key)).fold(0, u64::wrapping_add)
+    }
+
+    fn block_rows(&self) -> usize {
+        (BLOCK_BYTES / self.columns.len().max(1)).max(1)
     }
 
     fn block(&self, block: usize, block_rows: usize, key: u64) -> u64 {
@@ -94,13 +95,14 @@ mod tests {
     }
 
     #[test]
-    fn digest_does_not_depend_on_threads() {
-        let bytes = matrix(PARALLEL_BYTES / 200 + 7); // Large enough for several threads with each width below.
+    fn shares_of_blocks_add_up_to_the_digest() {
+        let bytes = matrix(3 * BLOCK_BYTES / ROW_BYTES + 7);
         for columns in [0..ROW_BYTES, 50..ROW_BYTES] {
-            let alone = window(&bytes, columns.clone()).digest(1, 1);
-            for threads in [2, 3, 16] {
-                assert_eq!(window(&bytes, columns.clone()).digest(1, threads), alone);
-            }
+            let window = window(&bytes, columns);
+            let blocks = window.blocks();
+            assert!(blocks > 2);
+            let shares = [0..1, 1..2, 2..blocks].map(|share| window.digest_blocks(share, 1));
+            assert_eq!(shares.into_iter().fold(0, u64::wrapping_add), window.digest(1));
         }
     }
 
@@ -108,11 +110,11 @@ mod tests {
     fn each_byte_of_the_window_changes_the_digest() {
         let mut bytes = matrix(9);
         for columns in [0..ROW_BYTES, 7..13] {
-            let before = window(&bytes, columns.clone()).digest(1, 1);
+            let before = window(&bytes, columns.clone()).digest(1);
             for at in 0..bytes.len() {
                 bytes[at] ^= 1;
                 let inside = at >= ROW_BYTES && columns.contains(&(at % ROW_BYTES));
-                assert_eq!(window(&bytes, columns.clone()).digest(1, 1) != before, inside, "{at}");
+                assert_eq!(window(&bytes, columns.clone()).digest(1) != before, inside, "{at}");
                 bytes[at] ^= 1;
             }
         }
@@ -121,7 +123,7 @@ mod tests {
     #[test]
     fn key_and_position_change_the_digest() {
         let bytes = matrix(9);
-        assert_ne!(window(&bytes, 0..4).digest(1, 1), window(&bytes, 0..4).digest(2, 1));
+        assert_ne!(window(&bytes, 0..4).digest(1), window(&bytes, 0..4).digest(2));
         // Equal blocks in other places.
         let zeros = vec![0; 2 * BLOCK_BYTES];
         let block = |block| {
@@ -141,7 +143,7 @@ mod tests {
     fn window_without_rows_or_columns_has_a_digest() {
         let bytes = matrix(3);
         let empty = MatrixWindow { rows: 2..2, ..window(&bytes, 0..0) };
-        assert_eq!(empty.digest(1, 4), 0);
-        assert_eq!(window(&bytes, 5..5).digest(1, 1), window(&bytes, 9..9).digest(1, 1));
+        assert_eq!(empty.digest(1), 0);
+        assert_eq!(window(&bytes, 5..5).digest(1), window(&bytes, 9..9).digest(1));
     }
 }

@@ -126,6 +126,6 @@ fn weights<'a>(
         LoadFormat::Safetensors => Source::open(dir, config, &tensors(config))?,
         LoadFormat::Synth { seed } => Source::Synth { seed, threads },
     };
-    let observer = LoadObserver { progress, digest, threads };
+    let observer = LoadObserver::new(progress, digest, threads);
     Weights::new(config, source, ops, (ranks, placement), kv_dtype, max_positions, observer)
 }

@@ -5,10 +5,13 @@
 
 use super::Progress;
 use super::checkpoint::Checkpoint;
-use super::source::HostPart;
+use super::digest_workers::{DigestWorkers, PartBytes};
+use super::source::{HostPart, Source};
 use crate::sharding::{Shard, Slice};
-use ops::{MatrixWindow, digest_bytes};
+use crate::table::TensorSpec;
+use ops::digest_bytes;
 use protocol::WeightsDigest;
+use std::sync::Arc;
 
 /// Bytes at either end of a stored tensor that every rank looks at, whichever part of the tensor it loads.
 const SAMPLE_BYTES: usize = 64;
@@ -19,8 +22,55 @@ pub(crate) struct LoadObserver<'a> {
     pub(crate) progress: Progress<'a>,
     /// Gets the digest of everything that is read added.
     pub(crate) digest: &'a mut WeightsDigest,
-    /// Threads that make digests.
-    pub(crate) threads: usize,
+    /// Hashes what is read from files.
+    workers: Option<DigestWorkers>,
+}
+
+impl<'a> LoadObserver<'a> {
+    /// An observer with up to `threads` threads that hash.
+    pub(crate) fn new(
+        progress: Progress<'a>,
+        digest: &'a mut WeightsDigest,
+        threads: usize,
+    ) -> Self {
+        Self { progress, digest, workers: Some(DigestWorkers::start(threads)) }
+    }
+
+    /// Adds the digest of a rank's part of a weight, now or by the threads.
+    pub(super) fn add(&mut self, source: &Source, spec: &TensorSpec, part: &HostPart<'_>) {
+        // The key too, so that a part without bytes counts.
+        let key = part.key(&spec.name);
+        match source {
+            // Name, place and seed say what all values are.
+            Source::Synth { seed, .. } => {
+                let values = digest_bytes(&seed.to_le_bytes(), key);
+                add_part(self.digest, spec.shard, key.wrapping_add(values));
+            }
+            Source::Files { checkpoint, located } => {
+                add_part(self.digest, spec.shard, key.wrapping_add(part.scales_digest(key)));
+                if let (Some(workers), Some(place)) = (&self.workers, located.get(&spec.name)) {
+                    let Slice { rows, cols, .. } = &part.slice;
+                    let size = part.dtype.bytes();
+                    let bytes = PartBytes {
+                        checkpoint: Arc::clone(checkpoint),
+                        stored: place.stored.clone(),
+                        matrix: place.bytes.clone(),
+                        row_bytes: part.whole[1] * size,
+                        rows: rows.clone(),
+                        columns: cols.start * size..cols.end * size,
+                    };
+                    workers.add(bytes, spec.shard, key);
+                }
+            }
+        }
+    }
+
+    /// Waits for the threads and adds what they have made.
+    pub(super) fn finish(&mut self) {
+        if let Some(workers) = self.workers.take() {
+            add_digest(self.digest, workers.finish());
+        }
+    }
 }
 
 /// Adds the digest of a rank's part of a weight.
@@ -33,6 +83,13 @@ pub(super) fn add_part(digest: &mut WeightsDigest, shard: Shard, part: u64) {
         Shard::ExpertCols | Shard::ExpertRows => &mut digest.experts,
     };
     *sum = sum.wrapping_add(part);
+}
+
+/// Adds another digest, which may be of other weights of the same model.
+pub(super) fn add_digest(sum: &mut WeightsDigest, other: WeightsDigest) {
+    sum.common = sum.common.wrapping_add(other.common);
+    sum.sharded = sum.sharded.wrapping_add(other.sharded);
+    sum.experts = sum.experts.wrapping_add(other.experts);
 }
 
 /// Adds values that every rank reads whole, under the name of their tensor.
@@ -56,23 +113,17 @@ pub(crate) fn add_samples(digest: &mut WeightsDigest, checkpoint: &Checkpoint) {
 }
 
 impl HostPart<'_> {
-    /// Digest of the rank's part of the weight `name`: what it is called, where it lies, its bytes and its scales.
-    pub(crate) fn digest(&self, name: &str, threads: usize) -> u64 {
+    /// What the weight `name` is called, its type, and where the rank's part lies in it.
+    fn key(&self, name: &str) -> u64 {
         let Slice { rows, cols, .. } = &self.slice;
         let key = format!("{name} {:?} {:?} {rows:?} {cols:?}", self.dtype, self.whole);
-        let key = digest_bytes(key.as_bytes(), 0);
-        let size = self.dtype.bytes();
-        let window = MatrixWindow {
-            bytes: &self.bytes,
-            row_bytes: self.whole[1] * size,
-            rows: rows.clone(),
-            columns: cols.start * size..cols.end * size,
-        };
-        let scales = self.scales.as_ref().map_or(0, |scales| {
+        digest_bytes(key.as_bytes(), 0)
+    }
+
+    fn scales_digest(&self, key: u64) -> u64 {
+        self.scales.as_ref().map_or(0, |scales| {
             let bytes: Vec<u8> = scales.values.iter().flat_map(|v| v.to_le_bytes()).collect();
             digest_bytes(&bytes, key)
-        });
-        // The key too, so that a part without bytes counts.
-        key.wrapping_add(window.digest(key, threads)).wrapping_add(scales)
+        })
     }
 }

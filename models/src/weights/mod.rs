@@ -6,6 +6,7 @@
 
 mod checkpoint;
 mod digest;
+mod digest_workers;
 mod experts;
 mod header;
 mod plan;
@@ -67,7 +68,7 @@ impl Store<'_> {
         let part = self.source.part(&spec, slice)?;
         self.bytes_done.set(done);
         let observer = &mut *self.observer.borrow_mut();
-        digest::add_part(observer.digest, spec.shard, part.digest(name, observer.threads));
+        observer.add(&self.source, &spec, &part);
         (observer.progress)(done, self.bytes_total);
         Ok(part)
     }
@@ -116,10 +117,11 @@ impl<'a> Weights<'a> {
 
     /// Every weight must have been taken.
     pub(crate) fn finish(&self) -> Result<(), LoadError> {
-        match self.store.left.borrow().keys().next() {
-            Some(tensor) => Err(LoadError::Table { tensor: tensor.clone(), what: "was not read" }),
-            None => Ok(()),
+        if let Some(tensor) = self.store.left.borrow().keys().next() {
+            return Err(LoadError::Table { tensor: tensor.clone(), what: "was not read" });
         }
+        self.store.observer.borrow_mut().finish();
+        Ok(())
     }
 
     /// The weights under `child`.

@@ -15,6 +15,7 @@ use ops::{DType, HostMat, OpError};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::thread;
 
 /// Where weights come from.
@@ -22,7 +23,7 @@ use std::thread;
 pub(crate) enum Source {
     /// A folder of safetensors files.
     Files {
-        checkpoint: Checkpoint,
+        checkpoint: Arc<Checkpoint>,
         /// Bytes of each weight of the table.
         located: BTreeMap<String, Located>,
     },
@@ -67,7 +68,7 @@ impl Source {
             checkpoint.rename(other, name);
         }
         let located = locate(&checkpoint, config, specs)?;
-        Ok(Self::Files { checkpoint, located })
+        Ok(Self::Files { checkpoint: Arc::new(checkpoint), located })
     }
 
     /// Whether there is such a weight: it may be optional.

@@ -125,9 +125,9 @@ pub(super) fn watch<W: Write>(
 
 #[cfg(test)]
 mod tests {
-    use crate::worker_process::EPOCH;
     use super::*;
     use crate::grammar::Form;
+    use crate::worker_process::EPOCH;
     use protocol::link::{FrameReader, Receiving};
     use std::os::unix::net::UnixStream;
 

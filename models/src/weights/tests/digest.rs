@@ -3,7 +3,7 @@
 use super::{FILE, Folder};
 use crate::sharding::{Part, Ranks};
 use crate::table::{TensorSpec, tensors};
-use crate::weights::{Source, digest, header, split};
+use crate::weights::{LoadObserver, Source, digest, header, split};
 use protocol::WeightsDigest;
 use std::fs;
 
@@ -20,10 +20,13 @@ fn loaded_in_order(
     let Source::Files { checkpoint, .. } = &source else { panic!("there are files") };
     digest::add_samples(&mut sum, checkpoint);
     sort(&mut specs);
+    let progress = &mut |_, _| ();
+    let mut observer = LoadObserver::new(progress, &mut sum, threads);
     for spec in &specs {
         let part = source.part(spec, split(spec, &folder.config, ranks).unwrap()).unwrap();
-        digest::add_part(&mut sum, spec.shard, part.digest(&spec.name, threads));
+        observer.add(&source, spec, &part);
     }
+    observer.finish();
     sum
 }
 

@@ -1,0 +1,166 @@
+//! Threads that hash weights of files while the weights are packed and uploaded.
+
+use super::checkpoint::Checkpoint;
+use super::digest::{add_digest, add_part};
+use crate::sharding::Shard;
+use ops::MatrixWindow;
+use protocol::WeightsDigest;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+/// Threads: more would wait for memory, which packing and uploading need too.
+const THREADS_MAX: usize = 4;
+/// Blocks of a large matrix that one thread hashes, so that all threads end at about the same time.
+const BLOCKS_PER_JOB: usize = 16;
+
+/// The part of a stored tensor that a rank loads.
+#[derive(Debug, Clone)]
+pub(super) struct PartBytes {
+    /// Holds the bytes.
+    pub(super) checkpoint: Arc<Checkpoint>,
+    /// Name of the stored tensor.
+    pub(super) stored: String,
+    /// The bytes of the matrix in the stored tensor.
+    pub(super) matrix: Range<usize>,
+    /// Bytes of a row of the matrix.
+    pub(super) row_bytes: usize,
+    /// Rows of the part.
+    pub(super) rows: Range<usize>,
+    /// Bytes of each row that belong to the part.
+    pub(super) columns: Range<usize>,
+}
+
+impl PartBytes {
+    /// The part as a window of its matrix.
+    ///
+    /// # Panics
+    /// The checkpoint has no such bytes.
+    fn window(&self) -> MatrixWindow<'_> {
+        let stored = self.checkpoint.bytes(&self.stored).expect("the tensor was found before");
+        MatrixWindow {
+            bytes: &stored[self.matrix.clone()],
+            row_bytes: self.row_bytes,
+            rows: self.rows.clone(),
+            columns: self.columns.clone(),
+        }
+    }
+}
+
+/// Blocks to hash.
+#[derive(Debug)]
+struct DigestJob {
+    part: Arc<PartBytes>,
+    blocks: Range<usize>,
+    shard: Shard,
+    key: u64,
+}
+
+impl DigestJob {
+    fn run(&self, digest: &mut WeightsDigest) {
+        add_part(
+            digest,
+            self.shard,
+            self.part.window().digest_blocks(self.blocks.clone(), self.key),
+        );
+    }
+}
+
+/// Jobs that no thread has taken yet.
+#[derive(Debug, Default)]
+struct JobQueue {
+    jobs: VecDeque<DigestJob>,
+    is_closed: bool,
+}
+
+#[derive(Debug, Default)]
+struct SharedQueue {
+    queue: Mutex<JobQueue>,
+    changed: Condvar,
+}
+
+impl SharedQueue {
+    fn lock(&self) -> MutexGuard<'_, JobQueue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next job, after a wait; `None` once the queue is closed and empty.
+    fn next(&self) -> Option<DigestJob> {
+        let mut queue = self.lock();
+        loop {
+            match queue.jobs.pop_front() {
+                Some(job) => return Some(job),
+                None if queue.is_closed => return None,
+                None => queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    fn run_all(&self) -> WeightsDigest {
+        let mut digest = WeightsDigest::default();
+        while let Some(job) = self.next() {
+            job.run(&mut digest);
+        }
+        digest
+    }
+}
+
+/// Hashes parts of weights on threads of its own. Dropping it forgets the parts that are not hashed yet.
+#[derive(Debug)]
+pub(super) struct DigestWorkers {
+    shared: Arc<SharedQueue>,
+    threads: Vec<JoinHandle<WeightsDigest>>,
+}
+
+impl DigestWorkers {
+    /// Starts up to `threads` threads. Where the system gives none, `finish` does their work.
+    pub(super) fn start(threads: usize) -> Self {
+        let shared = Arc::new(SharedQueue::default());
+        let start = |_| {
+            let shared = Arc::clone(&shared);
+            let named = thread::Builder::new().name("weights-digest".to_owned());
+            named.spawn(move || shared.run_all()).ok()
+        };
+        let threads = (0..threads.min(THREADS_MAX)).filter_map(start).collect();
+        Self { shared, threads }
+    }
+
+    /// Adds a part, whose digest under `key` counts in the sum of `shard`.
+    pub(super) fn add(&self, part: PartBytes, shard: Shard, key: u64) {
+        let part = Arc::new(part);
+        let count = part.window().blocks();
+        let firsts = (0..count).step_by(BLOCKS_PER_JOB);
+        let mut queue = self.shared.lock();
+        queue.jobs.extend(firsts.map(|first| DigestJob {
+            part: Arc::clone(&part),
+            blocks: first..(first + BLOCKS_PER_JOB).min(count),
+            shard,
+            key,
+        }));
+        drop(queue);
+        self.shared.changed.notify_all();
+    }
+
+    /// The digest of all parts.
+    pub(super) fn finish(mut self) -> WeightsDigest {
+        self.close();
+        let mut sum = self.shared.run_all();
+        for thread in self.threads.drain(..) {
+            add_digest(&mut sum, thread.join().expect("hashing cannot fail"));
+        }
+        sum
+    }
+
+    fn close(&self) {
+        self.shared.lock().is_closed = true;
+        self.shared.changed.notify_all();
+    }
+}
+
+impl Drop for DigestWorkers {
+    fn drop(&mut self) {
+        self.shared.lock().jobs.clear();
+        self.close();
+    }
+}
