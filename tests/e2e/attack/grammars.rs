@@ -55,16 +55,15 @@ pub(super) fn tools(target: &Target, chance: &mut Chance) {
     send(target, "hostile_tools", "/v1/chat/completions", &body);
 }
 
-/// Templates that loop and recurse for ever, and templates with errors.
-///
-/// Left out are templates whose strings double: whoever trusts templates of requests trusts them with memory
-/// (`docs/operations.md`, known limits).
+/// Templates that loop and recurse for ever, whose strings double, that hold themselves, and templates with errors.
 pub(super) fn templates(target: &Target, chance: &mut Chance) {
     let template = chance.pick(&[
         "{% for i in range(100000000) %}{{ i }}{% endfor %}",
         "{% for a in range(9999) %}{% for b in range(9999) %}{{ messages }}{% endfor %}{% endfor %}",
         "{% macro m(x) %}{{ m(x) }}{{ m(x) }}{% endmacro %}{{ m(1) }}",
         "{{ 'x' * 1000000 }}",
+        "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x|length }}",
+        "{% set n = namespace() %}{% set n.x = n %}{{ n|tojson }}{{ n }}",
         "{{ messages[9].content.x.y }}",
         "{% if %}",
         "{{ messages[0].content | join(',') * 99 }}",

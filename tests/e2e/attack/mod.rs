@@ -133,7 +133,8 @@ fn start() -> Process {
         "replay_endpoint": "tcp://127.0.0.1:0"});
     let events = events.to_string();
     let exact = ["--port", "0", "--executor", "process", "--threads", "1", "--dtype", "float32"];
-    let bounds = ["--max-queued-bytes", "64MiB", "--shutdown-timeout", "2s"];
+    let bounds =
+        ["--max-queued-bytes", "64MiB", "--shutdown-timeout", "2s", "--max-text-memory", "256MiB"];
     let more = ["--trust-request-chat-template", "--kv-events-config", &events];
     let served = command(&[&exact[..], &bounds[..], &more[..]].concat());
     let limit = format!("ulimit -v {ADDRESS_SPACE_KIB}; exec \"$0\" \"$@\"");
